@@ -545,3 +545,57 @@ def test_layers_are_replaced_by_their_index() -> None:
     torch.testing.assert_close(module(x), eager(x))
     with pytest.raises(IndexError):
         module.layers[2] = nn.Tanh()
+
+
+class Rotary(nn.Module):
+    """Registers its buffer anew in each call, as transformers' rotary embeddings may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(4), persistent=False)
+        self.register_buffer("used", self.kept.clone(), persistent=False)
+        self.calls = 0
+
+    def forward(self, x: Tensor, held: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.calls += 1
+        self.register_buffer("used", self.kept * 2, persistent=False)
+        return {"turned": x * self.used + held["x"]}
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary = Rotary()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rotary(x, {"x": x})["turned"]
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_makes_its_buffers_anew_is_exported_and_stays_as_it_was(strict: bool) -> None:
+    eager, x = Turned(), torch.randn(2, 4)
+    before, wanted = eager.rotary.used, Turned()(x)
+    program = export_preserving(eager, (x,), strict=strict)
+    assert eager.rotary.used is before
+    assert eager.rotary.calls == 0
+    torch.testing.assert_close(unflatten(program)(x), wanted)
+    torch.testing.assert_close(eager(x), wanted)
+
+
+class Once(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Turned()
+        self.exports = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.exports[0] += 1
+        if self.exports[0] > 1:
+            raise ValueError("only once")
+        return self.inner(x)
+
+
+def test_the_error_of_a_model_that_can_be_run_only_once_is_its_own() -> None:
+    with pytest.raises(ValueError, match="only once"):
+        export_preserving(Once(), (torch.randn(2, 4),))

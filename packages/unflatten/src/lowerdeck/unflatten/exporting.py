@@ -30,6 +30,9 @@ from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
+_TABLES = {"_buffers", "_parameters", "_non_persistent_buffers_set"}
+"""Where a module of torch holds its state."""
+
 
 def export_preserving(
     model: torch.nn.Module,
@@ -90,7 +93,7 @@ def export_preserving(
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        with results_aliased(model, names, apart=apart):
+        with _kept_as_it_is(model), results_aliased(model, names, apart=apart):
             return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
@@ -103,6 +106,32 @@ def export_preserving(
     if numbers := _numbers_of_tied(model):
         _note(program, MODULE_NUMBERS, numbers)
     return _without_unused_names(program, model)
+
+
+@contextmanager
+def _kept_as_it_is(model: torch.nn.Module) -> Iterator[None]:
+    """Give modules back what an export puts into them: buffers made anew while it runs are fakes.
+
+    Models do so that choose their frequencies by the length, and another export would not take
+    them; torch's own leaves them there.
+    """
+    kept = [(vars(module), _attributes(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for now, (attributes, tables) in kept:
+            now.clear()
+            now.update(attributes)
+            for table, values in tables:
+                table.clear()
+                table.update(values)
+
+
+def _attributes(module: torch.nn.Module) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
+    """Return the attributes of a module, and what the tables of state among them hold."""
+    attributes = dict(vars(module))
+    tables = [each for name, each in attributes.items() if name in _TABLES]
+    return attributes, [(table, table.copy()) for table in tables]
 
 
 def _with_signatures(
@@ -142,13 +171,15 @@ def _with_signatures(
         # so loses without a word what is put there by another name.
         if not _with_containers(program):
             return program
+        found = {}
         try:
             with _watched(model, paths) as watched:
                 plain = exported((), strict=False)
             found = watched.changed
         except Exception:
             # Only strict export works.
-            found = {}
+            if not strict:
+                raise
         if strict:
             plain = exported(())
         if not found and compute_the_same(program, plain):
