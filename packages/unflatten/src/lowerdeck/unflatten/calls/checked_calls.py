@@ -28,7 +28,7 @@ from lowerdeck.unflatten.calls.recorded_calls import (
 )
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature
-from lowerdeck.unflatten.calls.size_guards import Place
+from lowerdeck.unflatten.calls.size_guards import NOT_SURE, Place
 from lowerdeck.unflatten.errors import InputConstraintError
 
 Pattern = tuple[tuple[tuple[bool, ...], tuple[Place, ...]] | int | str | None, ...]
@@ -298,8 +298,8 @@ class Expected:
         of = f" of a {type_name}" if type_name else ""
         return (
             f"The arguments{of} were recorded with {limits.told(given, names)}. The program holds "
-            "what the module computes for such sizes alone: pass other ones, put an eager module "
-            "in its place, or export again with these."
+            f"what the module computes for such sizes alone: pass other ones, put an eager module "
+            f"in its place, or export again with these. {NOT_SURE}"
         )
 
     def _path(self, index: int) -> str:

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
-from lowerdeck.unflatten.calls.size_guards import Bounds, SizeGuards, bounds_of
+from lowerdeck.unflatten.calls.size_guards import NOT_SURE, Bounds, SizeGuards, bounds_of
 from lowerdeck.unflatten.errors import InputConstraintError
 
 CHECKS = "check_input_constraints"
@@ -111,7 +111,7 @@ class InputConstraints:
                 raise InputConstraintError(
                     f"{must} must hold, as it did for what the program was exported with; found "
                     f"{found}. The program has no other side of that branch: pass such sizes, or "
-                    "export again with these."
+                    f"export again with these. {NOT_SURE}"
                 )
 
     def check_fixed(self, module: torch.nn.Module, *values: Any) -> None:

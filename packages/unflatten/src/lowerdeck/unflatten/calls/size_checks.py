@@ -26,8 +26,8 @@ def exact_quotient(number: Any, divisor: Any, unchecked: bool = False) -> Any:
     Raises:
         InputConstraintError: It does not divide it.
     """
-    # Whoever traces has symbols, of which a question would fix the values.
-    is_known = type(number) is int and type(divisor) is int and not torch.compiler.is_compiling()
+    # Export has symbols, of which a question would fix the values.
+    is_known = type(number) is int and type(divisor) is int and not torch.compiler.is_exporting()
     if is_known and not unchecked and (not divisor or number % divisor):
         raise InputConstraintError(
             "A size that a module computes follows from those of its arguments, as they were "
@@ -56,10 +56,10 @@ def must_be_sizes(
     Raises:
         InputConstraintError: One is another one.
     """
-    if unchecked or torch.compiler.is_compiling():
+    if unchecked or torch.compiler.is_exporting():
         return
     for size, wanted, place in zip(found, expected, places, strict=True):
-        # Whoever traces has symbols, of which a question would fix the values.
+        # Export has symbols, of which a question would fix the values.
         if type(size) is int and type(wanted) is int and size != wanted:
             raise InputConstraintError(
                 f"{place} of {name!r} must be {wanted}: that follows from another size that the "

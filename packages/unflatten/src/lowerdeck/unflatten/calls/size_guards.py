@@ -26,6 +26,11 @@ Bounds = tuple[int | None, int | None]
 Place = tuple[int, int | None]
 """Number of a leaf, and one of its dimensions; None for a number that is a leaf itself."""
 
+NOT_SURE = (
+    "torch's own operators branch on sizes, too, where both sides may compute the same: "
+    "check_input_constraints = False runs it all the same."
+)
+
 _LONGEST = 2000
 """Conditions of more characters are not read: a model's own have some dozens."""
 
@@ -100,12 +105,10 @@ class SizeLimits:
     places: tuple[Place, ...]
     texts: tuple[str, ...]
 
-    def hold(self, *sizes: Any) -> bool:
-        """Return whether all conditions hold for sizes, one for each place."""
-        # Whoever traces has symbols, of which a question would fix the values.
-        if torch.compiler.is_compiling() or not all(type(size) is int for size in sizes):
-            return True
-        return all(_holds(text, sizes) for text in self.texts)
+    @property
+    def hold(self) -> Callable[..., bool]:
+        """Tells of sizes, one for each place, whether all conditions hold."""
+        return _limits_hold(self.texts, len(self.places))
 
     def hold_for(self, leaves: Sequence[Any]) -> bool:
         """Return whether all conditions hold for leaves of the recorded ranks."""
@@ -145,39 +148,62 @@ class SizeGuards:
     all: tuple[SizeGuard, ...] = ()
     _known: dict[object, SizeLimits | None] = field(default_factory=dict, repr=False)
 
-    def limits(self, sizes: Iterable[tuple[Place, Any]]) -> SizeLimits | None:
+    def limits(
+        self, sizes: Iterable[tuple[Place, Any]], *, numbers_follow: bool = False
+    ) -> SizeLimits | None:
         """Return the conditions that sizes must meet; None if they are free.
 
         Args:
             sizes: Each place with the expression that it was recorded as.
+            numbers_follow: Whether a number must be what it follows from the sizes of tensors.
         """
-        varying = tuple(sizes) if self.all else ()
-        if not varying:
-            return None
-        if varying not in self._known:
-            self._known[varying] = self._made(varying)
-        return self._known[varying]
+        varying = tuple(sizes)
+        if not numbers_follow or all(dim is not None for (_, dim), _ in varying):
+            numbers_follow = False
+            if not self.all:
+                return None
+        key = (varying, numbers_follow)
+        if key not in self._known:
+            texts = [*self._conditions(varying), *(_equal(varying) if numbers_follow else ())]
+            self._known[key] = _limits(varying, texts) if texts else None
+        return self._known[key]
 
-    def _made(self, varying: Sequence[tuple[Place, Any]]) -> SizeLimits | None:
+    def _conditions(self, varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
         asked = set().union(*(size.free_symbols for _, size in varying))
         guards = [guard for guard in self.all if asked.issuperset(guard.symbols)]
         if not guards:
-            return None
+            return
         solver = SizeSolver([size for _, size in varying])
         slots = [f"{{{number}}}" for number in range(len(varying))]
-        texts: list[str] = []
         for guard in guards:
             found = [solver.find(symbol) for symbol in guard.symbols]
             parts = [None if one is None else text_of(one, solver, slots) for one in found]
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
-                texts.append(guard.text.format(*known))
-        if not texts:
-            return None
-        read = [place for place, slot in enumerate(slots) if any(slot in text for text in texts)]
-        numbers = {slots[place]: f"{{{number}}}" for number, place in enumerate(read)}
-        shown = [re.sub(r"\{\d+\}", lambda slot: numbers[slot[0]], text) for text in texts]
-        return SizeLimits(tuple(varying[place][0] for place in read), tuple(shown))
+                yield guard.text.format(*known)
+
+
+def _equal(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
+    """Yield for each number how it follows from the sizes of tensors, where it does."""
+    of_tensors: dict[str, Any] = {}
+    of_numbers: dict[str, Any] = {}
+    for number, ((_, dim), size) in enumerate(varying):
+        (of_numbers if dim is None else of_tensors)[f"{{{number}}}"] = size
+    solver = SizeSolver([*of_tensors.values()])
+    for slot, size in of_numbers.items():
+        found = solver.find(size)
+        text = None if found is None else text_of(found, solver, [*of_tensors])
+        if text is not None:
+            yield f"{slot} == {text}"
+
+
+def _limits(varying: Sequence[tuple[Place, Any]], texts: Sequence[str]) -> SizeLimits:
+    """Return limits of those places alone that the conditions read."""
+    slots = [f"{{{number}}}" for number in range(len(varying))]
+    read = [number for number, slot in enumerate(slots) if any(slot in text for text in texts)]
+    numbers = {slots[number]: f"{{{place}}}" for place, number in enumerate(read)}
+    shown = [re.sub(r"\{\d+\}", lambda slot: numbers[slot[0]], text) for text in texts]
+    return SizeLimits(tuple(varying[number][0] for number in read), tuple(shown))
 
 
 def varying_sizes(values: Sequence[Any]) -> Iterator[tuple[Place, Any]]:
@@ -317,6 +343,30 @@ def _compiled(text: str, count: int) -> Callable[..., bool]:
     names = [f"n{number}" for number in range(count)]
     scope = {"__builtins__": {}, **_FUNCTIONS}
     made: Callable[..., bool] = eval(f"lambda {', '.join(names)}: {text.format(*names)}", scope)
+    return made
+
+
+@lru_cache(4096)
+def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
+    """Return a function of so many sizes, one that compilers can follow.
+
+    Export has symbols, of which a question would fix the values.
+    """
+    names = [f"n{number}" for number in range(count)]
+    are_numbers = " and ".join(f"type({name}) is int" for name in names)
+    all_hold = " and ".join(f"({text.format(*names)})" for text in texts)
+    scope: dict[str, Any] = {"is_exporting": torch.compiler.is_exporting, **_FUNCTIONS}
+    exec(
+        f"def hold({', '.join(names)}):\n"
+        f"    if is_exporting() or not ({are_numbers}):\n"
+        f"        return True\n"
+        f"    try:\n"
+        f"        return bool({all_hold})\n"
+        f"    except ArithmeticError:\n"
+        f"        return False\n",
+        scope,
+    )
+    made: Callable[..., bool] = scope["hold"]
     return made
 
 

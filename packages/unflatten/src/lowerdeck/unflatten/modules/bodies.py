@@ -100,7 +100,9 @@ class BodyMaker:
             leaf.meta.get("val", _ABSENT) if isinstance(leaf, Node) else leaf for leaf in taken
         ]
         found = tuple([recorded(example) for example in examples])
-        if limits := self._guards.limits(varying_sizes(examples)):
+        # Flat values: a size that the call's own code asks for is handed in as a number.
+        limits = self._guards.limits(varying_sizes(examples), numbers_follow=call is None)
+        if limits is not None:
             found = _with_limits(found, limits)
         nodes = [leaf for leaf in taken if isinstance(leaf, Node)] if call is not None else []
         if len(set(nodes)) < len(nodes):

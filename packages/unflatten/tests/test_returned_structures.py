@@ -1,0 +1,126 @@
+"""A changed module that returns another structure than the recorded one, or another constant."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+
+X = torch.randn(2, 3)
+
+
+class Levels(nn.Module):
+    """Returns so many tensors, in a tuple, a list, a dict, or one of these in another."""
+
+    def __init__(self, count: int, kind: str, constant: Any = 0.5) -> None:
+        super().__init__()
+        self.count, self.kind, self.constant = count, kind, constant
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = [x * (number + 1) for number in range(self.count)]
+        if self.kind == "tuple":
+            return tuple(made)
+        if self.kind == "list":
+            return made
+        if self.kind == "dict":
+            return {f"level {number}": each for number, each in enumerate(made)}
+        if self.kind == "nested":
+            return {"inner": (made, x)}
+        return (*made, self.constant)
+
+
+class Summed(nn.Module):
+    """Goes through all that it is given, or takes parts by their keys."""
+
+    def __init__(self, kind: str, how: str = "all") -> None:
+        super().__init__()
+        self.levels = Levels(2, kind)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.levels(x)
+        if self.how == "first":
+            return found[0] if isinstance(found, (tuple, list)) else found["level 0"]
+        if self.levels.kind == "nested":
+            found = found["inner"][0]
+        if self.levels.kind == "constant":
+            *found, scale = found
+            return sum(found) * scale
+        return sum(found.values() if isinstance(found, dict) else found)
+
+
+def put(model: nn.Module, levels: nn.Module, how: str) -> nn.Module:
+    """Return ``model`` with its levels changed to what ``levels`` returns."""
+    if how == "swap":
+        model.levels = levels
+    else:
+        model.levels.register_forward_hook(lambda module, args, result: levels(*args))
+    return model
+
+
+@pytest.mark.parametrize("how", ["swap", "hook"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "nested"])
+def test_more_or_fewer_parts_than_the_code_reads_are_refused(
+    kind: str, count: int, how: str
+) -> None:
+    program = export_preserving(Summed(kind), (X,))
+    for made in (unflatten(program), pickle.loads(pickle.dumps(unflatten(program)))):
+        put(made, Levels(count, kind), how)
+        with pytest.raises(InputConstraintError, match=r"'levels'.* it was recorded with \["):
+            made(X)
+        made.check_input_constraints = False
+        if count == 3:
+            made(X)
+
+
+@pytest.mark.parametrize("how", ["swap", "hook"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
+def test_parts_that_the_code_leaves_out_may_come_and_go(kind: str, count: int, how: str) -> None:
+    eager, made = Summed(kind, "first"), unflatten(export_preserving(Summed(kind, "first"), (X,)))
+    for model in (eager, made):
+        put(model, Levels(count, kind), how)
+    torch.testing.assert_close(made(X), eager(X))
+
+
+@pytest.mark.parametrize("how", ["swap", "hook"])
+@pytest.mark.parametrize("constant", [0.25, 1, None, True, "text", X])
+def test_another_constant_is_refused(constant: Any, how: str) -> None:
+    made = unflatten(export_preserving(Summed("constant"), (X,)))
+    put(made, Levels(2, "constant", constant), how)
+    with pytest.raises(InputConstraintError, match=r"its result\[2\] is .* recorded as 0.5"):
+        made(X)
+
+
+def test_the_same_structure_and_constant_pass() -> None:
+    for kind in ("tuple", "list", "dict", "nested", "constant"):
+        eager = Summed(kind)
+        made = unflatten(export_preserving(eager, (X,)))
+        made.levels = copy.deepcopy(eager.levels)
+        torch.testing.assert_close(made(X), eager(X))
+
+
+@pytest.mark.parametrize("other", [lambda x: 3, lambda x: "text", lambda x: (x, x)])
+def test_what_is_no_tensor_is_refused_where_a_size_of_one_is_read(
+    other: Callable[[Any], Any],
+) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum() / self.inner(x).shape[1]
+
+    made = unflatten(export_preserving(Sized(), (X,)))
+    made.inner.register_forward_hook(lambda module, args, result: other(result))
+    with pytest.raises(InputConstraintError, match="Return a tensor"):
+        made(X)
