@@ -35,6 +35,7 @@ _LONGEST = 2000
 """Conditions of more characters are not read: a model's own have some dozens."""
 
 _HIGHEST_POWER = 8
+_NO_BOUND = 2**60
 _CALLS = {
     "max": "max",
     "min": "min",
@@ -257,9 +258,10 @@ def bounds_of(ranges: Mapping[sympy.Symbol, Any]) -> dict[sympy.Symbol, Bounds]:
 
 
 def _finite(bound: Any) -> int | None:
-    # torch's own infinity is neither, and fails when it is turned into a number.
+    # torch writes "no bound" as an infinity of its own, which fails when it is turned into a number,
+    # or as a number next to the largest of 64 bits.
     is_number = isinstance(bound, int) or getattr(bound, "is_Integer", False)
-    return int(bound) if is_number else None
+    return int(bound) if is_number and abs(bound) < _NO_BOUND else None
 
 
 def _in_bounds(ranges: Mapping[sympy.Symbol, Any]) -> Iterator[SizeGuard]:
