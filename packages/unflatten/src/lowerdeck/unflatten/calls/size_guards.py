@@ -258,8 +258,8 @@ def bounds_of(ranges: Mapping[sympy.Symbol, Any]) -> dict[sympy.Symbol, Bounds]:
 
 
 def _finite(bound: Any) -> int | None:
-    # torch writes "no bound" as an infinity of its own, which fails when it is turned into a number,
-    # or as a number next to the largest of 64 bits.
+    # torch writes "no bound" as an infinity of its own, of which no number can be made, or as a
+    # number next to the largest of 64 bits.
     is_number = isinstance(bound, int) or getattr(bound, "is_Integer", False)
     return int(bound) if is_number and abs(bound) < _NO_BOUND else None
 
