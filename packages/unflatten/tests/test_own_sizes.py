@@ -115,7 +115,7 @@ def test_each_child_can_be_replaced_by_eagers(model: Callable[[], nn.Module]) ->
     for path in [name for name, _ in eager.named_modules() if name]:
         made = unflatten(program)
         made.set_submodule(path, eager.get_submodule(path))
-        for shape in ((3, 5, 8), (2, 7, 8), (7, 3, 8)):
+        for shape in ((3, 5, 8), (2, 4, 8), (7, 2, 8)):
             x = torch.rand(shape)
             for found, want in zip(made(x), eager(x), strict=True):
                 torch.testing.assert_close(found, want, msg=path)
@@ -131,7 +131,7 @@ def test_each_child_can_be_called_alone(model: Callable[[], nn.Module]) -> None:
             child.register_forward_hook(
                 lambda _, args, result, name=name: calls.append((name, args, result))
             )
-    for shape in ((3, 5, 8), (2, 7, 8), (7, 3, 8)):
+    for shape in ((3, 5, 8), (2, 4, 8), (7, 2, 8)):
         eager(torch.rand(shape))
     for name, args, result in list(calls):
         torch.testing.assert_close(made.get_submodule(name)(*args), result, msg=name)

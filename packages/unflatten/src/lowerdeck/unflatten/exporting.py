@@ -30,7 +30,7 @@ from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
-_TABLES = {"_buffers", "_parameters", "_non_persistent_buffers_set"}
+_TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
 """Where a module of torch holds its state."""
 
 
@@ -93,7 +93,7 @@ def export_preserving(
         given = {"dynamic_shapes": dynamic_shapes, **options, **more}
         taken = dict(kwargs) if kwargs is not None else None
         names = tuple(recorded)
-        with _kept_as_it_is(model), results_aliased(model, names, apart=apart):
+        with _state_kept(model), results_aliased(model, names, apart=apart):
             return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
@@ -109,29 +109,30 @@ def export_preserving(
 
 
 @contextmanager
-def _kept_as_it_is(model: torch.nn.Module) -> Iterator[None]:
-    """Give modules back what an export puts into them: buffers made anew while it runs are fakes.
+def _state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Give modules back the tensors that they held: what an export puts there are fakes.
 
     Models do so that choose their frequencies by the length, and another export would not take
-    them; torch's own leaves them there.
+    them; torch's own leaves them there. Other attributes stay: those of transformers tell which
+    hooks they have put on themselves.
     """
-    kept = [(vars(module), _attributes(module)) for module in model.modules()]
+    modules = [vars(module) for module in model.modules()]
+    kept = [(held[name], held[name].copy()) for held in modules for name in _TABLES]
+    tensors = [(held, _tensors_in(held)) for held in modules]
     try:
         yield
     finally:
-        for now, (attributes, tables) in kept:
-            now.clear()
-            now.update(attributes)
-            for table, values in tables:
-                table.clear()
-                table.update(values)
+        for table, values in kept:
+            table.clear()
+            table.update(values)
+        for held, known in tensors:
+            for name in _tensors_in(held).keys() - known.keys():
+                del held[name]
+            held.update(known)
 
 
-def _attributes(module: torch.nn.Module) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """Return the attributes of a module, and what the tables of state among them hold."""
-    attributes = dict(vars(module))
-    tables = [each for name, each in attributes.items() if name in _TABLES]
-    return attributes, [(table, table.copy()) for table in tables]
+def _tensors_in(held: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
 def _with_signatures(
