@@ -77,9 +77,9 @@ mode.
 
 _OF_LAYOUT = re.compile(
     r"[/\\]torch[/\\]"
-    r"(_prims_common|_subclasses|_prims|_refs|_meta_registrations|fx[/\\]experimental)\b"
+    r"(_prims_common|_subclasses|_prims|_refs|_decomp|_meta_registrations|_ops)\b"
 )
-"""Files of torch that compute sizes and strides of results without their data."""
+"""Files of torch that compute what an operator returns, with the same result on either side."""
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""

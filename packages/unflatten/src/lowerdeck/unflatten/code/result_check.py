@@ -12,6 +12,7 @@ from torch.fx import Node, Proxy
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.channel import Missing
 from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.calls.returned import StructureCheck
 from lowerdeck.unflatten.calls.size_guards import SizeLimits
@@ -82,7 +83,8 @@ class ResultCheck:
             InputConstraintError: It has another size, or type, than that code was recorded with.
         """
         body = module.__dict__[PRIVATE]
-        if body.unchecked or isinstance(value, Proxy):
+        # What is missing, whoever reads it says.
+        if body.unchecked or isinstance(value, (Proxy, Missing)):
             return
         if not isinstance(value, torch.Tensor):
             raise InputConstraintError(
