@@ -49,7 +49,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "atleast_1d": torch.atleast_1d,
     "atleast_2d": torch.atleast_2d,
     "atleast_3d": torch.atleast_3d,
-    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x)[0],
+    "broadcast_tensors": lambda x: torch.ops.aten.broadcast_tensors([x, x])[0],
     "broadcast_to": lambda x: torch.broadcast_to(x, (2, 3, 4)),
     "sum_to_size": lambda x: x.sum_to_size(2, 3, 4),
     "to_dense": lambda x: x.to_dense(),
@@ -164,11 +164,11 @@ def put(holder: Any, way: str) -> None:
 class Uses(nn.Module):
     def __init__(self, operator: str, use: Use) -> None:
         super().__init__()
-        self.child = Applies(OPERATORS[operator])
+        self.first, self.child = Applies(OPERATORS["tanh"]), Applies(OPERATORS[operator])
         self.use = use
 
     def forward(self, x: Tensor) -> Any:
-        return self.use(self.child, x)
+        return self.use(self.child, self.first(x)), self.use(self.child, x)
 
 
 class Model(nn.Module):
@@ -176,10 +176,11 @@ class Model(nn.Module):
 
     def __init__(self, operator: str, use: Use) -> None:
         super().__init__()
+        self.first = Applies(OPERATORS["tanh"])
         self.part = Uses(operator, use)
 
     def forward(self, x: Tensor) -> Any:
-        x = x.sin()
+        x = self.first(x)
         return self.part(x), x.cos()
 
 

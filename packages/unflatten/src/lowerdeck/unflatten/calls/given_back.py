@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, is_getitem, returns_written, schema_of
+from lowerdeck.torch_base import OpOverload, is_getitem, pytree, returns_written, schema_of
 from lowerdeck.unflatten.calls.carrying import must_hand_through
 
 GIVEN_BACK = "given_back"
-"""Meta of what carries a result of a call: the name of the node of the caller's graph that it was
-given and returned, and which of its results it is."""
+"""Meta of what carries a result of a call: the place among ``nodes_given`` of what it was given
+and returned, and which of its results it is."""
 
 _RETURN_ARGUMENT = frozenset(
     f"aten::{name}"
@@ -52,10 +52,19 @@ def argument_of(node: Node) -> Node | None:
         source = source[number] if number < len(source) else None
     elif number:
         return None  # a mask
-    names = [argument.name for argument in schema.arguments]  # type: ignore[arg-type]
+    names = [argument.name for argument in schema.arguments]
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     is_new = given.get("copy") is True or (given.get("train") is True and given.get("p") != 0)
     return source if isinstance(source, Node) and not is_new and _are_alike(node, source) else None
+
+
+def nodes_given(call: Node) -> list[Node]:
+    """Return the different nodes whose values a call is given, in containers too."""
+    found: dict[Node, None] = {}
+    for node in call.all_input_nodes:
+        is_container = node.target is pytree.tree_unflatten
+        found.update(dict.fromkeys(node.all_input_nodes if is_container else (node,)))
+    return list(found)
 
 
 def _are_alike(node: Node, source: Node) -> bool:

@@ -44,12 +44,13 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
         given = _given(node, inner, frame_of)
         if given is None:
             continue
+        # First: what a call around it returns as its own, that call's readers read from it.
+        _rename_leaves(made, node, inner, given, named_by)
         for user in list(node.users):
             if user.target is must_hand_through:
                 continue  # it compares the two
             if _only_hands_through(made, node, inner, frame_of.get(user, made.tree.root)):
                 user.replace_input_with(node, given)
-        _rename_leaves(made, node, inner, given, named_by)
     for frame, call in made.preserved.items():
         found = {leaf: _written(leaf, call) for leaf in call.nodes(call.outputs)}
         written = {leaf: given for leaf, given in found.items() if given is not None}
@@ -187,7 +188,7 @@ def _rename_leaves(
     made: WorkingGraph, node: Node, inner: Frame, given: Node, named_by: dict[Node, list[Frame]]
 ) -> None:
     """Let the arguments and results of other preserved calls be the argument itself too."""
-    for frame in named_by.get(node, ()):
+    for frame in sorted(named_by.get(node, ()), key=lambda frame: -frame.depth):
         call = made.preserved[frame]
         inputs, outputs = call.inputs, call.outputs
         caller = frame.parent if frame.parent is not None else frame

@@ -35,7 +35,7 @@ from lowerdeck.unflatten.calls.carrying import (
     must_hand_through,
     notes_of,
 )
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK
+from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, nodes_given
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedConstant
 from lowerdeck.unflatten.calls.returned import RETURNS, recorded_result
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
@@ -385,7 +385,8 @@ def _unpack(
     returned = call.nodes(call.outputs)
     single = {leaf for leaf in returned if is_unread_twice(leaf, call.path)}
     later = {leaf: value for leaf, value in later.items() if not is_unread_result(leaf, call.path)}
-    given = {leaf: here[argument].name for leaf, argument in call.given.items()}
+    taken = nodes_given(node) if call.given else []
+    given = {leaf: taken.index(here[argument]) for leaf, argument in call.given.items()}
     reader = _Reader(node.graph, node, results, later, call.held, apart, single, given)
     result = node
     if more:
@@ -417,7 +418,7 @@ class _Reader:
         held: Mapping[Node, str],
         apart: Mapping[Node, Sequence[Any]],
         single: Container[Node] = (),
-        given: Mapping[Node, str] | None = None,
+        given: Mapping[Node, int] | None = None,
     ) -> None:
         self.graph = graph
         self.anchor = anchor

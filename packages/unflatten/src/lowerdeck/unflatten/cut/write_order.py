@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, OpOverload, arguments_of, written_arguments
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
+from lowerdeck.unflatten.calls.given_back import argument_of
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 
@@ -39,8 +40,16 @@ def _is_size(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), SYMBOLS):
         return False
     if isinstance(node.target, OpOverload):
-        return node.target is torch.ops.aten.sym_size.int
+        return node.target is torch.ops.aten.sym_size.int and not _is_written(node.args[0])
     return getattr(node.target, "__module__", "") in {"_operator", "math", "torch"}
+
+
+def _is_written(tensor: object) -> bool:
+    """Return whether anything writes a tensor in place, which may give it another shape."""
+    return isinstance(tensor, Node) and any(
+        written_arguments(user.target) or (argument_of(user) is tensor and _is_written(user))
+        for user in tensor.users
+    )
 
 
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:

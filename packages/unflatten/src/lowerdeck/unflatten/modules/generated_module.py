@@ -26,7 +26,7 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, GivenBack, argument_of
+from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, GivenBack, argument_of, nodes_given
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
 from lowerdeck.unflatten.calls.size_guards import SizeGuards
@@ -390,9 +390,10 @@ def given_back(module: torch.nn.Module, graph: Graph) -> dict[Node, Check]:
                 if source is None:
                     continue
                 where = "its result" if node is call else f"its result[{node.args[1]!r}]"
-                node.meta[GIVEN_BACK] = (source.name, where)
+                node.meta[GIVEN_BACK] = (nodes_given(call).index(source), where)
             if node.users:
-                found[node] = GivenBack(path, *node.meta[GIVEN_BACK])
+                place, where = node.meta[GIVEN_BACK]
+                found[node] = GivenBack(path, nodes_given(call)[place].name, where)
     return found
 
 
@@ -402,14 +403,15 @@ def _argument_of(module: torch.nn.Module, node: Node) -> Node | None:
     if not isinstance(call, Node) or call.op != "call_module":
         return argument_of(node)
     if noted := node.meta.get(GIVEN_BACK):
-        return next((each for each in call.all_input_nodes if each.name == noted[0]), None)
+        return nodes_given(call)[noted[0]]
     held, form = _callee(module, call)
     if held is None or form is None or form.signature is not None:
         return None
     graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
     returned: Any = next(iter(graph.find_nodes(op="output"))).args[0]
     if isinstance(returned, (tuple, list)):
-        returned = returned[node.args[1]] if node is not call else None
+        number: Any = node.args[1] if node is not call else None
+        returned = returned[number] if number is not None else None
     while isinstance(returned, Node) and returned.op != "placeholder":
         returned = _argument_of(held, returned)
     places = {each: place for place, each in enumerate(graph.find_nodes(op="placeholder"))}
