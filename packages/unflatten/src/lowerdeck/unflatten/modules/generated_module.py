@@ -403,7 +403,8 @@ def _argument_of(module: torch.nn.Module, node: Node) -> Node | None:
     if not isinstance(call, Node) or call.op != "call_module":
         return argument_of(node)
     if noted := node.meta.get(GIVEN_BACK):
-        return nodes_given(call)[noted[0]]
+        place: int = noted[0]
+        return nodes_given(call)[place]
     held, form = _callee(module, call)
     if held is None or form is None or form.signature is not None:
         return None
