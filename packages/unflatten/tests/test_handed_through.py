@@ -132,10 +132,17 @@ def test_residual_is_not_what_a_replacement_returns() -> None:
 
 def test_result_that_is_the_argument_is_what_a_replacement_returns() -> None:
     eager, x = ReturnsIt().eval(), torch.rand(2, 4)
-    program = torch.export.export(eager, (x,), preserve_module_call_signature=("same",))
-    made = unflatten(program)
+    made = unflatten(export_preserving(eager, (x,)))
     made.same = nn.Tanh()
     torch.testing.assert_close(made(x), eager.work(torch.tanh(x * 2)))
+    # Who reads it may mean the argument, and torch's program does not tell.
+    program = torch.export.export(eager, (x,), preserve_module_call_signature=("same",))
+    made = unflatten(program)
+    (row,) = (row for row in made.swappable().rows if row.path == "same")
+    assert "must return as its result what it is given or holds" in row.reason
+    made.same = nn.Tanh()
+    with pytest.raises(UnflattenError, match="'same' returned as its result something else"):
+        made(x)
 
 
 def test_argument_is_not_changed_where_a_replacement_does_not() -> None:

@@ -324,3 +324,49 @@ def test_checks_of_sizes_can_be_switched_off(how: str) -> None:
         module.check_input_constraints = True
         with pytest.raises(InputConstraintError, match="found 13"):
             module.half_of(odd)
+
+
+class CountsTokens(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[0] * x.shape[1]
+        return x.mean() + n * 0.1
+
+
+class CountsAfterAMode(nn.Module):
+    """Export asks for all sizes at the beginning, before another call switches a mode."""
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.count, self.again, self.mode = CountsTokens(), CountsTokens(), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.mean()
+        with self.mode():
+            total = total + self.again(x) + x.shape[1]
+        counted: Tensor = total + self.count(x)
+        return counted
+
+
+@pytest.mark.parametrize("dims", [{0}, {1}, {0, 1}])
+@pytest.mark.parametrize("mode", [torch.no_grad, lambda: torch.autocast("cpu")])
+def test_a_mode_switched_beside_a_module_does_not_part_it(mode: Any, dims: set[int]) -> None:
+    x, other = torch.randn(5, 12, 8), torch.randn(5 + (0 in dims), 12 + (1 in dims), 8)
+    eager = CountsAfterAMode(mode)
+    varying = (dict.fromkeys(dims, torch.export.Dim.DYNAMIC),)
+    made: Any = unflatten(export_preserving(eager, (x,), dynamic_shapes=varying))
+    assert all(row.replaceable and row.callable_alone for row in made.swappable().rows)
+    torch.testing.assert_close(made(other), eager(other))
+    torch.testing.assert_close(made.count(other), eager.count(other))
+    for model in (eager, made):
+        model.count = CountsHalves(model.count)
+    torch.testing.assert_close(made(other), eager(other))
+
+
+class CountsHalves(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        halved: Tensor = self.inner(x / 2)
+        return halved

@@ -14,6 +14,7 @@ from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.channel import Missing
 from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.calls.given_back import GivenBack
 from lowerdeck.unflatten.calls.returned import StructureCheck
 from lowerdeck.unflatten.calls.size_guards import SizeLimits
 from lowerdeck.unflatten.errors import InputConstraintError
@@ -137,7 +138,7 @@ class ResultCheck:
         )
 
 
-Check = ResultCheck | StructureCheck
+Check = ResultCheck | StructureCheck | GivenBack
 """What is looked at of what a call returned."""
 
 

@@ -12,21 +12,19 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, returns_written, schema_of
+from lowerdeck.torch_base import returns_written
 from lowerdeck.unflatten.calls.carrying import (
     is_read_as_argument,
     is_told_from_argument,
+    is_unread_result,
     must_hand_through,
 )
+from lowerdeck.unflatten.calls.given_back import argument_of
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
-
-# They return their argument where there is nothing to convert.
-_CONVERSIONS = frozenset({"aten::to", "aten::contiguous", "aten::type_as"})
 
 
 def read_arguments_themselves(made: WorkingGraph) -> None:
@@ -46,12 +44,13 @@ def read_arguments_themselves(made: WorkingGraph) -> None:
         given = _given(node, inner, frame_of)
         if given is None:
             continue
+        # First: what a call around it returns as its own, that call's readers read from it.
+        _rename_leaves(made, node, inner, given, named_by)
         for user in list(node.users):
             if user.target is must_hand_through:
                 continue  # it compares the two
             if _only_hands_through(made, node, inner, frame_of.get(user, made.tree.root)):
                 user.replace_input_with(node, given)
-        _rename_leaves(made, node, inner, given, named_by)
     for frame, call in made.preserved.items():
         found = {leaf: _written(leaf, call) for leaf in call.nodes(call.outputs)}
         written = {leaf: given for leaf, given in found.items() if given is not None}
@@ -70,7 +69,7 @@ def guard_written_arguments(made: WorkingGraph) -> None:
     frame_of = {node: frame for frame in made.tree.frames() for node in frame.nodes}
     added: set[Node] = set()
     for node, inner in frame_of.items():
-        if not _returns_argument(node) or is_told_from_argument(node):
+        if argument_of(node) is None or is_told_from_argument(node):
             continue
         given: Node = node
         is_written = False
@@ -80,10 +79,10 @@ def guard_written_arguments(made: WorkingGraph) -> None:
             # walks as far as its square.
             if all(frame in frames_around(reader) for reader in readers):
                 break
-            while _returns_argument(given) and frame in frames_around(frame_of[given]):
-                is_written |= returns_written(given.target)
-                source = given.args[0]
-                if not isinstance(source, Node) or source.op == "get_attr":
+            while given in frame_of and frame in frames_around(frame_of[given]):
+                source = argument_of(given)
+                is_written |= source is not None and returns_written(given.target)
+                if source is None or source.op == "get_attr":
                     break
                 given = source
             owner = frame_of.get(given, made.tree.root)
@@ -128,18 +127,40 @@ def _written(node: Node, call: PreservedCall) -> Node | None:
         return None
     found, is_written = node, is_told
     while found not in call.inputs:
-        if not _returns_argument(found) or not isinstance(found.args[0], Node):
+        source = argument_of(found)
+        if source is None:
             return None
         is_written |= returns_written(found.target)
-        found = found.args[0]
+        found = source
     return found if found is not node and is_written else None
+
+
+def note_given_back(made: WorkingGraph) -> None:
+    """Note of preserved calls which results are arguments, where nothing tells the two apart.
+
+    Args:
+        made: The whole working graph; changed.
+    """
+    for frame, call in made.preserved.items():
+        found = {leaf: _given_back(leaf, call) for leaf in call.nodes(call.outputs)}
+        given = {leaf: source for leaf, source in found.items() if source is not None}
+        if given:
+            made.preserved[frame] = replace(call, given=given)
+
+
+def _given_back(node: Node, call: PreservedCall) -> Node | None:
+    """Return the argument of ``call`` that it returns as ``node`` if that is not told."""
+    found: Node | None = node
+    while found is not None and found not in call.inputs:
+        found = argument_of(found)
+    return found if found is not node and not is_told_from_argument(node) else None
 
 
 def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None:
     """Return the tensor from outside of ``inner`` that ``node`` returns, None if there is none."""
     found = node
-    while _returns_argument(found) and isinstance(found.args[0], Node):
-        found = found.args[0]
+    while (source := argument_of(found)) is not None:
+        found = source
         if found.op == "get_attr":
             # State, which each module reads by a name of its own.
             return None
@@ -148,45 +169,26 @@ def _given(node: Node, inner: Frame, frame_of: dict[Node, Frame]) -> Node | None
     return None
 
 
-def _returns_argument(node: Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not node.args:
-        return False
-    if returns_written(node.target):
-        return True
-    return schema_of(node.target).name in _CONVERSIONS and _is_alike(node, node.args[0])
-
-
-def _is_alike(node: Node, source: object) -> bool:
-    one = node.meta.get("val")
-    other = source.meta.get("val") if isinstance(source, Node) else None
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    # As text: comparing symbolic sizes would note that they are equal.
-    told = [(t.dtype, t.device, t.layout, str(t.shape), str(t.stride())) for t in (one, other)]
-    return told[0] == told[1] and not _copies(node)
-
-
-def _copies(node: Node) -> bool:
-    names = [argument.name for argument in schema_of(node.target).arguments]  # type: ignore[arg-type]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return given.get("copy") is True
-
-
 def _only_hands_through(made: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
-    """Return whether ``reader`` is outside of a preserved call of which ``node`` is no result."""
+    """Return whether ``reader`` is outside of a preserved call of which ``node`` is no result.
+
+    A result that nobody reads is none: who reads its name means the argument.
+    """
     calls = [
         made.preserved[frame]
         for frame in frames_around(inner, common_ancestor(inner, reader))
         if frame in made.preserved
     ]
-    return bool(calls) and not any(node in call.outputs for call in calls)
+    return bool(calls) and not any(
+        node in call.outputs and not is_unread_result(node, call.path) for call in calls
+    )
 
 
 def _rename_leaves(
     made: WorkingGraph, node: Node, inner: Frame, given: Node, named_by: dict[Node, list[Frame]]
 ) -> None:
     """Let the arguments and results of other preserved calls be the argument itself too."""
-    for frame in named_by.get(node, ()):
+    for frame in sorted(named_by.get(node, ()), key=lambda frame: -frame.depth):
         call = made.preserved[frame]
         inputs, outputs = call.inputs, call.outputs
         caller = frame.parent if frame.parent is not None else frame

@@ -35,6 +35,7 @@ from lowerdeck.unflatten.calls.carrying import (
     must_hand_through,
     notes_of,
 )
+from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, nodes_given
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedConstant
 from lowerdeck.unflatten.calls.returned import RETURNS, recorded_result
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
@@ -60,6 +61,7 @@ class PreservedCall:
         outputs: What each leaf of the result is.
         written: Results that are arguments written in place, which the caller reads afterwards
             as arguments too, and which arguments they are.
+        given: Results that are arguments, which the caller may mean by the same name.
         held: Results that are state of the module, and by which path the caller reads that state.
         apart: Results that may not share memory with arguments, and which arguments these are.
         path: The module's name.
@@ -69,6 +71,7 @@ class PreservedCall:
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     written: Mapping[Node, Node] = field(default_factory=dict)
+    given: Mapping[Node, Node] = field(default_factory=dict)
     held: Mapping[Node, str] = field(default_factory=dict)
     apart: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
     path: str = ""
@@ -382,7 +385,9 @@ def _unpack(
     returned = call.nodes(call.outputs)
     single = {leaf for leaf in returned if is_unread_twice(leaf, call.path)}
     later = {leaf: value for leaf, value in later.items() if not is_unread_result(leaf, call.path)}
-    reader = _Reader(node.graph, node, results, later, call.held, apart, single)
+    taken = nodes_given(node) if call.given else []
+    given = {leaf: taken.index(here[argument]) for leaf, argument in call.given.items()}
+    reader = _Reader(node.graph, node, results, later, call.held, apart, single, given)
     result = node
     if more:
         result = reader.node(operator.getitem, (node, 0))
@@ -413,6 +418,7 @@ class _Reader:
         held: Mapping[Node, str],
         apart: Mapping[Node, Sequence[Any]],
         single: Container[Node] = (),
+        given: Mapping[Node, int] | None = None,
     ) -> None:
         self.graph = graph
         self.anchor = anchor
@@ -421,6 +427,7 @@ class _Reader:
         self.held = held
         self.apart = apart
         self.single = single
+        self.given = given or {}
         self.bound: dict[Node, tuple[Node, str]] = {}
         self.name = str(anchor.target)
         self.replaced: dict[Node, Node] = {}
@@ -476,6 +483,8 @@ class _Reader:
             self.graph.erase_node(old)
         if not where or not isinstance(leaf, Node):
             return
+        if leaf in self.given:
+            value.meta[GIVEN_BACK] = (self.given[leaf], where)
         first, place = self.bound.setdefault(leaf, (value, where))
         if first is not value and leaf not in self.single:
             with self.graph.inserting_after(self.anchor):

@@ -28,6 +28,7 @@ from lowerdeck.unflatten.cut.flat_calls import (
 )
 from lowerdeck.unflatten.cut.handed_through import (
     guard_written_arguments,
+    note_given_back,
     read_arguments_themselves,
 )
 from lowerdeck.unflatten.cut.lost_calls import forbid_lost_calls
@@ -39,6 +40,7 @@ from lowerdeck.unflatten.cut.preserved_frames import (
 )
 from lowerdeck.unflatten.cut.state_reads import StateRead, StateReads
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, enter_node
+from lowerdeck.unflatten.cut.write_order import delay_sizes
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 from lowerdeck.unflatten.trace.flat_items import Item, Role, Scope, mode_arguments
 from lowerdeck.unflatten.trace.mutations import Mutation, Mutations
@@ -103,6 +105,7 @@ class ProgramCopier:
         forbid_delegated(self.trace, self.made)
         self._copy_output()
         self._part_calls()
+        delay_sizes(self.made)
         return self.made
 
     def _part_calls(self) -> None:
@@ -115,6 +118,7 @@ class ProgramCopier:
         read_arguments_themselves(self.made)
         self.made.preserved.update((frame, flat_call(frame)) for frame in flat)
         compute_own_sizes(self.made)
+        note_given_back(self.made)
 
     def _copy_placeholders(self) -> None:
         for node in self.program.graph.nodes:

@@ -4,15 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import arguments_of, written_arguments
+from lowerdeck.torch_base import SYMBOLS, OpOverload, arguments_of, written_arguments
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
+from lowerdeck.unflatten.calls.given_back import argument_of
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 
 SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})
 """Functions that begin or end a mode."""
+
+
+def delay_sizes(working: WorkingGraph) -> None:
+    """Compute each size that varies right before it is first read, if any mode is switched.
+
+    Export asks for all sizes at the beginning: a call would seem to go on through the modes that
+    are switched before it. Sizes are the same in each.
+
+    Args:
+        working: The working graph; the order of its nodes is changed.
+    """
+    if not _has_switches(working):
+        return
+    for node in reversed(list(working.graph.nodes)):
+        if node.users and _is_size(node):
+            min(node.users).prepend(node)
+    for frame in working.tree.frames():
+        frame.nodes.sort()
+
+
+def _is_size(node: Node) -> bool:
+    """Return whether ``node`` is a size that varies, or is computed of sizes alone."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), SYMBOLS):
+        return False
+    if isinstance(node.target, OpOverload):
+        return node.target is torch.ops.aten.sym_size.int and not _is_written(node.args[0])
+    return getattr(node.target, "__module__", "") in {"_operator", "math", "torch"}
+
+
+def _is_written(tensor: object) -> bool:
+    """Return whether anything writes a tensor in place, which may give it another shape."""
+    return isinstance(tensor, Node) and any(
+        written_arguments(user.target) or (argument_of(user) is tensor and _is_written(user))
+        for user in tensor.users
+    )
 
 
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:

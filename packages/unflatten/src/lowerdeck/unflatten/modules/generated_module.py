@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import getitem
 from types import FunctionType
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.hooks import RemovableHandle
 
 from lowerdeck.graph_fuser import DeferredGraph
+from lowerdeck.torch_base import is_getitem
 from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
@@ -24,8 +26,9 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
+from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, GivenBack, argument_of, nodes_given
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
-from lowerdeck.unflatten.calls.signature import CallSignature
+from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
 from lowerdeck.unflatten.calls.size_guards import SizeGuards
 from lowerdeck.unflatten.code import (
     OWN_NAMES,
@@ -132,7 +135,9 @@ class Body:
         """
         self.watches = True
         graph = self.made.build() if isinstance(self.made, DeferredGraph) else self.made
-        self.results = result_checks(graph, partial(_sizes_asked, module), self.guards)
+        results = result_checks(graph, partial(_sizes_asked, module), self.guards)
+        # What is the argument itself has its sizes too.
+        self.results = {**results, **given_back(module, graph)}
         if self.results:
             self.made, self.source = graph, None
         return bool(self.results)
@@ -333,6 +338,7 @@ class GeneratedModule(Holder):
         GeneratedModule.recompile(self)
 
 
+_TAKES_PARTS = (getitem, flatten_like)
 _FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
 """What describes the program and never changes: copies share it."""
@@ -340,18 +346,78 @@ _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constr
 
 def _sizes_asked(module: torch.nn.Module, call: Node) -> Sequence[frozenset[sympy.Symbol]]:
     """Return what the callee of a call asks of the flat values that it is given."""
+    held, form = _callee(module, call)
+    if held is None or form is None:
+        return ()
+    if form.signature is not None and not form.signature.flat:
+        return ()  # eager's own arguments, of which eager asks the same
+    graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
+    return symbols_asked(graph, partial(_sizes_asked, held))
+
+
+def _callee(
+    module: torch.nn.Module, call: Node
+) -> tuple[GeneratedModule, Body] | tuple[None, None]:
+    """Return what ``call`` of the code of ``module`` calls, and the form, if it is generated."""
     path, number = split_call_target(str(call.target))
     held: Any = module
     for name in path.split("."):
         held = children_of(held).get(name) if isinstance(held, torch.nn.Module) else None
     if not isinstance(held, GeneratedModule):
-        return ()
+        return None, None
     body: Body = held.__dict__[PRIVATE]
-    form = (body, *body.others)[number or 0]
-    if form.signature is not None and not form.signature.flat:
-        return ()  # eager's own arguments, of which eager asks the same
+    forms = (body, *body.others)
+    return (held, forms[number or 0]) if (number or 0) < len(forms) else (None, None)
+
+
+def given_back(module: torch.nn.Module, graph: Graph) -> dict[Node, Check]:
+    """Return how results that are arguments are to be checked in the code of ``module``.
+
+    What is found before the first change is noted, for what is called tells it.
+
+    Args:
+        module: The caller.
+        graph: The graph of one of its forms.
+    """
+    found: dict[Node, Check] = {}
+    for call in graph.find_nodes(op="call_module"):
+        path, _ = split_call_target(str(call.target))
+        queue: list[Node] = [call]
+        for node in queue:
+            queue += [user for user in node.users if user.target in _TAKES_PARTS]
+            if GIVEN_BACK not in node.meta:
+                source = _argument_of(module, node)
+                if source is None:
+                    continue
+                where = "its result" if node is call else f"its result[{node.args[1]!r}]"
+                node.meta[GIVEN_BACK] = (nodes_given(call).index(source), where)
+            if node.users:
+                place, where = node.meta[GIVEN_BACK]
+                found[node] = GivenBack(path, nodes_given(call)[place].name, where)
+    return found
+
+
+def _argument_of(module: torch.nn.Module, node: Node) -> Node | None:
+    """Return what ``node`` of the code of ``module`` was given, and is; None if it is new."""
+    call: Any = node.args[0] if is_getitem(node) else node
+    if not isinstance(call, Node) or call.op != "call_module":
+        return argument_of(node)
+    if noted := node.meta.get(GIVEN_BACK):
+        place: int = noted[0]
+        return nodes_given(call)[place]
+    held, form = _callee(module, call)
+    if held is None or form is None or form.signature is not None:
+        return None
     graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
-    return symbols_asked(graph, partial(_sizes_asked, held))
+    returned: Any = next(iter(graph.find_nodes(op="output"))).args[0]
+    if isinstance(returned, (tuple, list)):
+        number: Any = node.args[1] if node is not call else None
+        returned = returned[number] if number is not None else None
+    while isinstance(returned, Node) and returned.op != "placeholder":
+        returned = _argument_of(held, returned)
+    places = {each: place for place, each in enumerate(graph.find_nodes(op="placeholder"))}
+    given = call.args[places[returned]] if returned in places else None
+    return given if isinstance(given, Node) else None
 
 
 def _write_class(module: torch.nn.Module, body: Body) -> None:

@@ -23,6 +23,7 @@ from lowerdeck.unflatten.calls.carrying import (
     reads_of_others,
 )
 from lowerdeck.unflatten.calls.former_calls import FORMER
+from lowerdeck.unflatten.calls.given_back import GIVEN_BACK
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
@@ -221,12 +222,19 @@ def _handed_through(root: torch.nn.Module) -> dict[str, list[str]]:
     """Return for each module which of its results must be what it is given, by its path."""
     found: dict[str, dict[str, None]] = {}
     for path, graph in _graphs(root):
-        for node in graph.find_nodes(op="call_function", target=must_hand_through):
-            call: Any = node.args[0]
+        checks = graph.find_nodes(op="call_function", target=must_hand_through)
+        results = [(node.args[0], str(node.args[3])) for node in checks]
+        results += [
+            (node, node.meta[GIVEN_BACK][1])
+            for node in graph.nodes
+            if GIVEN_BACK in node.meta and node.users
+        ]
+        for result, where in results:
+            call: Any = result
             while call.op != "call_module":
                 call = call.args[0]
             name, _ = split_call_target(str(call.target))
-            found.setdefault(f"{path}.{name}" if path else name, {})[str(node.args[3])] = None
+            found.setdefault(f"{path}.{name}" if path else name, {})[where] = None
     return {path: list(wheres) for path, wheres in found.items()}
 
 
