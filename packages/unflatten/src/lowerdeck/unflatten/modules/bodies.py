@@ -9,8 +9,9 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
+from lowerdeck.unflatten.calls.any_size import computes_any_size
 from lowerdeck.unflatten.calls.carrying import is_unread_twice
-from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
+from lowerdeck.unflatten.calls.checked_calls import Pattern, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedTensor, recorded
 from lowerdeck.unflatten.calls.size_guards import SizeGuards, SizeLimits, varying_sizes
@@ -88,7 +89,8 @@ class BodyMaker:
         attributes = attribute_modules(graph, self.working.attributes)
         made = Body(graph, signature, attributes, frame.type_name)
         made.recorded, made.is_part = (self._recorded(frame),), bool(frame.part)
-        made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        given = len(made.recorded[0])
+        made.is_checked = not computes_any_size(frame.type_name, frame.nodes, given)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
         return made
@@ -123,7 +125,7 @@ class BodyMaker:
     def _shared_body(self, frame: Frame) -> Body:
         region = self.regions[frame]
         calls = (self._recorded(frame),)
-        is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        is_checked = not computes_any_size(frame.type_name, frame.nodes, len(calls[0]))
         pattern = self._pattern(calls) if is_checked else ()
         structure = (region_structure(self.plan, region, self._targets), pattern)
         first = self._written.get(structure)
