@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,11 +55,11 @@ def layers() -> Iterator[tuple[str, Made, Shape]]:
         yield name, getattr(nn, name), ROWS
     for name in IN_PLACE:
         yield name, getattr(nn, name), ROWS
-        yield f"{name} in place", lambda name=name: getattr(nn, name)(inplace=True), ROWS
+        yield f"{name} in place", partial(getattr(nn, name), inplace=True), ROWS
     yield "Threshold", lambda: nn.Threshold(0.1, 0.2), ROWS
     for dim in (-1, 1):
         for name in ("Softmax", "LogSoftmax", "Softmin"):
-            yield f"{name} {dim}", lambda name=name, dim=dim: getattr(nn, name)(dim), ROWS
+            yield f"{name} {dim}", partial(getattr(nn, name), dim), ROWS
     yield "Softmax2d", nn.Softmax2d, PICTURE
     yield "Linear", lambda: nn.Linear(8, 3), ROWS
     yield "LayerNorm", lambda: nn.LayerNorm(8), ROWS
@@ -82,7 +83,7 @@ def layers() -> Iterator[tuple[str, Made, Shape]]:
             "CircularPad": (1,),
         }.items():
             made = getattr(nn, f"{name}{rank}d")
-            yield f"{name}{rank}d", lambda made=made, given=arguments: made(*given), shape
+            yield f"{name}{rank}d", partial(made, *arguments), shape
 
 
 LAYERS = list(layers())

@@ -53,7 +53,8 @@ COMPUTES: dict[str, Code] = {
 def computing(code: Code) -> nn.Module:
     """Return a model whose own code that is: export tells no lines but those of a ``forward``."""
     of_forward: Any = FunctionType(code.__code__.replace(co_name="forward"), globals())
-    return Model(of_forward).eval()
+    model: nn.Module = Model(of_forward).eval()
+    return model
 
 
 def rows(y: torch.Tensor, dim: int) -> torch.Tensor:
@@ -127,7 +128,7 @@ class RootOfAll(nn.Module):
         self.body = Rows()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.body(x)
+        y: torch.Tensor = self.body(x)
         return y.mean() * math.sqrt(y.shape[1])
 
 

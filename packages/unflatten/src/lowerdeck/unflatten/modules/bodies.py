@@ -66,6 +66,7 @@ class BodyMaker:
         self.plan = plan
         self.regions = regions
         self._guards = guards
+        self._tells_flat = any(not call.signature.flat for call in working.preserved.values())
         self._applier = SignatureApplier()
         self._built: dict[Frame, RegionGraph] = {}
         self._written: dict[object, _Written] = {}
@@ -93,6 +94,8 @@ class BodyMaker:
         made.is_checked = not computes_any_size(frame.type_name, frame.nodes, given)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        is_flat = signature is None or signature.flat
+        made.tells_flat = is_flat and self._tells_flat
         return made
 
     def _recorded(self, frame: Frame) -> RecordedCall:
@@ -139,6 +142,7 @@ class BodyMaker:
         made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        made.tells_flat = self._tells_flat
         return made
 
     def _names_graphs(self, frame: Frame) -> bool:
