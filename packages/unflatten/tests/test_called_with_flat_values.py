@@ -95,7 +95,7 @@ def test_what_it_takes_is_computed(module: UnflattenedModule) -> None:
 
 
 def test_what_a_hook_raises_is_its_own(module: UnflattenedModule) -> None:
-    two: Any = lambda one, other: None  # noqa: ARG005, E731
+    two: Any = lambda one, other: None  # noqa: E731
 
     rotary = module.get_submodule("rotary")
     rotary.register_forward_hook(two)

@@ -31,11 +31,11 @@ def call_flat(self: torch.nn.Module, *values: Any, **named: Any) -> Any:
         if (len(values) == count and not named) or not _is_before(error.__traceback__):
             raise
         by_name = f" and {', '.join(map(repr, named))} by name" if named else ""
+        given = f"{len(values)} {'value' if len(values) == 1 else 'values'}{by_name}"
         raise InputStructureError(
-            f"A {body.type_name or type(self).__name__} was called with {len(values)} "
-            f"value{'' if len(values) == 1 else 's'}{by_name}. The program does not have its signature, so that it does not take "
-            f"eager's arguments. {told_flat(body)} Pass {count}, by position, or put an eager "
-            "module in its place that takes them."
+            f"A {body.type_name or type(self).__name__} was called with {given}. The program does "
+            f"not have its signature, so that it does not take eager's arguments. "
+            f"{told_flat(body)} Pass {count}, by position."
         ) from error
 
 
