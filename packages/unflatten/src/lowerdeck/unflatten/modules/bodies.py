@@ -9,7 +9,6 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
-from lowerdeck.unflatten.calls.any_size import computes_any_size
 from lowerdeck.unflatten.calls.carrying import is_unread_twice
 from lowerdeck.unflatten.calls.checked_calls import Pattern, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
@@ -23,6 +22,7 @@ from lowerdeck.unflatten.cut import (
     WorkingGraph,
     attribute_modules,
 )
+from lowerdeck.unflatten.modules.any_size import computes_any_size
 from lowerdeck.unflatten.modules.generated_module import Body
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.structure import region_structure

@@ -24,7 +24,6 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
-from lowerdeck.unflatten.calls.flat_calls_told import call_flat
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.calls.size_guards import SizeGuards
@@ -40,6 +39,7 @@ from lowerdeck.unflatten.code import (
     write_source,
 )
 from lowerdeck.unflatten.modules.changes import note_copied, watch_around
+from lowerdeck.unflatten.modules.flat_calls_told import call_flat
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
     ModuleRecord,
