@@ -188,9 +188,31 @@ def _watched(count: int) -> Callable[[], object]:
     return lambda: made.set_submodule("many.0", nn.Linear(4, 4))
 
 
+class WatchedFixed(Watched):
+    """Each number that is computed of a size is another one, as is what no size explains."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, each in enumerate(self.many):
+            y = each(x)
+            x = x + y.sum(1, keepdim=True) * (number + 1 / y.shape[2]) + number / x.shape[0]
+            for part in y.unbind(1):
+                x = x + part[:, None] * (self.count - number + 0.3) * x.shape[1]
+        return x
+
+
+def _watched_fixed(count: int) -> Callable[[], object]:
+    made = unflatten(export_preserving(WatchedFixed(count), (torch.randn(3, 5, 4),)))
+    return lambda: made.set_submodule("many.0", nn.Linear(4, 4))
+
+
 MADE = (
     *(_first_call, _table, _plain_table, _refused, _without_calls),
     *(_given_tensors, _returned_tensors, _own_sizes, _plain_sizes, _prefixes, _watched),
+    _watched_fixed,
 )
 
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Node, Proxy
+from torch.fx import Proxy
 
-from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.carrying import PRIVATE, are_one
 from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.calls.recorded_calls import (
@@ -44,48 +43,6 @@ _TWINS = (
     "export_preserving, or where that does not tell them apart, with a clone() of one in the "
     "code that calls it."
 )
-
-_SINGLE = "torch.nn.modules."
-_ANY_SIZE = {
-    f"{_SINGLE}{path}": operator
-    for path, operator in {
-        "linear.Linear": "linear",
-        "sparse.Embedding": "embedding",
-        "normalization.LayerNorm": "layer_norm",
-        "normalization.RMSNorm": "rms_norm",
-        "conv.Conv1d": "conv1d",
-        "conv.Conv2d": "conv2d",
-        "conv.Conv3d": "conv3d",
-        "dropout.Dropout": "dropout",
-        "activation.ReLU": "relu",
-        "activation.GELU": "gelu",
-        "activation.SiLU": "silu",
-        "activation.Tanh": "tanh",
-        "activation.Sigmoid": "sigmoid",
-        "activation.ELU": "elu",
-        "activation.LeakyReLU": "leaky_relu",
-        "activation.Hardswish": "hardswish",
-        "activation.Hardsigmoid": "hardsigmoid",
-        "activation.Mish": "mish",
-        "activation.Softplus": "softplus",
-        "activation.LogSigmoid": "log_sigmoid",
-    }.items()
-}
-_SEQUENTIAL = "torch.nn.modules.container.Sequential"
-
-
-def computes_any_size(type_name: str | None, nodes: Collection[Node]) -> bool:
-    """Return whether a module of torch's own is known to look at no size, type or constant.
-
-    Args:
-        type_name: The qualified name of its class.
-        nodes: What it computes itself.
-    """
-    wanted = _ANY_SIZE.get(type_name or "")
-    if wanted is None and type_name != _SEQUENTIAL:
-        return False
-    operators = [packet_name(node.target) for node in nodes if node.op == "call_function"]
-    return operators == ([] if wanted is None else [wanted])
 
 
 def pattern_of(calls: Sequence[RecordedCall]) -> Pattern:

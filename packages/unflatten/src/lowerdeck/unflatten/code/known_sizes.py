@@ -4,7 +4,8 @@ Export writes down what the model's code asks of a tensor, ``x.shape[1]`` say: a
 a size that varies, as what it asks the program's inputs. Another module in a place, or a hook, may
 return another size than the one recorded, and eager's code would go on with that. Which numbers
 come of a size no program tells: what equals one, or what is often computed of one, counts, where
-the model's line does not write that number itself.
+the model's line does not write that number itself, and so does whatever else is on a line that
+asks for a size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -22,20 +23,20 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import (
     OpOverload,
     arguments_of,
     is_getitem,
-    schema_of,
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.returned import RETURNS, StructureCheck, parts_read
 from lowerdeck.unflatten.calls.signature import flatten_like
 from lowerdeck.unflatten.calls.size_guards import SizeGuards
+from lowerdeck.unflatten.code.asked_dims import DimsAsked, are_asked, dims_asked, tensors_written
 from lowerdeck.unflatten.code.call_targets import split_call_target
+from lowerdeck.unflatten.code.changed_sizes import Changed, changed_with
 from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
 from lowerdeck.unflatten.code.result_check import Check, ResultCheck, Sizes, sizes_of
 from lowerdeck.unflatten.code.size_texts import SizeTexts
@@ -53,6 +54,15 @@ _MAKES = re.compile(
 )
 _PLAIN = {"_operator", "math", "torch"}
 _CONVERTS = {"to", "_to_copy", "scalar_tensor"}
+_LIFTED = re.compile(r"(.+\.)?lifted_tensor_\d+")
+_MOST_DIMENSIONS = 8
+"""Up to so many elements a tensor that a line makes may be sizes."""
+
+_LARGEST = 2.0**62
+"""What is no smaller stands for no limit."""
+
+_FIXES = re.compile(r"[^%]* == \d+|\d+ == [^%]*")
+"""A condition of sizes that fixes what is computed of them."""
 
 SizesAsked = Callable[[Node], Sequence[frozenset[sympy.Symbol]]]
 """Tells of a call, for each of the flat values that it is given, the symbols in the sizes that the
@@ -104,12 +114,14 @@ class _Use:
         node: The step.
         source: What a symbol is read from; None of anything else.
         name: Which argument of the step it is in.
+        is_made: Whether it goes into what is no number itself.
     """
 
     value: Any
     node: Node
     source: Any = None
     name: str = ""
+    is_made: bool = False
 
 
 def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
@@ -138,7 +150,8 @@ def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
             continue
         for leaf in _leaves(value):
             if not isinstance(leaf, Node):
-                yield _Use(leaf, node, name=name)
+                is_made = node.op != "call_module" and not computes_number
+                yield _Use(leaf, node, name=name, is_made=is_made)
             elif not computes_number:
                 size = sizes_of(leaf)
                 if isinstance(size, sympy.Basic):
@@ -175,6 +188,7 @@ class _Code:
         self._lines: dict[Node, str] = {}
         self._found: dict[tuple[float, bool], list[_Use]] = {}
         self._last_number = -1
+        self._on_asking_lines: dict[DimsAsked, dict[float, list[_Use]]] = {}
         self._symbols: list[_Use] = []
         self._types: dict[torch.dtype, list[_Use]] = {}
         for node in self._order:
@@ -188,6 +202,39 @@ class _Code:
                     self._numbers.setdefault(key, []).append(use)
                     if key not in {0, 1}:
                         self._last_number = self._index[node]
+        self._find_asking_lines()
+
+    def _find_asking_lines(self) -> None:
+        """Find the numbers, and what was made of some, that may come of a size by any way."""
+        for key, uses in self._numbers.items():
+            if key in {0, 1} or key >= _LARGEST:
+                continue  # what a step is given that a line leaves out
+            for use in uses:
+                line = self._line(use.node) if use.is_made else ""
+                dims = dims_asked(line)
+                if dims and len(self._steps_of(key)[line]) > _count(key, line):
+                    self._on_asking_lines.setdefault(dims, {}).setdefault(key, []).append(use)
+        for node in self._order:
+            if node.op == "call_function" and any(map(is_getitem, node.users)):
+                self._last_number = max(self._last_number, self._index[node])
+            if node.op != "get_attr" or not _LIFTED.fullmatch(str(node.target)):
+                continue
+            sizes = sizes_of(node)
+            for user in sorted(node.users):
+                line = self._line(user)
+                dims = dims_asked(line)
+                if dims and not tensors_written(line) and _is_small(sizes):
+                    found = self._on_asking_lines.setdefault(dims, {}).setdefault(math.nan, [])
+                    found.append(_Use(None, user))
+                    self._last_number = max(self._last_number, self._index[user])
+        for numbers in self._on_asking_lines.values():
+            for uses in numbers.values():
+                uses.sort(key=lambda use: self._index[use.node])
+        # The last ones first: of those that come before a call nothing is asked.
+        self._on_asking_lines = {
+            dims: dict(sorted(numbers.items(), key=lambda each: -self._index[each[1][-1].node]))
+            for dims, numbers in self._on_asking_lines.items()
+        }
 
     @cached_property
     def _texts(self) -> SizeTexts:
@@ -203,6 +250,8 @@ class _Code:
                 use, text = self._use_of_number(call, result, dim), str(size)
             else:
                 use = self._use_of_symbols(call, size.free_symbols)
+                if use is None and self._is_fixed(size):
+                    use = self._use_on_asking_line(call, list(changed_with(result, dim)))
                 if use is None:
                     continue
                 text = self._texts.of(size, self._index[call]) or ""
@@ -240,22 +289,50 @@ class _Code:
 
     def _use_of_number(self, call: Node, result: Node, dim: int) -> _Use | None:
         """Return where a number is used that may come of a size."""
-        is_last = self._last_number <= self._index[call]
-        alone = [(sizes_of(result).shape, (dim,))]
-        for shape, dims in alone if is_last else _changed_with(result, dim):
-            for at in dims:
-                found = self._use_of_size(call, shape, at)
+        if self._last_number <= self._index[call]:
+            recorded = sizes_of(result).shape
+            changed = [Changed(result, recorded, (dim,))]
+        else:
+            changed = list(changed_with(result, dim))
+        for each in changed:
+            if not each.dims:
+                return _Use(None, each.node)
+            for at in each.dims:
+                if not isinstance(each.shape[at], int):
+                    continue
+                found = self._use_of_size(call, each.shape, at)
                 if found is not None:
                     return found
+        return self._use_on_asking_line(call, changed)
+
+    def _use_on_asking_line(self, call: Node, changed: Sequence[Changed]) -> _Use | None:
+        """Return where a number is used on a line that asks for one of the sizes that changed.
+
+        What equals a size is that, and was looked for; any other one may be computed of it.
+        """
+        for dims, numbers in self._on_asking_lines.items():
+            if not any(
+                are_asked(dims, at, len(each.shape)) for each in changed for at in each.dims
+            ):
+                continue
+            explained = {_key(size) for each in changed for size in _explained(each, dims)}
+            for value, uses in numbers.items():
+                if self._index[uses[-1].node] <= self._index[call]:
+                    break
+                if value not in explained:
+                    return next(self._after(call, uses))
         return None
+
+    def _is_fixed(self, size: sympy.Expr) -> bool:
+        """Return whether export fixed a size that is computed of some that vary."""
+        return any(
+            _FIXES.fullmatch(guard.text) and size.free_symbols.issuperset(guard.symbols)
+            for guard in self._guards.all
+        )
 
     def _use_of_size(self, call: Node, shape: Sequence[Any], dim: int) -> _Use | None:
         others = [each for at, each in enumerate(shape) if at != dim and isinstance(each, int)]
-        products = {
-            shape[dim] * math.prod(some)
-            for count in range(len(others) + 1)
-            for some in combinations(others, count)
-        }
+        products = {shape[dim] * product for product in _products(others)}
         if shape[dim] == 1:
             for use in self._after(call, self._numbers.get(1, ())):
                 target = use.node.target
@@ -297,13 +374,16 @@ class _Code:
         line = self._line(node)
         if _ASKS_SIZE.search(line):
             return False
+        return len(self._steps_of(value)[line]) <= _count(value, line)
+
+    def _steps_of(self, value: float) -> dict[str, set[tuple[Any, str]]]:
+        """Return for each line the steps that are given a number."""
         if value not in self._steps:
             steps = self._steps[value] = {}
             for use in self._numbers[value]:
                 place = (use.node.target, use.name)
                 steps.setdefault(self._line(use.node), set()).add(place)
-        written = sum(_key(float(text)) == value for text in _NUMBER.findall(line))
-        return len(self._steps[value][line]) <= written
+        return self._steps[value]
 
     def _line(self, node: Node) -> str:
         if node not in self._lines:
@@ -331,6 +411,40 @@ def _key(value: float) -> float:
     return float(f"{value:.9g}")
 
 
+def _count(value: float, line: str) -> int:
+    """Return how often a line writes a number."""
+    return sum(_key(float(text)) == value for text in _NUMBER.findall(line))
+
+
+def _products(sizes: Sequence[Any]) -> set[int]:
+    """Return 1 and the products of some of these, of those that do not vary."""
+    numbers = [size for size in sizes if isinstance(size, int)]
+    return {
+        math.prod(some)
+        for count in range(len(numbers) + 1)
+        for some in combinations(numbers, count)
+    }
+
+
+def _explained(changed: Changed, dims: DimsAsked) -> Iterator[float]:
+    """Yield the numbers on a line that need not be computed of a size that changed.
+
+    These are sizes, what several make together that the line asks for, and what something is often
+    divided by of those that are as before.
+    """
+    shape = changed.shape
+    asked = [at for at in range(len(shape)) if are_asked(dims, at, len(shape))]
+    yield from (size for size in shape if isinstance(size, int))
+    yield from _products([shape[at] for at in asked])
+    for at in asked:
+        if at not in changed.dims and isinstance(shape[at], int):
+            yield from _shares(shape[at])
+
+
+def _is_small(sizes: Any) -> bool:
+    return isinstance(sizes, Sizes) and math.prod(sizes.shape) <= _MOST_DIMENSIONS
+
+
 def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
     """Return what is computed of what ``call`` returns."""
     made = {call}
@@ -338,66 +452,6 @@ def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:
         if not made.isdisjoint(node.all_input_nodes):
             made.add(node)
     return made
-
-
-def _changed_with(result: Node, dim: int) -> Iterator[tuple[tuple[Any, ...], Sequence[int]]]:
-    """Yield the shapes that change with a size, and which of their dimensions do.
-
-    What the code computes of the result itself is computed for another size, without any data.
-    """
-    recorded: Sizes = sizes_of(result)
-    yield recorded.shape, (dim,)
-    symbols: dict[sympy.Symbol, int] = {}
-
-    def number(size: Any) -> int:
-        if isinstance(size, sympy.Basic):
-            for symbol in sorted(size.free_symbols, key=str):
-                symbols.setdefault(symbol, 6 + 4 * len(symbols))
-            return int(size.subs(symbols))
-        return int(size)
-
-    def example(node: Any) -> Any:
-        sizes = sizes_of(node)
-        if isinstance(sizes, Sizes):
-            shape = [number(size) for size in sizes.shape]
-            return torch.empty(shape, dtype=sizes.dtype, device="meta")
-        return number(sizes)
-
-    made: dict[Node, Any] = {}
-    shape = [number(size) for size in recorded.shape]
-    shape[dim] *= 2
-    made[result] = torch.empty(shape, dtype=recorded.dtype, device="meta")
-    queue = [result]
-    for node in queue:
-        for user in sorted(user for user in node.users if user not in made):
-            if user.op != "call_function" or not isinstance(user.target, OpOverload):
-                continue
-            sizes = sizes_of(user)
-            if not isinstance(sizes, Sizes) or schema_of(user.target).is_mutable:
-                continue
-            try:
-                args, kwargs = map_arg(
-                    (user.args, user.kwargs),
-                    lambda each: made[each] if each in made else example(each),
-                )
-                value = user.target(*args, **{**kwargs, **_on_meta(kwargs)})
-            except Exception:  # the code takes no other size there, or no such tensors
-                continue
-            if not isinstance(value, torch.Tensor) or value.dim() != len(sizes.shape):
-                continue
-            changed = [
-                at
-                for at, (now, size) in enumerate(zip(value.shape, sizes.shape, strict=True))
-                if isinstance(size, int) and now != size
-            ]
-            if changed:
-                made[user] = value
-                queue.append(user)
-                yield sizes.shape, changed
-
-
-def _on_meta(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
 
 
 def symbols_asked(graph: Graph, sizes_asked: SizesAsked) -> tuple[frozenset[sympy.Symbol], ...]:

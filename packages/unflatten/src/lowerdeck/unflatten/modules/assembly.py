@@ -153,7 +153,9 @@ class ModuleBuilder:
         made = self._classes.get(sources)
         if made is None:
             functions = tuple(self.function(body) for body in forms.found)
-            made = self._classes.get(functions) or class_with(kind, functions, is_told=is_told)
+            made = self._classes.get(functions) or class_with(
+                kind, functions, is_told=is_told, tells_flat=first.tells_flat
+            )
             self._classes[functions] = self._classes[sources] = made
         return kind(first, made)
 

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser import OutlinePlan, Region, RegionGraph
 from lowerdeck.unflatten.calls.carrying import is_unread_twice
-from lowerdeck.unflatten.calls.checked_calls import Pattern, computes_any_size, pattern_of
+from lowerdeck.unflatten.calls.checked_calls import Pattern, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedTensor, recorded
 from lowerdeck.unflatten.calls.size_guards import SizeGuards, SizeLimits, varying_sizes
@@ -22,6 +22,7 @@ from lowerdeck.unflatten.cut import (
     WorkingGraph,
     attribute_modules,
 )
+from lowerdeck.unflatten.modules.any_size import computes_any_size
 from lowerdeck.unflatten.modules.generated_module import Body
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.structure import region_structure
@@ -65,6 +66,7 @@ class BodyMaker:
         self.plan = plan
         self.regions = regions
         self._guards = guards
+        self._tells_flat = any(not call.signature.flat for call in working.preserved.values())
         self._applier = SignatureApplier()
         self._built: dict[Frame, RegionGraph] = {}
         self._written: dict[object, _Written] = {}
@@ -88,9 +90,12 @@ class BodyMaker:
         attributes = attribute_modules(graph, self.working.attributes)
         made = Body(graph, signature, attributes, frame.type_name)
         made.recorded, made.is_part = (self._recorded(frame),), bool(frame.part)
-        made.is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        given = len(made.recorded[0])
+        made.is_checked = not computes_any_size(frame.type_name, frame.nodes, given)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        is_flat = signature is None or signature.flat
+        made.tells_flat = is_flat and self._tells_flat
         return made
 
     def _recorded(self, frame: Frame) -> RecordedCall:
@@ -125,7 +130,7 @@ class BodyMaker:
     def _shared_body(self, frame: Frame) -> Body:
         region = self.regions[frame]
         calls = (self._recorded(frame),)
-        is_checked = not computes_any_size(frame.type_name, frame.nodes)
+        is_checked = not computes_any_size(frame.type_name, frame.nodes, len(calls[0]))
         pattern = self._pattern(calls) if is_checked else ()
         structure = (region_structure(self.plan, region, self._targets), pattern)
         first = self._written.get(structure)
@@ -139,6 +144,7 @@ class BodyMaker:
         made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        made.tells_flat = self._tells_flat
         return made
 
     def _names_graphs(self, frame: Frame) -> bool:

@@ -85,7 +85,10 @@ def _form(
     module: InterpreterModuleDispatcher, body: Body, function: Function
 ) -> InterpreterModule:
     own = replace(body, others=[], keys=(), view=None)
-    form = InterpreterModule(own, class_with(InterpreterModule, [function], is_told=own.is_told))
+    form = InterpreterModule(
+        own,
+        class_with(InterpreterModule, [function], is_told=own.is_told, tells_flat=own.tells_flat),
+    )
     for name, value in module.__dict__.items():
         if name != PRIVATE:
             form.__dict__[name] = value

@@ -42,6 +42,7 @@ from lowerdeck.unflatten.code import (
     write_source,
 )
 from lowerdeck.unflatten.modules.changes import note_copied, watch_around
+from lowerdeck.unflatten.modules.flat_calls_told import call_flat
 from lowerdeck.unflatten.modules.graph_record import (
     GraphRecord,
     ModuleRecord,
@@ -81,6 +82,7 @@ class Body:
         watches: Whether the code looks at what calls of children return.
         results: How it does, as the graph was last.
         guards: What sizes of the program that vary must meet.
+        tells_flat: Whether it takes flat values where other modules take eager's arguments.
     """
 
     made: Graph | DeferredGraph
@@ -103,6 +105,7 @@ class Body:
     watches: bool = False
     results: Mapping[Node, Check] = field(default_factory=dict)
     guards: SizeGuards = field(default_factory=SizeGuards)
+    tells_flat: bool = False
 
     @property
     def is_told(self) -> bool:
@@ -189,7 +192,7 @@ class Body:
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
-        forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches))
+        forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches, self.tells_flat))
         return (graph, self.signature, held, others, names, forms, self.guards)
 
 
@@ -206,7 +209,8 @@ def body_of(record: tuple[Any, ...]) -> Body:
     made.type_name, made.shadowed, made.eager_type = names
     made.recorded, made.keys, made.keys_of, checks = forms
     made.is_checked, made.unchecked, made.moved, made.is_part, made.is_guarded, *more = checks
-    made.watches = any(more)
+    # What was saved by former versions has fewer.
+    made.watches, made.tells_flat = (*more, False, False)[:2]
     made.guards = later[0] if later else SizeGuards()
     made.others = [body_of(other) for other in others]
     return made
@@ -424,7 +428,12 @@ def _write_class(module: torch.nn.Module, body: Body) -> None:
     """Give ``module`` the class that runs ``body`` as it is now."""
     body.view = None
     module.__class__ = class_with(
-        _plain_class(type(module)), body.compile(), body.shadowed, body.eager_type, body.is_told
+        _plain_class(type(module)),
+        body.compile(),
+        body.shadowed,
+        body.eager_type,
+        body.is_told,
+        body.tells_flat,
     )
 
 
@@ -458,11 +467,12 @@ def class_with(
     shadowed: Sequence[str] = (),
     eager_type: type | None = None,
     is_told: bool = False,
+    tells_flat: bool = False,
 ) -> type:
     """Return a subclass of ``base`` whose ``forward`` is the first function.
 
     If callers tell how it is meant, each function is what a call of its form runs, by a method of
-    that form's name.
+    that form's name. If it tells that it takes flat values, it does so where it is given others.
     """
     namespace: dict[str, Any] = {
         "forward": forward_of(functions) if is_told else functions[0],
@@ -474,6 +484,8 @@ def class_with(
         namespace[form_name(number)] = method_of(number, function)
     if is_told:
         namespace[FUNCTIONS] = tuple(functions)
+    if tells_flat:
+        namespace["__call__"] = call_flat
     namespace.update((name, _held(name)) for name in shadowed)
     if eager_type is None or issubclass(base, eager_type):
         return type(base.__name__, (base,), namespace)
