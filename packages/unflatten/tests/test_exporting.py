@@ -550,6 +550,9 @@ def test_layers_are_replaced_by_their_index() -> None:
 class Rotary(nn.Module):
     """Registers its buffer anew in each call, as transformers' rotary embeddings may."""
 
+    kept: Tensor
+    used: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("kept", torch.ones(4), persistent=False)
@@ -566,13 +569,15 @@ class Turned(nn.Module):
         self.rotary = Rotary()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rotary(x, {"x": x})["turned"]
+        turned: Tensor = self.rotary(x, {"x": x})["turned"]
+        return turned
 
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_model_that_makes_its_buffers_anew_is_exported_and_stays_as_it_was(strict: bool) -> None:
-    eager, x = Turned(), torch.randn(2, 4)
+    eager: Any = Turned()
+    x = torch.randn(2, 4)
     before, wanted = eager.rotary.used, Turned()(x)
     program = export_preserving(eager, (x,), strict=strict)
     assert eager.rotary.used is before
@@ -591,7 +596,8 @@ class Once(nn.Module):
         Once.exports += 1
         if Once.exports > 1:
             raise ValueError("only once")
-        return self.inner(x)
+        turned: Tensor = self.inner(x)
+        return turned
 
 
 def test_the_error_of_a_model_that_can_be_run_only_once_is_its_own() -> None:

@@ -44,7 +44,7 @@ class Summed(nn.Module):
         self.levels = Levels(2, kind)
         self.how = how
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         found = self.levels(x)
         if self.how == "first":
             return found[0] if isinstance(found, (tuple, list)) else found["level 0"]
@@ -56,7 +56,7 @@ class Summed(nn.Module):
         return sum(found.values() if isinstance(found, dict) else found)
 
 
-def put(model: nn.Module, levels: nn.Module, how: str) -> nn.Module:
+def put(model: Any, levels: nn.Module, how: str) -> Any:
     """Return ``model`` with its levels changed to what ``levels`` returns."""
     if how == "swap":
         model.levels = levels
@@ -85,7 +85,8 @@ def test_more_or_fewer_parts_than_the_code_reads_are_refused(
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
 def test_parts_that_the_code_leaves_out_may_come_and_go(kind: str, count: int, how: str) -> None:
-    eager, made = Summed(kind, "first"), unflatten(export_preserving(Summed(kind, "first"), (X,)))
+    eager: Any = Summed(kind, "first")
+    made: Any = unflatten(export_preserving(eager, (X,)))
     for model in (eager, made):
         put(model, Levels(count, kind), how)
     torch.testing.assert_close(made(X), eager(X))
@@ -94,7 +95,7 @@ def test_parts_that_the_code_leaves_out_may_come_and_go(kind: str, count: int, h
 @pytest.mark.parametrize("how", ["swap", "hook"])
 @pytest.mark.parametrize("constant", [0.25, 1, None, True, "text", X])
 def test_another_constant_is_refused(constant: Any, how: str) -> None:
-    made = unflatten(export_preserving(Summed("constant"), (X,)))
+    made: Any = unflatten(export_preserving(Summed("constant"), (X,)))
     put(made, Levels(2, "constant", constant), how)
     with pytest.raises(InputConstraintError, match=r"its result\[2\] is .* recorded as 0.5"):
         made(X)
@@ -103,7 +104,7 @@ def test_another_constant_is_refused(constant: Any, how: str) -> None:
 def test_the_same_structure_and_constant_pass() -> None:
     for kind in ("tuple", "list", "dict", "nested", "constant"):
         eager = Summed(kind)
-        made = unflatten(export_preserving(eager, (X,)))
+        made: Any = unflatten(export_preserving(eager, (X,)))
         made.levels = copy.deepcopy(eager.levels)
         torch.testing.assert_close(made(X), eager(X))
 
@@ -118,9 +119,10 @@ def test_what_is_no_tensor_is_refused_where_a_size_of_one_is_read(
             self.inner = nn.Linear(3, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sum() / self.inner(x).shape[1]
+            quotient: torch.Tensor = x.sum() / self.inner(x).shape[1]
+            return quotient
 
-    made = unflatten(export_preserving(Sized(), (X,)))
+    made: Any = unflatten(export_preserving(Sized(), (X,)))
     made.inner.register_forward_hook(lambda module, args, result: other(result))
     with pytest.raises(InputConstraintError, match="Return a tensor"):
         made(X)

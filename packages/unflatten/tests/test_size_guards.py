@@ -44,7 +44,8 @@ class Around(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x)
         if not self.own:
-            return self.inner(x)
+            branched: torch.Tensor = self.inner(x)
+            return branched
         return x.mean() if self.inner.condition(x.shape[0], x.shape[1]) else x.sum()
 
 
@@ -86,8 +87,8 @@ def exported(model: nn.Module, how: str) -> ExportedProgram:
 def test_a_size_of_another_branch_is_refused_by_the_whole_and_by_the_module(
     name: str, how: str
 ) -> None:
-    eager = Around(CONDITIONS[name])
-    made = unflatten(exported(eager, how), preserve="all")
+    eager: Any = Around(CONDITIONS[name])
+    made: Any = unflatten(exported(eager, how), preserve="all")
     for b, t in SIZES:
         x = torch.randn(b, t, 8)
         for own, module in ((made, eager), (made.inner, eager.inner)):
@@ -100,13 +101,14 @@ def test_a_size_of_another_branch_is_refused_by_the_whole_and_by_the_module(
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_changed_module_that_returns_a_size_of_another_branch_is_told(name: str) -> None:
-    eager = Around(CONDITIONS[name], own=True)
+    eager: Any = Around(CONDITIONS[name], own=True)
     for b, t in SIZES:
 
         def cut(module: Any, args: Any, result: torch.Tensor, b: int = b, t: int = t) -> Any:
             return result[:1, :1].expand(b, t, 8)
 
-        made, other = unflatten(exported(eager, "preserving")), copy.deepcopy(eager)
+        made: Any = unflatten(exported(eager, "preserving"))
+        other = copy.deepcopy(eager)
         made.linear.register_forward_hook(cut)
         other.linear.register_forward_hook(cut)
         if CONDITIONS[name](b, t):
@@ -124,18 +126,19 @@ class Doubled(nn.Module):
         self.inner = Branch(lambda b, t: b > 9)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(torch.cat([x, x]))
+        summed: torch.Tensor = self.inner(torch.cat([x, x]))
+        return summed
 
 
 def test_a_size_that_follows_from_the_one_compared_is_refused() -> None:
-    made = unflatten(exported(Doubled(), "preserving"))
+    made: Any = unflatten(exported(Doubled(), "preserving"))
     assert torch.equal(made.inner(X.expand(5, 12, 8).repeat(2, 1, 1)), X.repeat(2, 1, 1).mean())
     with pytest.raises(InputConstraintError, match=r"x\.shape\[0\]"):
         made.inner(torch.randn(4, 12, 8))
 
 
 def test_the_message_says_what_held_and_what_was_found() -> None:
-    made = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
+    made: Any = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
     told = r"x\.shape\[0\] < x\.shape\[1\].*found x\.shape\[0\] = 7, x\.shape\[1\] = 3"
     for module in (made, made.inner):
         with pytest.raises(InputConstraintError, match=told):
@@ -146,7 +149,7 @@ def test_the_message_says_what_held_and_what_was_found() -> None:
 
 
 def test_copies_and_pickles_are_held_to_the_same_sizes() -> None:
-    made = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
+    made: Any = unflatten(exported(Around(CONDITIONS["b < t"]), "preserving"))
     for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         torch.testing.assert_close(again(X), made(X))
         with pytest.raises(InputConstraintError, match=r"x\.shape"):
@@ -154,10 +157,10 @@ def test_copies_and_pickles_are_held_to_the_same_sizes() -> None:
 
 
 def test_a_module_with_limits_is_compiled_and_exported_with_sizes_that_vary() -> None:
-    eager = Around(CONDITIONS["b < t"])
-    made = unflatten(exported(eager, "preserving"))
+    eager: Any = Around(CONDITIONS["b < t"])
+    made: Any = unflatten(exported(eager, "preserving"))
     x = torch.randn(3, 9, 8)
-    compiled = torch.compile(made.inner, backend="eager", fullgraph=True, dynamic=True)
+    compiled: Any = torch.compile(made.inner, backend="eager", fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(x), eager.inner(x))
     program = export(made, (X,), dynamic_shapes=(VARIES,))
     torch.testing.assert_close(program.module()(x), eager(x))
@@ -182,7 +185,7 @@ def test_conditions_on_structured_inputs_are_known(strict: bool) -> None:
     row = {0: Dim.AUTO}
     shapes = {"d": {"p": [row]}, "more": ({}, row), "k": {"a": row}}
     program = export(Several(), args, kwargs, dynamic_shapes=shapes, strict=strict)
-    made = unflatten(program)
+    made: Any = unflatten(program)
     for sizes in ((3, 4, 6), (2, 7, 8)):
         args, kwargs = inputs(*sizes)
         torch.testing.assert_close(made(*args, **kwargs), Several()(*args, **kwargs))
