@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from typing import Any
 
@@ -446,3 +447,23 @@ def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
     assert not private.reads_only_earlier([x, add, sin, output])
     assert not private.reads_only_earlier([sin, x, add, output])
     assert not private.reads_only_earlier([sin, add, output])
+
+
+def test_conditions_of_the_model_are_told_from_those_of_layouts() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x[:, ::2].reshape(x.shape[0] * 2, -1)
+            return x.sum() if x.shape[0] < x.shape[1] else x.mean()
+
+    varies = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    x = torch.ones(3, 24, 8)
+    program = torch.export.export(Branch(), (x,), dynamic_shapes=(varies,))
+    found = private.size_conditions(program)
+    assert len(found) == 1
+    assert "<" in found[0]
+    assert set(found) < set(program._guards_code)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert sorted(private.size_conditions(torch.export.load(file))) == sorted(program._guards_code)
+    assert private.size_conditions(torch.export.export(Branch(), (x,))) == []

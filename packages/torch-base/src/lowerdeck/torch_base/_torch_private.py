@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ __all__ = [
     "schema_of",
     "set_program_parts",
     "shared_copy",
+    "size_conditions",
     "size_range",
     "storage_address",
     "storage_identity",
@@ -72,6 +74,12 @@ __all__ = [
     "varies",
     "with_graph_module",
 ]
+
+_OF_LAYOUT = re.compile(
+    r"[/\\]torch[/\\]"
+    r"(_prims_common|_subclasses|_prims|_refs|_decomp|_meta_registrations|_ops)\b"
+)
+"""Files of torch that compute what an operator returns, with the same result on either side."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
@@ -287,6 +295,36 @@ def upper_bound(size: Any) -> int:
         return top
     hint = hint_of(size)
     return least if hint is None else int(hint)
+
+
+def size_conditions(program: ExportedProgram) -> list[str]:
+    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
+
+    Most are not the model's: what computes the layout of a result asks, too, and the operators
+    that are in the program ask anew when they run. In memory these are told by where they were
+    asked, and left out; a file has all of them, and does not say which is which.
+    """
+    told = list(program._guards_code)
+    shapes = _shape_env(program) if told else None
+    if shapes is None:
+        return told
+    known = shapes.var_to_sources
+    # Who made the symbols has loaded this module; importing it would load sympy.
+    printing: Any = torch.fx.experimental.symbolic_shapes
+    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
+    asked: dict[str, bool] = {}
+    for guard in shapes.guards:
+        if known.keys() >= guard.expr.free_symbols:
+            place = getattr(guard.sloc.framework_loc, "filename", "")
+            text = printer.doprint(guard.expr)
+            asked[text] = asked.get(text, False) or not _OF_LAYOUT.search(place)
+    return [text for text in told if asked.get(text, True)]
+
+
+def _shape_env(program: ExportedProgram) -> Any:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any, Self
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.exported_program import ExportedProgram
@@ -44,7 +42,6 @@ __all__ = [
     "packet_name",
     "parameters_of",
     "runs_more_than_forward",
-    "size_conditions",
     "shares_children_and_state",
     "unsaved_buffers_of",
     "without_effect_tokens",
@@ -75,44 +72,8 @@ Export takes the marks out and notes what they mark, but for those in a piece th
 mode.
 """
 
-_OF_LAYOUT = re.compile(
-    r"[/\\]torch[/\\]"
-    r"(_prims_common|_subclasses|_prims|_refs|_decomp|_meta_registrations|_ops)\b"
-)
-"""Files of torch that compute what an operator returns, with the same result on either side."""
-
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
-
-
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Most are not the model's: what computes the layout of a result asks, too, and the operators
-    that are in the program ask anew when they run. In memory these are told by where they were
-    asked, and left out; a file has all of them, and does not say which is which.
-    """
-    told = list(program._guards_code)
-    shapes = _shape_env(program) if told else None
-    if shapes is None:
-        return told
-    known = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
-    asked: dict[str, bool] = {}
-    for guard in shapes.guards:
-        if known.keys() >= guard.expr.free_symbols:
-            place = getattr(guard.sloc.framework_loc, "filename", "")
-            text = printer.doprint(guard.expr)
-            asked[text] = asked.get(text, False) or not _OF_LAYOUT.search(place)
-    return [text for text in told if asked.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
 
 
 def is_wrapped_by_transform(value: object) -> bool:
