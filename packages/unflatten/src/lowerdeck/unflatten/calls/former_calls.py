@@ -57,6 +57,8 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, value.shape))
         return f"a tensor of shape ({sizes}) of {value.dtype}"
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
     return repr(value)
 
 
