@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten._torch_private import CALL_MODULE, children_of
 from lowerdeck.unflatten.calls.carrying import Generated
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedTensor
@@ -57,8 +58,9 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, value.shape))
         return f"a tensor of shape ({sizes}) of {value.dtype}"
-    if isinstance(value, (tuple, list, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
+    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+        # Not with all numbers of its tensors.
+        return f"a {type(value).__name__} of {len(pytree.tree_leaves(value))} values"
     return repr(value)
 
 
