@@ -686,3 +686,29 @@ def test_a_module_that_was_moved_may_return_its_type() -> None:
     module = program_of(Least(), x, "preserving", "fixed").to(torch.float64)
     module.body = nn.Sequential(module.get_submodule("body"))
     assert module(x.double()).dtype is torch.float64
+
+
+class Front(nn.Module):
+    """Takes so many of what its child returns that another, larger size leaves it as it was."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.first = first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        z = y[:, :6] if self.first else y[:, -6:]
+        mean: torch.Tensor = z.sum(1) / z.shape[1]
+        return mean
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("size", [5, 7])
+def test_a_smaller_size_is_told_where_a_larger_one_is_not_seen(size: int, first: bool) -> None:
+    eager, x = Front(first=first), torch.randn(4, 8, 8)
+    module: Any = unflatten(export_preserving(eager, (x,)))
+    module.body.register_forward_hook(lambda _, args, result: result[:, :size])
+    other = copy.deepcopy(eager)
+    other.body.register_forward_hook(lambda _, args, result: result[:, :size])
+    assert outcome(partial(module, x), other(x)) in {"refused", "equal"}

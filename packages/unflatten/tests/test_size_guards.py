@@ -225,3 +225,72 @@ def test_a_condition_of_a_file_is_never_run(condition: str) -> None:
     found = size_guards(program.range_constraints, [condition], sources)
     assert found.all[: len(known.all)] == known.all
     assert all(guard.holds([5]) in {True, False} for guard in found.all)
+
+
+OPERATORS: dict[str, tuple[Callable[[Any], Any], tuple[int, int]]] = {
+    "parts of a split": (lambda x: sum(c.sum(1) for c in x.split(4, 1)), (2, 12)),
+    "parts of a tensor_split": (lambda x: sum(_mean(c) for c in x.tensor_split(3, 1)), (2, 7)),
+    "a slice that ends with the tensor": (lambda x: _mean(x[:, 2 : x.shape[0] + 6]), (9, 5)),
+    "a pool with a last window": (
+        lambda x: _mean(nn.functional.avg_pool1d(x, 2, 3, padding=1, ceil_mode=True)),
+        (2, 9),
+    ),
+    "a root": (lambda x: x * 2 if x.shape[0] ** 0.5 < x.shape[1] else x * 3, (100, 3)),
+}
+"""What decides what an operator returns is no matter of layout; and sizes that it does not fit."""
+
+
+def _mean(x: Any) -> Any:
+    return x.sum(-1) / x.shape[-1]
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_sizes_that_decide_what_operators_return_are_held(name: str) -> None:
+    function, sizes = OPERATORS[name]
+    eager, first, other = nn.Sequential(Calls(function)), torch.randn(2, 8), torch.randn(sizes)
+    program = export_preserving(eager, (first,), dynamic_shapes=(VARIES,))
+    made: Any = unflatten(program)
+    torch.testing.assert_close(made(first), eager(first))
+    for module in (made, made.get_submodule("0")):
+        try:
+            found = module(other)
+        except InputConstraintError:
+            continue
+        torch.testing.assert_close(found, eager(other))
+
+
+def test_a_decomposed_program_is_held_to_no_layout() -> None:
+    class Front(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x[:, : x.shape[1] // 2 + 1]
+            return y.sum(1) / y.shape[1]
+
+    program = export(Front(), (torch.randn(4, 6, 8),), dynamic_shapes=(VARIES,))
+    x = torch.randn(3, 2, 8)
+    for each in (program, program.run_decompositions()):
+        torch.testing.assert_close(unflatten(each)(x), Front()(x))
+
+
+def test_a_size_that_export_fixed_is_held_while_compiling() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum() / len(x)
+
+    program = export_preserving(Rows(), (X,), dynamic_shapes=(VARIES,))
+    made: Any = unflatten(program)
+    for module in (made, torch.compile(made, backend="eager")):
+        x = torch.randn(3, 12, 8)
+        try:
+            found = module(x)
+        except InputConstraintError:
+            continue
+        torch.testing.assert_close(found, Rows()(x))

@@ -76,10 +76,13 @@ __all__ = [
 ]
 
 _OF_LAYOUT = re.compile(
-    r"[/\\]torch[/\\]"
-    r"(_prims_common|_subclasses|_prims|_refs|_decomp|_meta_registrations|_ops)\b"
+    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper"
 )
-"""Files of torch that compute what an operator returns, with the same result on either side."""
+"""Functions of torch that ask how a result lies in memory, and whether to fold or to copy."""
+
+_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
+_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
+"""Where conditions are asked once more, as the program's own ones."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
@@ -300,11 +303,11 @@ def upper_bound(size: Any) -> int:
 def size_conditions(program: ExportedProgram) -> list[str]:
     """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
 
-    Most are not the model's: what computes the layout of a result asks, too, and the operators
-    that are in the program ask anew when they run. In memory these are told by where they were
-    asked, and left out; a file has all of them, and does not say which is which.
+    Many are asked only for how results lie in memory while torch traces, which operators ask anew
+    when they run. In memory these are told by who asked, and left out; a file has all of them,
+    and does not say which is which.
     """
-    told = list(program._guards_code)
+    told = list(dict.fromkeys(program._guards_code))
     shapes = _shape_env(program) if told else None
     if shapes is None:
         return told
@@ -312,13 +315,16 @@ def size_conditions(program: ExportedProgram) -> list[str]:
     # Who made the symbols has loaded this module; importing it would load sympy.
     printing: Any = torch.fx.experimental.symbolic_shapes
     printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
-    asked: dict[str, bool] = {}
+    matters: dict[str, bool] = {}
     for guard in shapes.guards:
-        if known.keys() >= guard.expr.free_symbols:
-            place = getattr(guard.sloc.framework_loc, "filename", "")
-            text = printer.doprint(guard.expr)
-            asked[text] = asked.get(text, False) or not _OF_LAYOUT.search(place)
-    return [text for text in told if asked.get(text, True)]
+        place = guard.sloc.framework_loc
+        file = getattr(place, "filename", "")
+        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
+            continue
+        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
+        text = printer.doprint(guard.expr)
+        matters[text] = matters.get(text, False) or not is_layout
+    return [text for text in told if matters.get(text, True)]
 
 
 def _shape_env(program: ExportedProgram) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Proxy
 
+from lowerdeck.torch_base import plain_number, varies
 from lowerdeck.unflatten.calls.size_guards import SizeLimits
 
 
@@ -88,10 +89,15 @@ _recorded_tensor = lru_cache(1024)(RecordedTensor)
 """Tensors of a program have few shapes."""
 
 
+def _fixed(size: Any) -> int | None:
+    """Return the number that export fixed a size to that was to vary; None if it varies."""
+    return None if varies(size) else int(plain_number(size))
+
+
 def recorded(value: Any) -> Recorded:
     """Return what is recorded of an example value or a constant."""
     if isinstance(value, torch.Tensor):
-        shape = tuple([size if isinstance(size, int) else None for size in value.shape])
+        shape = tuple([size if isinstance(size, int) else _fixed(size) for size in value.shape])
         return _recorded_tensor(shape, value.dtype)
     if value is None or type(value) in {bool, int, float, str}:
         return RecordedConstant(value, type(value))

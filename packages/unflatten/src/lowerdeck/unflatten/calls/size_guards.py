@@ -279,9 +279,12 @@ def _read(condition: str, sources: Mapping[str, Any]) -> SizeGuard | None:
     """
     symbols: dict[sympy.Symbol, str] = {}
     try:
-        if len(condition) > _LONGEST:
+        if not isinstance(condition, str) or len(condition) > _LONGEST:
             return None
-        text = _written(ast.parse(condition, mode="eval").body, sources, symbols)
+        parsed = ast.parse(condition, mode="eval").body
+        text = _written(parsed, sources, symbols)
+        if isinstance(parsed, ast.Compare):
+            text = text[1:-1]  # for people
         _compiled(text, len(symbols))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -299,23 +302,30 @@ def _written(node: ast.expr, sources: Mapping[str, Any], symbols: dict[sympy.Sym
         return _written(inner, sources, symbols)
 
     match node:
-        case ast.Constant(value=int() | float() as value):
+        case ast.Constant(value=int() | float() as value) if math.isfinite(value):
             return repr(value)
         case ast.BoolOp(op=ast.And() | ast.Or() as sign, values=values):
             return f"({f' {_SIGNS[type(sign)]} '.join(map(part, values))})"
         case ast.UnaryOp(op=ast.Not() | ast.USub() as sign, operand=operand):
             return f"({_SIGNS[type(sign)]} {part(operand)})"
         case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _SIGNS:
-            return f"{part(left)} {_SIGNS[type(sign)]} {part(right)}"
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            return f"({part(left)} {_SIGNS[type(sign)]} {part(right)})"
+        case ast.BinOp(
+            left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as power)
+        ):
             base = part(left)
             if "**" in base or not 0 <= power <= _HIGHEST_POWER:
                 raise ValueError("a power that may be any number")
             return f"({base} ** {power})"
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
             return f"({part(left)} {_SIGNS[type(sign)]} {part(right)})"
-        case ast.Call(func=called, args=args, keywords=[]) if ast.unparse(called) in _CALLS:
-            return f"{_CALLS[ast.unparse(called)]}({', '.join(map(part, args))})"
+        case ast.Call(func=called, args=[_, *more] as args, keywords=[]) if (
+            ast.unparse(called) in _CALLS
+        ):
+            name = _CALLS[ast.unparse(called)]
+            if bool(more) is not (name in {"max", "min"}):
+                raise ValueError(f"{name} of {len(args)} values")
+            return f"{name}({', '.join(map(part, args))})"
     return _source(ast.unparse(node), sources, symbols)
 
 
@@ -364,7 +374,7 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
         f"        return True\n"
         f"    try:\n"
         f"        return bool({all_hold})\n"
-        f"    except ArithmeticError:\n"
+        f"    except (ArithmeticError, ValueError, TypeError):\n"
         f"        return False\n",
         scope,
     )
@@ -375,6 +385,6 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
 def _holds(text: str, sizes: Sequence[int]) -> bool:
     try:
         return bool(_compiled(text, len(sizes))(*sizes))
-    except ArithmeticError:
+    except (ArithmeticError, ValueError, TypeError):
         # A remainder by a size of 0, say, of which the program knows nothing.
         return False

@@ -44,8 +44,20 @@ def changed_with(result: Node, dim: int) -> Iterator[Changed]:
     recorded: Sizes = sizes_of(result)
     yield Changed(result, recorded.shape, (dim,))
     numbers: dict[sympy.Symbol, int] = {}
-    shape = [_number(size, numbers) for size in recorded.shape]
-    shape[dim] *= 2
+    size = [_number(each, numbers) for each in recorded.shape][dim]
+    # A smaller one, too: of a larger one a slice of so many elements is as it was.
+    for other in {2 * size: None, size // 2: None}:
+        if other != size:
+            yield from _changed_by(result, dim, other, numbers)
+
+
+def _changed_by(
+    result: Node, dim: int, size: int, numbers: dict[sympy.Symbol, int]
+) -> Iterator[Changed]:
+    """Yield what else changes if a dimension of a result has this size."""
+    recorded: Sizes = sizes_of(result)
+    shape = [_number(each, numbers) for each in recorded.shape]
+    shape[dim] = size
     made: dict[Node, Any] = {result: torch.empty(shape, dtype=recorded.dtype, device="meta")}
     queue = [result]
     for node in queue:
