@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 _OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper"
+    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
 )
 """Functions of torch that ask how a result lies in memory, and whether to fold or to copy."""
 
