@@ -711,4 +711,5 @@ def test_a_smaller_size_is_told_where_a_larger_one_is_not_seen(size: int, first:
     module.body.register_forward_hook(lambda _, args, result: result[:, :size])
     other = copy.deepcopy(eager)
     other.body.register_forward_hook(lambda _, args, result: result[:, :size])
-    assert outcome(partial(module, x), other(x)) in {"refused", "equal"}
+    found = outcome(partial(module, x), other(x))
+    assert found == "refused" or (size == 7 and found == "equal")
