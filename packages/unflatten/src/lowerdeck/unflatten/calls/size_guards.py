@@ -285,7 +285,7 @@ def _read(condition: str, sources: Mapping[str, Any]) -> SizeGuard | None:
         text = _written(parsed, sources, symbols)
         if isinstance(parsed, ast.Compare):
             text = text[1:-1]  # for people
-        _compiled(text, len(symbols))
+        _limits_hold((text,), len(symbols))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return SizeGuard(text, tuple(symbols)) if symbols else None
@@ -350,19 +350,11 @@ def _source(text: str, sources: Mapping[str, Any], symbols: dict[sympy.Symbol, s
 
 
 @lru_cache(4096)
-def _compiled(text: str, count: int) -> Callable[..., bool]:
-    """Return a function of so many sizes; the text is of our own making."""
-    names = [f"n{number}" for number in range(count)]
-    scope = {"__builtins__": {}, **_FUNCTIONS}
-    made: Callable[..., bool] = eval(f"lambda {', '.join(names)}: {text.format(*names)}", scope)
-    return made
-
-
-@lru_cache(4096)
 def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
-    """Return a function of so many sizes, one that compilers can follow.
+    """Return a function of so many sizes that compilers can follow; its text is of our making.
 
-    Export has symbols, of which a question would fix the values.
+    Export has symbols, of which a question would fix the values. A remainder by a size of 0, say,
+    is no size of which the program knows anything.
     """
     names = [f"n{number}" for number in range(count)]
     are_numbers = " and ".join(f"type({name}) is int" for name in names)
@@ -383,8 +375,4 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
 
 
 def _holds(text: str, sizes: Sequence[int]) -> bool:
-    try:
-        return bool(_compiled(text, len(sizes))(*sizes))
-    except (ArithmeticError, ValueError, TypeError):
-        # A remainder by a size of 0, say, of which the program knows nothing.
-        return False
+    return _limits_hold((text,), len(sizes))(*sizes)
