@@ -101,6 +101,56 @@ def test_another_constant_is_refused(constant: Any, how: str) -> None:
         made(X)
 
 
+class Pair(nn.Module):
+    """Returns two tensors, in a dict of that order, the other order, or the second as None."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one, two = x.sin(), x.cos()
+        if self.how == "other order":
+            return {"two": two, "one": one}
+        return {"one": one, "two": None if self.how == "None" else two}
+
+
+class Reads(nn.Module):
+    """Goes through the values of a dict, takes one of them, or hands all out."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.pair = Pair("as recorded")
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = self.pair(x)
+        if self.how == "all":
+            one, two = found.values()
+            return one if two is None else one - two.exp()
+        return found["one"] if self.how == "one" else found
+
+
+@pytest.mark.parametrize("change", ["swap", "hook"])
+@pytest.mark.parametrize("other", ["other order", "None"])
+@pytest.mark.parametrize("how", ["all", "one", "hands out"])
+def test_a_dict_in_another_order_and_no_tensor_for_an_operator_are_refused(
+    how: str, other: str, change: str
+) -> None:
+    eager: Any = Reads(how)
+    made: Any = unflatten(export_preserving(eager, (X,)))
+    for model in (eager, made):
+        if change == "swap":
+            model.pair = Pair(other)
+        else:
+            model.pair.register_forward_hook(lambda module, args, result: Pair(other)(*args))
+    if how == "all" or (how, other) == ("hands out", "other order"):
+        with pytest.raises(InputConstraintError, match=r"'pair'.* it was recorded (with|as) "):
+            made(X)
+    else:
+        torch.testing.assert_close(made(X), eager(X))
+
+
 def test_the_same_structure_and_constant_pass() -> None:
     for kind in ("tuple", "list", "dict", "nested", "constant"):
         eager = Summed(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -222,7 +223,12 @@ def test_a_condition_of_a_file_is_never_run(condition: str) -> None:
     shape = program.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
     sources = {"L['x']": tuple(expression_of(size) for size in shape)}
     known = size_guards(program.range_constraints, (), sources)
-    found = size_guards(program.range_constraints, [condition], sources)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = size_guards(program.range_constraints, [condition], sources)
+    # What is read is held to, or says nothing of sizes that vary.
+    is_read = len(found.all) > len(known.all) or condition == "True"
+    assert [w for w in told if "is not understood" in str(w.message)] or is_read
     assert found.all[: len(known.all)] == known.all
     assert all(guard.holds([5]) in {True, False} for guard in found.all)
 

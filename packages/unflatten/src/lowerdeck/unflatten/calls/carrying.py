@@ -88,6 +88,11 @@ COMPUTES_NOTHING = (
     "returns what it is given or holds, so that this program has no call of it: another module in "
     "its place would have no effect. Export the model with that module in it."
 )
+NO_TENSOR = (
+    "returns no tensor, and this program has no call of it: another module in its place would have "
+    "no effect. Export the model with that module in it, and unflatten that program before "
+    "run_decompositions()."
+)
 SOMETIMES_NOTHING = (
     "returns in some of its calls what it is given, so that this program has not all of them: "
     "another module in its place would have no effect there. Export the model with that module "

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Node, Proxy
 
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import OpOverload, pytree
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedConstant
 from lowerdeck.unflatten.errors import InputConstraintError
 
+_NO_OPERAND = (type(None), str, tuple, list, dict)
 RETURNS = "returns"
 """Meta of the node that carries what a call returned: a ``Returned``, if that is no tensor."""
 
@@ -72,12 +73,14 @@ class StructureCheck:
         name: The name of what is called.
         recorded: What it returned when it was recorded.
         read: The keys on the way to each part that the code after the call reads.
+        computed: Of these, those that an operator is given.
         texts: The sizes that ``check`` is given beside the result: none.
     """
 
     name: str
     recorded: Returned
     read: frozenset[tuple[Any, ...]]
+    computed: frozenset[tuple[Any, ...]] = frozenset()
     texts: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
@@ -93,7 +96,8 @@ class StructureCheck:
 
         Raises:
             InputConstraintError: It has parts that the code does not read, lacks some that it
-                reads, or has another constant.
+                reads, or has them in another order, or has another constant, or no tensor where
+                an operator is given one.
         """
         body = module.__dict__[PRIVATE]
         if body.unchecked:
@@ -114,6 +118,8 @@ class StructureCheck:
         if part.kind is None:
             if part.constant is not None and not part.constant.fits(value):
                 yield f"{where} is {_shown(value)}; it was recorded as {part.constant}"
+            elif path in self.computed and isinstance(value, _NO_OPERAND):
+                yield f"{where} is {_shown(value)}; it was recorded as a tensor or a number"
         elif not part.is_taken_by_key:
             # Where the structure is another one, taking it apart says so.
             leaves = pytree.tree_leaves(value)
@@ -125,8 +131,9 @@ class StructureCheck:
         else:
             given = list(value) if isinstance(value, Mapping) else list(range(len(value)))
             lacks = {key for key in part.parts if key not in given and (*path, key) in self.read}
-            more = [key for key in given if key not in part.parts]
-            if lacks or (more and self._reads_all(part, path)):
+            # Who goes through all of a dict (``values()``) is given them in its order.
+            expected = [key for key in part.parts if key in given]
+            if lacks or (given != expected and self._reads_all(part, path)):
                 yield f"{where} has {given}; it was recorded with {list(part.parts)}"
                 return
             for key in part.parts:
@@ -141,16 +148,20 @@ class StructureCheck:
         )
 
 
-def parts_read(node: Node, part: Returned, checked: Container[Node]) -> frozenset[tuple[Any, ...]]:
-    """Return the keys on the way to each part of what ``node`` carries that the code reads.
+def structure_check(
+    name: str, node: Node, recorded: Returned, checked: Container[Node]
+) -> StructureCheck:
+    """Return the check of the structure that ``node`` carries.
 
     Args:
+        name: The name of what is called.
         node: A node of the caller's graph.
-        part: What is recorded of it.
+        recorded: What is recorded of it.
         checked: Nodes that are looked at though nothing may read them.
     """
-    found: set[tuple[Any, ...]] = set()
-    queue: list[tuple[Node, Returned, tuple[Any, ...]]] = [(node, part, ())]
+    read: set[tuple[Any, ...]] = set()
+    computed: set[tuple[Any, ...]] = set()
+    queue: list[tuple[Node, Returned, tuple[Any, ...]]] = [(node, recorded, ())]
     for source, around, path in queue:
         others = dict.fromkeys(source.users)
         if around.is_taken_by_key:
@@ -160,8 +171,10 @@ def parts_read(node: Node, part: Returned, checked: Container[Node]) -> frozense
                     queue.append((user, around.parts[key], (*path, key)))
                     del others[user]
         if others or source in checked:
-            found.update(path[:count] for count in range(1, len(path) + 1))
-    return frozenset(found)
+            read.update(path[:count] for count in range(1, len(path) + 1))
+        if any(isinstance(user.target, OpOverload) for user in others):
+            computed.add(path)
+    return StructureCheck(name, recorded, frozenset(read), frozenset(computed))
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import math
 import re
+import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -227,12 +229,21 @@ def size_guards(
 
     Args:
         ranges: The range of each symbol.
-        conditions: What else export noted, as Python; what is not understood is left out.
+        conditions: What else export noted, as Python; of what is not understood it warns.
         sources: What the conditions call each input, with the sizes of a tensor, or a number.
     """
     found = [*_in_bounds(ranges)]
     for condition in conditions:
-        guard = _read(condition, sources)
+        try:
+            guard = _read(condition, sources)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            shown = textwrap.shorten(str(condition), 200)
+            warnings.warn(
+                f"The program notes a condition of its sizes that is not understood, and that "
+                f"calls will not be held to: {shown!r}.",
+                stacklevel=4,
+            )
+            continue
         # How one size compares with a number is a bound, which the ranges have.
         if guard is not None and (len(guard.symbols) > 1 or not _BOUND.fullmatch(guard.text)):
             found.append(guard)
@@ -273,21 +284,22 @@ def _in_bounds(ranges: Mapping[sympy.Symbol, Any]) -> Iterator[SizeGuard]:
 
 
 def _read(condition: str, sources: Mapping[str, Any]) -> SizeGuard | None:
-    """Return what a condition says of symbols; None if it has more than sizes and arithmetic.
+    """Return what a condition says of symbols; None if it has none.
 
     It may come from a file, so that it is read as what it may be, and never run as it is.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: It is something else than arithmetic
+            of sizes.
     """
+    if not isinstance(condition, str) or len(condition) > _LONGEST:
+        raise ValueError("no text, or a long one")
     symbols: dict[sympy.Symbol, str] = {}
-    try:
-        if not isinstance(condition, str) or len(condition) > _LONGEST:
-            return None
-        parsed = ast.parse(condition, mode="eval").body
-        text = _written(parsed, sources, symbols)
-        if isinstance(parsed, ast.Compare):
-            text = text[1:-1]  # for people
-        _limits_hold((text,), len(symbols))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    parsed = ast.parse(condition, mode="eval").body
+    text = _written(parsed, sources, symbols)
+    if isinstance(parsed, ast.Compare):
+        text = text[1:-1]  # for people
+    _limits_hold((text,), len(symbols))
     return SizeGuard(text, tuple(symbols)) if symbols else None
 
 

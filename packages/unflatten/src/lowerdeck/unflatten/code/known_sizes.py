@@ -31,7 +31,7 @@ from lowerdeck.torch_base import (
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.calls.returned import RETURNS, StructureCheck, parts_read
+from lowerdeck.unflatten.calls.returned import RETURNS, structure_check
 from lowerdeck.unflatten.calls.signature import flatten_like
 from lowerdeck.unflatten.calls.size_guards import SizeGuards
 from lowerdeck.unflatten.code.asked_dims import DimsAsked, are_asked, dims_asked, tensors_written
@@ -91,7 +91,7 @@ def result_checks(graph: Graph, sizes_asked: SizesAsked, guards: SizeGuards) -> 
             whole = node.meta.get(RETURNS)
             if whole is not None:
                 path, _ = split_call_target(str(call.target))
-                found[node] = StructureCheck(path, whole, parts_read(node, whole, found))
+                found[node] = structure_check(path, node, whole, found)
     return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import TRACEPOINT
@@ -23,6 +24,7 @@ from lowerdeck.unflatten.calls.carrying import (
     LOST_PART,
     LOST_SIGNATURE,
     NO_CALL,
+    NO_TENSOR,
     RETURNS_OTHERS,
     SOMETIMES_NOTHING,
     must_be_generated,
@@ -275,6 +277,8 @@ def _guard_uncalled(
 def _why_uncalled(signature: Any, trace: Trace) -> str:
     if signature is None:
         return LOST_CALL
+    if all(isinstance(spec, ConstantArgument) for spec in signature.outputs):
+        return NO_TENSOR
     taken = {*trace.state.targets, *(spec.name for spec in signature.inputs)}
     return COMPUTES_NOTHING if taken.issuperset(s.name for s in signature.outputs) else LOST_CALL
 
