@@ -30,7 +30,7 @@ class Positions(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(16, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         count = x.shape[1]
         mask = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
         near = torch.zeros(count, count, device=x.device).masked_fill(~mask, -1.0)
@@ -54,7 +54,7 @@ class Step(nn.Module):
         self.linear = nn.Linear(8, 8)
         self.register_buffer("count", torch.zeros(()))
 
-    def forward(self, x: Tensor, t: float) -> Tensor:
+    def forward(self, x: Tensor, t: float) -> Any:
         self.count.add_(1)
         return x + self.linear(x) * t
 
@@ -69,7 +69,7 @@ class Whole(nn.Module):
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.positions(x) * torch.tensor(2.0, device=x.device)
         for t in (0.5, 0.25):
             x = self.step(x, t)
@@ -96,7 +96,7 @@ def moved_there(how: str, eager: nn.Module, x: Tensor) -> Any:
 @pytest.mark.parametrize("made", [made_there, moved_there])
 def test_programs_of_another_device(made: Callable[..., Any], how: str) -> None:
     eager, x = Whole(), torch.randn(2, 5, 8)
-    module = made(how, eager, x)
+    module: Any = made(how, eager, x)
     eager, x = copy.deepcopy(eager).to(DEVICE), x.to(DEVICE)
     assert module.state_dict().keys() == eager.state_dict().keys()
     copied = copy.deepcopy(module)
@@ -118,7 +118,7 @@ def test_programs_of_another_device(made: Callable[..., Any], how: str) -> None:
         _same_values(module.step(given, 0.25), eager.step(given, 0.25))
         with pytest.raises(InputConstraintError):
             module.step(given, 0.75)
-    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
     _same_values(compiled(x), module(x))
 
 

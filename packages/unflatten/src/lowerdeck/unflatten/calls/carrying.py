@@ -89,8 +89,8 @@ COMPUTES_NOTHING = (
     "its place would have no effect. Export the model with that module in it."
 )
 NO_TENSOR = (
-    "returns no tensor, and this program has no call of it: another module in its place would have "
-    "no effect. Export the model with that module in it, and unflatten that program before "
+    "returns no tensor, and this program has no call of it: another module in its place would "
+    "have no effect. Export the model with that module in it, and unflatten that program before "
     "run_decompositions()."
 )
 SOMETIMES_NOTHING = (
