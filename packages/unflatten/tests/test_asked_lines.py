@@ -19,7 +19,7 @@ from torch import nn
 from torch.export import Dim
 
 from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
-from lowerdeck.unflatten.code.asked_dims import are_asked, dims_asked, tensors_written
+from lowerdeck.unflatten.results.asked_dims import are_asked, dims_asked, tensors_written
 
 pad = nn.functional.pad
 

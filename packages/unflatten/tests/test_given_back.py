@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
-from lowerdeck.unflatten.calls.given_back import argument_of
+from lowerdeck.unflatten.results.given_back import argument_of
 
 Use = Callable[[nn.Module, Tensor], Any]
 

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.torch_base import expression_of
 from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
-from lowerdeck.unflatten.calls.size_guards import size_guards
+from lowerdeck.unflatten.sizes.guards import size_guards
 
 X = torch.randn(5, 12, 8)
 VARIES = {0: Dim.AUTO, 1: Dim.AUTO}

@@ -23,7 +23,6 @@ from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints
 from lowerdeck.unflatten.calls.leaf_paths import leaf_paths
 from lowerdeck.unflatten.calls.signature import CallSignature, argument_labels, named_arguments
-from lowerdeck.unflatten.calls.size_guards import SizeGuards, size_guards
 from lowerdeck.unflatten.code import OWN_NAMES
 from lowerdeck.unflatten.cut import ProgramCopier, WorkingGraph, cut, direct_graph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
@@ -42,6 +41,7 @@ from lowerdeck.unflatten.modules import (
     shadow_own_names,
     share,
 )
+from lowerdeck.unflatten.sizes.guards import SizeGuards, size_guards
 from lowerdeck.unflatten.trace.call_tree import release
 from lowerdeck.unflatten.trace.mutations import Mutations
 from lowerdeck.unflatten.trace.trace import Trace

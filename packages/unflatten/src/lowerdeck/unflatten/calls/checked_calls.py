@@ -27,8 +27,8 @@ from lowerdeck.unflatten.calls.recorded_calls import (
 )
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
 from lowerdeck.unflatten.calls.signature import CallSignature
-from lowerdeck.unflatten.calls.size_guards import NOT_SURE, Place
 from lowerdeck.unflatten.errors import InputConstraintError
+from lowerdeck.unflatten.sizes.guards import NOT_SURE, Place
 
 Pattern = tuple[tuple[tuple[bool, ...], tuple[Place, ...]] | int | str | None, ...]
 """What is compared of each leaf: the fixed sizes of a tensor, and which are held to limits; the

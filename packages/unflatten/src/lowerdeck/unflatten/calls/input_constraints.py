@@ -13,8 +13,8 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
-from lowerdeck.unflatten.calls.size_guards import NOT_SURE, Bounds, SizeGuards, bounds_of
 from lowerdeck.unflatten.errors import InputConstraintError
+from lowerdeck.unflatten.sizes.guards import NOT_SURE, Bounds, SizeGuards, bounds_of
 
 CHECKS = "check_input_constraints"
 """The attribute of the outermost module that tells whether its calls are checked."""

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import plain_number, varies
-from lowerdeck.unflatten.calls.size_guards import SizeLimits
+from lowerdeck.unflatten.sizes.guards import SizeLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,19 @@ from lowerdeck.unflatten.code.call_targets import (
     lookup,
     split_call_target,
 )
+from lowerdeck.unflatten.code.check import Check
 from lowerdeck.unflatten.code.code import Source, write_source
-from lowerdeck.unflatten.code.known_sizes import result_checks, symbols_asked
-from lowerdeck.unflatten.code.result_check import SIZES, Check, sizes_of
+from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
 
 __all__ = [
     "OWN_NAMES",
-    "SIZES",
+    "TORCH_FOLDER",
     "Check",
     "Source",
     "call_target",
     "form_name",
     "lookup",
-    "result_checks",
-    "sizes_of",
     "split_call_target",
-    "symbols_asked",
+    "told",
     "write_source",
 ]

@@ -30,9 +30,9 @@ from lowerdeck.unflatten.calls.checked_calls import Expected, Pattern, check_lin
 from lowerdeck.unflatten.calls.chosen_forms import carrying_form, form_of
 from lowerdeck.unflatten.calls.python_names import is_name
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
-from lowerdeck.unflatten.calls.size_checks import SIZE_CHECKS
 from lowerdeck.unflatten.code.bindings import METHODS, callable_for
 from lowerdeck.unflatten.code.call_targets import is_reserved, lookup, split_call_target
+from lowerdeck.unflatten.code.check import Check
 from lowerdeck.unflatten.code.failures import (
     FILE_PREFIX,
     NAME_SOURCE,
@@ -41,7 +41,7 @@ from lowerdeck.unflatten.code.failures import (
     naming,
     told,
 )
-from lowerdeck.unflatten.code.result_check import Check
+from lowerdeck.unflatten.sizes.checks import SIZE_CHECKS
 
 _TAKES_PARTS = (operator.getitem, flatten_like)
 _SERIAL = re.compile(r"(_\d+)+$")

@@ -21,9 +21,9 @@ from lowerdeck.unflatten.calls.carrying import (
     is_unread_result,
     must_hand_through,
 )
-from lowerdeck.unflatten.calls.given_back import argument_of
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, nodes_in
+from lowerdeck.unflatten.results import argument_of
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
 

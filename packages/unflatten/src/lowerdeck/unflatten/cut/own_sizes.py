@@ -28,11 +28,11 @@ from lowerdeck.torch_base import (
     varies,
 )
 from lowerdeck.unflatten.calls.recorded_calls import path_of_leaf
-from lowerdeck.unflatten.calls.size_checks import exact_quotient, must_be_sizes
-from lowerdeck.unflatten.calls.size_solving import SizeSolver, is_taken, ordered
 from lowerdeck.unflatten.cut.flat_calls import with_other_values
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, nodes_in
+from lowerdeck.unflatten.sizes.checks import exact_quotient, must_be_sizes
+from lowerdeck.unflatten.sizes.solving import SizeSolver, is_taken, ordered
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
 _SIZE = torch.ops.aten.sym_size.int

@@ -35,10 +35,9 @@ from lowerdeck.unflatten.calls.carrying import (
     must_hand_through,
     notes_of,
 )
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, nodes_given
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedConstant
-from lowerdeck.unflatten.calls.returned import RETURNS, recorded_result
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like, named_arguments
+from lowerdeck.unflatten.results import GIVEN_BACK, RETURNS, nodes_given, recorded_result
 from lowerdeck.unflatten.trace.call_tree import Frame
 
 

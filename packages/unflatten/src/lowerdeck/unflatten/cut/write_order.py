@@ -9,8 +9,8 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, OpOverload, arguments_of, written_arguments
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
-from lowerdeck.unflatten.calls.given_back import argument_of
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.results import argument_of
 from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 
 SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})

@@ -13,7 +13,6 @@ from lowerdeck.unflatten.calls.carrying import is_unread_twice
 from lowerdeck.unflatten.calls.checked_calls import Pattern, pattern_of
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall
 from lowerdeck.unflatten.calls.recorded_leaves import RecordedTensor, recorded
-from lowerdeck.unflatten.calls.size_guards import SizeGuards, SizeLimits, varying_sizes
 from lowerdeck.unflatten.code import Source, write_source
 from lowerdeck.unflatten.cut import (
     Absent,
@@ -24,6 +23,7 @@ from lowerdeck.unflatten.cut import (
 )
 from lowerdeck.unflatten.modules.any_size import computes_any_size
 from lowerdeck.unflatten.modules.generated_module import Body
+from lowerdeck.unflatten.sizes.guards import SizeGuards, SizeLimits, varying_sizes
 from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.structure import region_structure
 

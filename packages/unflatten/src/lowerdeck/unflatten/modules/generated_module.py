@@ -26,19 +26,15 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.checked_calls import Expected, pattern_of
 from lowerdeck.unflatten.calls.chosen_forms import forward_of, method_of
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK, GivenBack, argument_of, nodes_given
 from lowerdeck.unflatten.calls.recorded_calls import RecordedCall, floating_types
 from lowerdeck.unflatten.calls.signature import CallSignature, flatten_like
-from lowerdeck.unflatten.calls.size_guards import SizeGuards
 from lowerdeck.unflatten.code import (
     OWN_NAMES,
     Check,
     Source,
     form_name,
     lookup,
-    result_checks,
     split_call_target,
-    symbols_asked,
     write_source,
 )
 from lowerdeck.unflatten.modules.changes import note_copied, watch_around
@@ -51,6 +47,15 @@ from lowerdeck.unflatten.modules.graph_record import (
 )
 from lowerdeck.unflatten.modules.graph_view import GraphView
 from lowerdeck.unflatten.modules.replacing import Holder
+from lowerdeck.unflatten.results import (
+    GIVEN_BACK,
+    GivenBack,
+    argument_of,
+    nodes_given,
+    result_checks,
+    symbols_asked,
+)
+from lowerdeck.unflatten.sizes.guards import SizeGuards
 
 Function = Callable[..., Any]
 

@@ -14,10 +14,8 @@ from torch.fx.node import map_aggregate
 from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.carrying import CARRIES
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK
-from lowerdeck.unflatten.calls.returned import RETURNS
-from lowerdeck.unflatten.code import SIZES, sizes_of
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.results import GIVEN_BACK, RETURNS, SIZES, sizes_of
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "closes", CARRIES, GIVEN_BACK, RETURNS)
 

@@ -23,13 +23,13 @@ from lowerdeck.unflatten.calls.carrying import (
     reads_of_others,
 )
 from lowerdeck.unflatten.calls.former_calls import FORMER
-from lowerdeck.unflatten.calls.given_back import GIVEN_BACK
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.calls.recorded_calls import twins_of, untold_forms
 from lowerdeck.unflatten.code import split_call_target
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.generated_module import Body, GeneratedModule
 from lowerdeck.unflatten.modules.replacing import Holder
+from lowerdeck.unflatten.results import GIVEN_BACK
 
 NOT_REPLACEABLE = "lowerdeck_not_replaceable"
 """Where the meta of the outermost module has those in whose place no other one would be right."""

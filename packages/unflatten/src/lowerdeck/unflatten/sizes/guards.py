@@ -22,7 +22,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from lowerdeck.torch_base import expression_of, varies
-from lowerdeck.unflatten.calls.size_solving import SizeSolver, text_of
+from lowerdeck.unflatten.sizes.solving import SizeSolver, text_of
 
 Bounds = tuple[int | None, int | None]
 Place = tuple[int, int | None]

@@ -14,10 +14,8 @@ from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.channel import Missing
 from lowerdeck.unflatten.calls.former_calls import described
-from lowerdeck.unflatten.calls.given_back import GivenBack
-from lowerdeck.unflatten.calls.returned import StructureCheck
-from lowerdeck.unflatten.calls.size_guards import SizeLimits
 from lowerdeck.unflatten.errors import InputConstraintError
+from lowerdeck.unflatten.sizes.guards import SizeLimits
 
 SIZES = "sizes"
 """Meta of a node of a graph that was stored: what ``sizes_of`` returns of its value."""
@@ -136,10 +134,6 @@ class ResultCheck:
             "Eager's may ask the result for that, and the program cannot. Return what was "
             "recorded, or make the change in the model and export that."
         )
-
-
-Check = ResultCheck | StructureCheck | GivenBack
-"""What is looked at of what a call returned."""
 
 
 def _of(caller: str | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from torch.fx import Node
 
-from lowerdeck.unflatten.calls.size_solving import SizeSolver, text_of
-from lowerdeck.unflatten.code.result_check import Sizes, sizes_of
+from lowerdeck.unflatten.results.result_check import Sizes, sizes_of
+from lowerdeck.unflatten.sizes.solving import SizeSolver, text_of
 
 
 class SizeTexts:

@@ -31,15 +31,19 @@ from lowerdeck.torch_base import (
     source_frames,
 )
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.calls.returned import RETURNS, structure_check
 from lowerdeck.unflatten.calls.signature import flatten_like
-from lowerdeck.unflatten.calls.size_guards import SizeGuards
-from lowerdeck.unflatten.code.asked_dims import DimsAsked, are_asked, dims_asked, tensors_written
-from lowerdeck.unflatten.code.call_targets import split_call_target
-from lowerdeck.unflatten.code.changed_sizes import Changed, changed_with
-from lowerdeck.unflatten.code.failures import TORCH_FOLDER, told
-from lowerdeck.unflatten.code.result_check import Check, ResultCheck, Sizes, sizes_of
-from lowerdeck.unflatten.code.size_texts import SizeTexts
+from lowerdeck.unflatten.code import TORCH_FOLDER, Check, split_call_target, told
+from lowerdeck.unflatten.results.asked_dims import (
+    DimsAsked,
+    are_asked,
+    dims_asked,
+    tensors_written,
+)
+from lowerdeck.unflatten.results.changed_sizes import Changed, changed_with
+from lowerdeck.unflatten.results.result_check import ResultCheck, Sizes, sizes_of
+from lowerdeck.unflatten.results.returned import RETURNS, structure_check
+from lowerdeck.unflatten.results.size_texts import SizeTexts
+from lowerdeck.unflatten.sizes.guards import SizeGuards
 
 _DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
 _NO_SIZES = {"exponent", "alpha", "beta", "p", "eps", "groups", "correction", "ord", "diagonal"}

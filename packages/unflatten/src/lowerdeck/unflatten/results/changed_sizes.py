@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import OpOverload
-from lowerdeck.unflatten.code.result_check import Sizes, sizes_of
+from lowerdeck.unflatten.results.result_check import Sizes, sizes_of
 
 
 @dataclass(frozen=True, slots=True)

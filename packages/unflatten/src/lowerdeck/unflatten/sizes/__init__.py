@@ -1,0 +1,1 @@
+"""Sizes that vary: how they follow from others, and which the program was recorded for."""
