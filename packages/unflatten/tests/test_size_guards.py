@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -98,6 +99,25 @@ def test_a_size_of_another_branch_is_refused_by_the_whole_and_by_the_module(
             else:
                 with pytest.raises(InputConstraintError, match=r"(x|arg_0)\.shape"):
                     own(x)
+
+
+def test_threads_are_held_to_the_sizes_of_their_own_calls() -> None:
+    eager: Any = Around(CONDITIONS["b < t"])
+    made: Any = unflatten(exported(eager, "preserving"))
+    made.linear = copy.deepcopy(eager.linear)  # so that results are looked at, too
+
+    def call(number: int) -> bool:
+        b, t = SIZES[number % len(SIZES)]
+        x = torch.randn(b, t, 8)
+        if b < t:
+            torch.testing.assert_close(made(x), eager(x))
+            return True
+        with pytest.raises(InputConstraintError, match=f"{b}.*{t}"):
+            made(x)
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(200)))
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
