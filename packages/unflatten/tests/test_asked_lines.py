@@ -1,6 +1,6 @@
-"""Numbers computed of a fixed size in any way: a changed result is refused, or eager's.
+"""Lines that ask for a fixed size, or for the rank: a changed result is refused, or eager's.
 
-What a line has that asks for a size, and does not write, counts as computed of that size.
+Whatever such a line does counts as computed of what it asks for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from torch.export import Dim
 
 from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
-from lowerdeck.unflatten.results.asked_dims import are_asked, dims_asked, tensors_written
+from lowerdeck.unflatten.results.asked_dims import are_asked, asks_rank, dims_asked
 
 pad = nn.functional.pad
 
@@ -46,6 +46,14 @@ COMPUTES: dict[str, Code] = {
     "of a part": lambda y, _: y.split(4, 2)[0].sum() * (1 - 1 / y.split(4, 2)[0].shape[1]),
     "written in place": lambda y, _: y.mul_(2).sum() * (1 - 1 / y.shape[1]),
     "turned": lambda y, _: y.mT.sum() * (1 - 1 / y.mT.shape[2]),
+    "the largest": lambda y, _: y.sum() / max(y.shape),
+    "a root of the rest": lambda y, _: y.sum(1) ** (y.shape[1] / 3),
+    "a correction": lambda y, _: y.std(1, correction=y.shape[1] // 3),
+    "a diagonal": lambda y, _: y.tril(y.shape[1] // 3 - 4).sum(1),
+    "an option": lambda y, _: torch.add(y, y, alpha=y.shape[1] - 2).sum(1),
+    "a branch": lambda y, _: y.sum(1) + (1.0 if y.shape[1] == 12 else 2.0),
+    "repeated": lambda y, _: torch.cat([y] * (y.shape[1] // 6), 1).sum(1),
+    "padding": lambda y, _: nn.functional.avg_pool1d(y.mT, 9, 1, y.shape[1] // 3).mean(2),
     "clamped": lambda y, _: y.sum() * min(y.shape[1] + 20, 100),
 }
 
@@ -156,6 +164,8 @@ def test_a_number_that_export_fixed(export: Any, strict: bool) -> None:
         ("y.numel()", {0, 1, 2}),
         ("b, t, c = y.shape", {0, 1, 2}),
         ("y.size()[at]", {0, 1, 2}),
+        ("y.view(-1, *y.size()[1:])", {1, 2}),
+        ("y.size()", {0, 1, 2}),
         ("y.shape[self.at]", {0, 1, 2}),
         ("y * batch_size(y)", {0, 1, 2}),
         ("range(1, len(y.shape))", set()),
@@ -171,14 +181,109 @@ def test_what_a_line_asks_for(line: str, asked: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "written"),
+    ("line", "is_made_there"),
     [
-        ("torch.tensor(0.5) / y.shape[1]", True),
-        ("torch.tensor([1, -2.5e3], dtype=y.dtype)", True),
-        ("torch.tensor(y.shape[1])", False),
-        ("torch.tensor(0.5) + torch.tensor(len(y))", False),
-        ("y + self.made(y.shape[1])", False),
+        ("(y @ y.mT / math.sqrt(y.size(-1))).softmax(-1)", False),
+        ("self.mask.shape[2] * y", False),
+        ("len(self.mask) * y", False),
+        ("y.mT.shape[1]", True),
+        ("y.mT.size(1)", True),
+        ("y[0].shape[1]", True),
+        ("f(y).shape[1]", True),
+        ("len(y.mT)", True),
+        ("len(f(y))", True),
+        ("size_of(y)", True),
     ],
 )
-def test_tensors_that_a_line_writes(line: str, written: bool) -> None:
-    assert tensors_written(line) is written
+def test_whether_a_line_asks_what_it_makes(line: str, is_made_there: bool) -> None:
+    dims = dims_asked(line)
+    found = any(are_asked(dims, dim, 3, is_made_there=True) for dim in range(3))
+    assert found is is_made_there
+
+
+RANKS: dict[str, Code] = {
+    "the last": lambda y, _: y[..., 0],
+    "before the last": lambda y, _: y[..., None, :].sum(-1),
+    "no dimension said": lambda y, _: nn.functional.softmax(y, _stacklevel=5),
+    "all but the first": lambda y, _: y.sum(tuple(range(1, y.ndim))),
+    "added in front of the last": lambda y, _: y.unsqueeze(y.dim() - 1).mean(-1),
+    "turned round": lambda y, _: y.permute(*range(y.dim() - 1, -1, -1)).sum(-1),
+    "a branch": lambda y, _: y.sum() * (2 if len(y.shape) == 3 else 3),
+}
+KEEP_RANK: dict[str, Code] = {
+    "written": lambda y, _: y.sum(1) + y.transpose(0, 1).mean(0),
+    "subscript": lambda y, _: y[0] + y[:, 0].sum(),
+    "from the last": lambda y, _: y.softmax(-1).sum(dim=-2),
+    "all": lambda y, _: torch.relu(y * 2 + 1).sum(),
+    "flat": lambda y, _: y.flatten(1).mean(1),
+}
+
+
+def more_dims(y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([y, 2 * y], 1)
+
+
+def fewer_dims(y: torch.Tensor) -> torch.Tensor:
+    return y[0]
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("change", [more_dims, fewer_dims])
+@pytest.mark.parametrize("sizes", ["fixed", "t"])
+@pytest.mark.parametrize("how", ["preserving", "plain"])
+@pytest.mark.parametrize("name", [*RANKS, *KEEP_RANK])
+def test_another_rank_is_refused_or_eagers(
+    name: str, how: str, sizes: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(6, 12, 8)
+    model = computing({**RANKS, **KEEP_RANK}[name])
+    module, eager = program_of(model, x, how, sizes), copy.deepcopy(model)
+    torch.testing.assert_close(module(x), eager(x))
+    for each in (module, eager):
+        each.get_submodule("body").register_forward_hook(lambda _, __, result: change(result))
+    if name in RANKS:
+        with pytest.raises(InputConstraintError, match="recorded with a tensor of"):
+            module(x)
+    else:
+        torch.testing.assert_close(module(x), eager(x))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_asked"),
+    [
+        ("y.ndim - 1", True),
+        ("y.dim() == 3", True),
+        ("len(x.y.shape)", True),
+        ("y[..., :half]", True),
+        ("y.sum(dim=1)", False),
+        ("y.ndims", False),
+        ("y[:, 0].shape[1]", False),
+    ],
+)
+def test_lines_that_ask_for_the_rank(line: str, is_asked: bool) -> None:
+    assert asks_rank(line) is is_asked
+
+
+def _share(y: torch.Tensor) -> torch.Tensor:
+    return y * (1 - 1 / y.shape[1]) + y[..., :1]
+
+
+class Branches(nn.Module):
+    """Asks in a branch of torch's, which has a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return torch.cond(y.sum() > 0, _share, torch.neg, (y,)).sum(1)
+
+
+@pytest.mark.parametrize("change", [more_dims, lambda y: rows(y, 1)])
+def test_what_a_branch_asks_is_not_looked_through(change: Any) -> None:
+    x = torch.randn(6, 12, 8)
+    module: Any = unflatten(export_preserving(Branches().requires_grad_(False), (x,)))
+    module.body.register_forward_hook(lambda _, __, result: change(result))
+    with pytest.raises(InputConstraintError, match="recorded with a tensor of"):
+        module(x)

@@ -322,7 +322,9 @@ class Drops(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         made = self.body(x)
         other = pytree.tree_leaves(made)[1]
-        return other / first(made).shape[1] if self.reads else other, x + 1
+        if self.reads:
+            return other / first(made).shape[1], x + 1
+        return other, x + 1
 
 
 class Changes(nn.Module):

@@ -101,6 +101,42 @@ def test_another_constant_is_refused(constant: Any, how: str) -> None:
         made(X)
 
 
+class Counts(nn.Module):
+    """Reads some of a list by numbers from its end, or with steps."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.levels = Levels(4, "list")
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.read(self.levels(x))
+
+
+COUNTED: dict[str, Callable[[Any], Any]] = {
+    "last": lambda found: found[-1] + 1,
+    "but one": lambda found: found[-2] + 1,
+    "popped": lambda found: found.pop() + 1,
+    "rest": lambda found: sum(found[1:]),
+    "steps": lambda found: sum(found[::2]),
+    "two of the first": lambda found: sum(found[:2]),
+}
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("name", COUNTED)
+def test_parts_that_are_counted_from_the_last(name: str, count: int) -> None:
+    eager: Any = Counts(COUNTED[name])
+    made: Any = unflatten(export_preserving(eager, (X,)))
+    for model in (eager, made):
+        put(model, Levels(count, "list"), "hook")
+    if name == "two of the first":
+        torch.testing.assert_close(made(X), eager(X))
+    else:
+        with pytest.raises(InputConstraintError, match=r"'levels'.* it was recorded with \["):
+            made(X)
+
+
 class Pair(nn.Module):
     """Returns two tensors, in a dict of that order, the other order, or the second as None."""
 

@@ -4,8 +4,8 @@ Export writes down what the model's code asks of a tensor, ``x.shape[1]`` say: a
 a size that varies, as what it asks the program's inputs. Another module in a place, or a hook, may
 return another size than the one recorded, and eager's code would go on with that. Which numbers
 come of a size no program tells: what equals one, or what is often computed of one, counts, where
-the model's line does not write that number itself, and so does whatever else is on a line that
-asks for a size.
+the model's line does not write that number itself. Whatever is on a line that asks for a size that
+has changed, or for how many dimensions there are, is taken for computed of that.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import (
+    HigherOrderOperator,
     OpOverload,
     arguments_of,
     is_getitem,
@@ -34,10 +35,14 @@ from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.calls.signature import flatten_like
 from lowerdeck.unflatten.code import TORCH_FOLDER, Check, split_call_target, told
 from lowerdeck.unflatten.results.asked_dims import (
+    ANY_DIM,
+    DIMENSION,
     DimsAsked,
     are_asked,
+    asks_rank,
     dims_asked,
-    tensors_written,
+    has_unwritten_dims,
+    numbers_on,
 )
 from lowerdeck.unflatten.results.changed_sizes import Changed, changed_with
 from lowerdeck.unflatten.results.result_check import ResultCheck, Sizes, sizes_of
@@ -45,9 +50,7 @@ from lowerdeck.unflatten.results.returned import RETURNS, structure_check
 from lowerdeck.unflatten.results.size_texts import SizeTexts
 from lowerdeck.unflatten.sizes.guards import SizeGuards
 
-_DIMENSIONS = re.compile(r"(start_|end_)?dim(s|ension|\d)?|axis|source|destination|(un)?bias")
 _NO_SIZES = {"exponent", "alpha", "beta", "p", "eps", "groups", "correction", "ord", "diagonal"}
-_NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?|(?<![\w.])\.\d+", re.IGNORECASE)
 _ASKS_SIZE = re.compile(r"shape|size|len\(|numel")
 _SMALL = 3
 """Up to this a number on a line may as well be a dimension's."""
@@ -58,13 +61,6 @@ _MAKES = re.compile(
 )
 _PLAIN = {"_operator", "math", "torch"}
 _CONVERTS = {"to", "_to_copy", "scalar_tensor"}
-_LIFTED = re.compile(r"(.+\.)?lifted_tensor_\d+")
-_MOST_DIMENSIONS = 8
-"""Up to so many elements a tensor that a line makes may be sizes."""
-
-_LARGEST = 2.0**62
-"""What is no smaller stands for no limit."""
-
 _FIXES = re.compile(r"[^%]* == \d+|\d+ == [^%]*")
 """A condition of sizes that fixes what is computed of them."""
 
@@ -118,14 +114,12 @@ class _Use:
         node: The step.
         source: What a symbol is read from; None of anything else.
         name: Which argument of the step it is in.
-        is_made: Whether it goes into what is no number itself.
     """
 
     value: Any
     node: Node
     source: Any = None
     name: str = ""
-    is_made: bool = False
 
 
 def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
@@ -150,12 +144,11 @@ def _uses(node: Node, sizes_asked: SizesAsked) -> Iterator[_Use]:
     else:
         return
     for name, value in named.items():
-        if name in _NO_SIZES or _DIMENSIONS.fullmatch(name):
+        if name in _NO_SIZES or DIMENSION.fullmatch(name):
             continue
         for leaf in _leaves(value):
             if not isinstance(leaf, Node):
-                is_made = node.op != "call_module" and not computes_number
-                yield _Use(leaf, node, name=name, is_made=is_made)
+                yield _Use(leaf, node, name=name)
             elif not computes_number:
                 size = sizes_of(leaf)
                 if isinstance(size, sympy.Basic):
@@ -192,7 +185,8 @@ class _Code:
         self._lines: dict[Node, str] = {}
         self._found: dict[tuple[float, bool], list[_Use]] = {}
         self._last_number = -1
-        self._on_asking_lines: dict[DimsAsked, dict[float, list[_Use]]] = {}
+        self._on_asking_lines: dict[tuple[DimsAsked, str], list[Node]] = {}
+        self._knows_rank: list[Node] = []
         self._symbols: list[_Use] = []
         self._types: dict[torch.dtype, list[_Use]] = {}
         for node in self._order:
@@ -209,36 +203,26 @@ class _Code:
         self._find_asking_lines()
 
     def _find_asking_lines(self) -> None:
-        """Find the numbers, and what was made of some, that may come of a size by any way."""
-        for key, uses in self._numbers.items():
-            if key in {0, 1} or key >= _LARGEST:
-                continue  # what a step is given that a line leaves out
-            for use in uses:
-                line = self._line(use.node) if use.is_made else ""
-                dims = dims_asked(line)
-                if dims and len(self._steps_of(key)[line]) > _count(key, line):
-                    self._on_asking_lines.setdefault(dims, {}).setdefault(key, []).append(use)
+        """Find the steps that may be other ones for other sizes, or another rank, of a result."""
         for node in self._order:
-            if node.op == "call_function" and any(map(is_getitem, node.users)):
-                self._last_number = max(self._last_number, self._index[node])
-            if node.op != "get_attr" or not _LIFTED.fullmatch(str(node.target)):
+            if node.op != "call_function":
                 continue
-            sizes = sizes_of(node)
-            for user in sorted(node.users):
-                line = self._line(user)
+            is_last = any(map(is_getitem, node.users))
+            dims: DimsAsked = ()
+            line, is_rank_known = "", False
+            if isinstance(node.target, HigherOrderOperator):
+                # What it runs has graphs of its own.
+                dims, is_rank_known = ANY_DIM, True
+            elif isinstance(node.target, OpOverload):
+                line = self._line(node)
                 dims = dims_asked(line)
-                if dims and not tensors_written(line) and _is_small(sizes):
-                    found = self._on_asking_lines.setdefault(dims, {}).setdefault(math.nan, [])
-                    found.append(_Use(None, user))
-                    self._last_number = max(self._last_number, self._index[user])
-        for numbers in self._on_asking_lines.values():
-            for uses in numbers.values():
-                uses.sort(key=lambda use: self._index[use.node])
-        # The last ones first: of those that come before a call nothing is asked.
-        self._on_asking_lines = {
-            dims: dict(sorted(numbers.items(), key=lambda each: -self._index[each[1][-1].node]))
-            for dims, numbers in self._on_asking_lines.items()
-        }
+                is_rank_known = asks_rank(line) or has_unwritten_dims(node, line)
+            if dims:
+                self._on_asking_lines.setdefault((dims, line), []).append(node)
+            if is_rank_known:
+                self._knows_rank.append(node)
+            if dims or is_last:
+                self._last_number = max(self._last_number, self._index[node])
 
     @cached_property
     def _texts(self) -> SizeTexts:
@@ -269,11 +253,14 @@ class _Code:
             if isinstance(size, sympy.Basic)
         ]
         limits = self._guards.limits(varying)
-        if not dims and read is None and limits is None:
+        rank = ""
+        if self._knows_rank and self._index[self._knows_rank[-1]] > self._index[call]:
+            rank = _where(self._next(call, self._knows_rank))
+        if not dims and read is None and limits is None and not rank:
             return None
         path, _ = split_call_target(str(call.target))
         where = _where(read.node) if read is not None else ""
-        return ResultCheck(path, recorded, tuple(dims), where, tuple(shown), limits)
+        return ResultCheck(path, recorded, tuple(dims), where, rank, tuple(shown), limits)
 
     def _after(self, call: Node, uses: Sequence[_Use]) -> Iterator[_Use]:
         first = bisect_right(uses, self._index[call], key=lambda use: self._index[use.node])
@@ -310,22 +297,20 @@ class _Code:
         return self._use_on_asking_line(call, changed)
 
     def _use_on_asking_line(self, call: Node, changed: Sequence[Changed]) -> _Use | None:
-        """Return where a number is used on a line that asks for one of the sizes that changed.
-
-        What equals a size is that, and was looked for; any other one may be computed of it.
-        """
-        for dims, numbers in self._on_asking_lines.items():
-            if not any(
-                are_asked(dims, at, len(each.shape)) for each in changed for at in each.dims
-            ):
+        """Return where a line asks for one of the sizes that changed, of the result's first."""
+        for (dims, line), nodes in self._on_asking_lines.items():
+            if self._index[nodes[-1]] <= self._index[call]:
                 continue
-            explained = {_key(size) for each in changed for size in _explained(each, dims)}
-            for value, uses in numbers.items():
-                if self._index[uses[-1].node] <= self._index[call]:
-                    break
-                if value not in explained:
-                    return next(self._after(call, uses))
+            for number, each in enumerate(changed):
+                # What is called on a line may be a variable there when a loop comes back.
+                is_made_there = number > 0 and self._line(each.node) == line
+                rank = len(each.shape)
+                if any(are_asked(dims, at, rank, is_made_there=is_made_there) for at in each.dims):
+                    return _Use(None, self._next(call, nodes))
         return None
+
+    def _next(self, call: Node, nodes: Sequence[Node]) -> Node:
+        return nodes[bisect_right(nodes, self._index[call], key=self._index.__getitem__)]
 
     def _is_fixed(self, size: sympy.Expr) -> bool:
         """Return whether export fixed a size that is computed of some that vary."""
@@ -417,7 +402,7 @@ def _key(value: float) -> float:
 
 def _count(value: float, line: str) -> int:
     """Return how often a line writes a number."""
-    return sum(_key(float(text)) == value for text in _NUMBER.findall(line))
+    return sum(_key(number) == value for number in numbers_on(line))
 
 
 def _products(sizes: Sequence[Any]) -> set[int]:
@@ -428,25 +413,6 @@ def _products(sizes: Sequence[Any]) -> set[int]:
         for count in range(len(numbers) + 1)
         for some in combinations(numbers, count)
     }
-
-
-def _explained(changed: Changed, dims: DimsAsked) -> Iterator[float]:
-    """Yield the numbers on a line that need not be computed of a size that changed.
-
-    These are sizes, what several make together that the line asks for, and what something is often
-    divided by of those that are as before.
-    """
-    shape = changed.shape
-    asked = [at for at in range(len(shape)) if are_asked(dims, at, len(shape))]
-    yield from (size for size in shape if isinstance(size, int))
-    yield from _products([shape[at] for at in asked])
-    for at in asked:
-        if at not in changed.dims and isinstance(shape[at], int):
-            yield from _shares(shape[at])
-
-
-def _is_small(sizes: Any) -> bool:
-    return isinstance(sizes, Sizes) and math.prod(sizes.shape) <= _MOST_DIMENSIONS
 
 
 def _made_of(call: Node, after: Sequence[Node]) -> set[Node]:

@@ -54,6 +54,7 @@ class ResultCheck:
         recorded: What it returned when it was recorded.
         dims: Each dimension whose size the code after the call knows, with where it does.
         dtype_read: Where that code knows the type; "" where it does not.
+        rank_read: Where that code knows the number of dimensions; "" where it does not.
         texts: For each of these dimensions the expression of its size, as the code has it.
         limits: What its sizes that vary must meet; None where nothing.
     """
@@ -62,6 +63,7 @@ class ResultCheck:
     recorded: Sizes
     dims: tuple[tuple[int, str], ...]
     dtype_read: str
+    rank_read: str = ""
     texts: tuple[str, ...] = ()
     limits: SizeLimits | None = None
 
@@ -79,7 +81,8 @@ class ResultCheck:
             sizes: For each dimension the size that the code after the call goes on with.
 
         Raises:
-            InputConstraintError: It has another size, or type, than that code was recorded with.
+            InputConstraintError: It has another size, rank or type than that code was recorded
+                with.
         """
         body = module.__dict__[PRIVATE]
         # What is missing, whoever reads it says.
@@ -105,6 +108,11 @@ class ResultCheck:
                         body.type_name,
                     )
                 )
+        if self.rank_read and not is_alike:
+            recorded = f"a tensor of {len(self.recorded.shape)} dimensions"
+            raise InputConstraintError(
+                self._told(value, recorded, "knows that", self.rank_read, body.type_name)
+            )
         if self.limits is not None and is_alike and not self.limits.hold_for((value,)):
             told = self.limits.told((value,), ("its result",))
             raise InputConstraintError(

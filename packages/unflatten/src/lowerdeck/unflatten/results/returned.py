@@ -133,7 +133,9 @@ class StructureCheck:
             lacks = {key for key in part.parts if key not in given and (*path, key) in self.read}
             # Who goes through all of a dict (``values()``) is given them in its order.
             expected = [key for key in part.parts if key in given]
-            if lacks or (given != expected and self._reads_all(part, path)):
+            is_told = given == expected or not self._reads_all(part, path)
+            is_counted = len(given) != len(part.parts) and self._counts_from_last(part, path)
+            if lacks or not is_told or is_counted:
                 yield f"{where} has {given}; it was recorded with {list(part.parts)}"
                 return
             for key in part.parts:
@@ -146,6 +148,15 @@ class StructureCheck:
             each.constant is not None or (*path, key) in self.read
             for key, each in part.parts.items()
         )
+
+    def _counts_from_last(self, part: Returned, path: tuple[Any, ...]) -> bool:
+        """Return whether the code may take parts of a list by their numbers from the last one.
+
+        ``found[-2]``, ``found[1:]`` and ``found[::2]`` are numbers from the first in the program;
+        those who count from there mostly read the first ones, and not the last.
+        """
+        read = [(*path, key) in self.read for key in part.parts]
+        return part.kind is not dict and (any(read[-1:]) or read != sorted(read, reverse=True))
 
 
 def structure_check(
