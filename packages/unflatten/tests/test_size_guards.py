@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.torch_base import expression_of
 from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
-from lowerdeck.unflatten.sizes.guards import size_guards
+from lowerdeck.unflatten.sizes.guards import _symbols_of, size_guards
 
 X = torch.randn(5, 12, 8)
 VARIES = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -99,6 +99,109 @@ def test_a_size_of_another_branch_is_refused_by_the_whole_and_by_the_module(
             else:
                 with pytest.raises(InputConstraintError, match=r"(x|arg_0)\.shape"):
                     own(x)
+
+
+class Part(nn.Module):
+    """Gives a part of its tokens, or more of them, to a module that branches on their number."""
+
+    def __init__(self, part: Callable[[Any], Any], condition: Callable[[int, int], bool]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.inner = Branch(condition)
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(self.part(self.linear(x)))
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "half": lambda x: x[:, : x.shape[1] // 2],
+    "every second": lambda x: x[:, ::2],
+    "even": lambda x: x[:, : x.shape[1] // 2 * 2],
+    "half more": lambda x: torch.cat([x[:, ::2], x], 1),
+    "but one": lambda x: x[:, 1:],
+}
+
+
+@pytest.mark.parametrize("how", ["plain", "preserving"])
+@pytest.mark.parametrize("name", ["t even", "t <= 20", "b < t", "not equal"])
+@pytest.mark.parametrize("part", PARTS)
+def test_sizes_that_are_computed_of_one_that_varies(part: str, name: str, how: str) -> None:
+    """Of half a size, the condition of the size itself tells what it was for that half."""
+    condition = CONDITIONS[name]
+    eager: Any = Part(PARTS[part], condition)
+    made: Any = unflatten(exported(eager, how), preserve="all")
+    is_recorded = condition(5, PARTS[part](X).shape[1])
+    for b, t in [*SIZES, (4, 16), (3, 4), (2, 60)]:
+        for own, module in ((made, eager), (made.inner, eager.inner)):
+            x = torch.randn(b, t, 8)
+            size = t if own is made.inner else PARTS[part](x).shape[1]
+            if condition(b, size) is not is_recorded:
+                with pytest.raises(InputConstraintError, match=r"shape"):
+                    own(x)
+                continue
+            try:
+                torch.testing.assert_close(own(x), module(x))
+            except InputConstraintError:
+                # So many tokens such a part never has.
+                sizes = {PARTS[part](torch.empty(1, each, 1)).shape[1] for each in range(200)}
+                assert size not in sizes
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1) / x.shape[1]
+
+
+class Given(nn.Module):
+    """Gives what it computes of its argument to a module that asks for the size."""
+
+    def __init__(self, part: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.inner = Mean()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(self.part(x))
+
+
+@pytest.mark.parametrize("changed", ["all", "last"])
+@pytest.mark.parametrize("part", [*PARTS, "itself", "twice"])
+def test_a_flat_module_is_given_sizes_that_follow_from_each_other(part: str, changed: str) -> None:
+    """In a plain export it may take another tensor, for its size alone."""
+    of: Any = {**PARTS, "itself": lambda x: x, "twice": lambda x: x * 2}[part]
+    eager, x = Given(of), torch.randn(5, 12, 8)
+    made = unflatten(exported(eager, "plain"))
+
+    def more(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        kept = args[:-1] if changed == "last" else ()
+        return (*kept, *(torch.cat([arg, arg], 1) for arg in args[len(kept) :]))
+
+    for module in (made, eager):
+        module.get_submodule("inner").register_forward_pre_hook(more)
+    try:
+        torch.testing.assert_close(made(x), eager(x))
+    except (InputConstraintError, TypeError):
+        assert part != "itself"
+    else:
+        assert changed == "all" or part == "itself"
+
+
+@pytest.mark.parametrize(
+    ("made", "size", "found"),
+    [
+        ("(n // 2)", 5, (10, 11)),
+        ("(n * 2)", 6, (3, 3)),
+        ("(n * 2)", 7, ()),
+        ("((n + 1) // 2)", 1, (1, 2)),
+        ("(n // 2)", 0, (1, 1)),
+        ("(n + ((n + 1) // 2))", 4, ()),
+        ("n", 10**9, (10**9, 10**9)),
+        ("(n // 7)", 3, (21, 27)),
+    ],
+)
+def test_what_a_size_is_computed_of(made: str, size: int, found: tuple[int, ...]) -> None:
+    assert _symbols_of(made, size) == found
 
 
 def test_threads_are_held_to_the_sizes_of_their_own_calls() -> None:

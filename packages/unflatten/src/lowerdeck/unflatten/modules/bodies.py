@@ -24,7 +24,7 @@ from lowerdeck.unflatten.cut import (
 from lowerdeck.unflatten.modules.any_size import computes_any_size
 from lowerdeck.unflatten.modules.generated_module import Body
 from lowerdeck.unflatten.sizes.guards import SizeGuards, SizeLimits, varying_sizes
-from lowerdeck.unflatten.trace.call_tree import Frame
+from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
 from lowerdeck.unflatten.trace.structure import region_structure
 
 
@@ -73,6 +73,12 @@ class BodyMaker:
         self._targets: dict[Region, str] = {}
         self._recorded_calls: dict[RecordedCall, RecordedCall] = {}
         self._patterns: dict[int, Pattern] = {}
+        self._asking: dict[Frame, set[Node]] = {}
+        for frame in working.tree.frames():
+            for node in frame.nodes:
+                if node.target is torch.ops.aten.sym_size.int:
+                    for around in frames_around(frame):
+                        self._asking.setdefault(around, set()).add(node.all_input_nodes[0])
 
     def set_target(self, frame: Frame, target: str) -> None:
         """Let the caller of ``frame`` call it by this name."""
@@ -106,7 +112,11 @@ class BodyMaker:
         ]
         found = tuple([recorded(example) for example in examples])
         # Flat values: a size that the call's own code asks for is handed in as a number.
-        limits = self._guards.limits(varying_sizes(examples), numbers_follow=call is None)
+        asking = self._asking.get(frame, ()) if call is None else ()
+        asked = frozenset(place for place, leaf in enumerate(taken) if leaf in asking)
+        limits = self._guards.limits(
+            varying_sizes(examples), numbers_follow=call is None, asked=asked
+        )
         if limits is not None:
             found = _with_limits(found, limits)
         nodes = [leaf for leaf in taken if isinstance(leaf, Node)] if call is not None else []

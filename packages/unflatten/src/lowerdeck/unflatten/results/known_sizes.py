@@ -313,8 +313,11 @@ class _Code:
         return nodes[bisect_right(nodes, self._index[call], key=self._index.__getitem__)]
 
     def _is_fixed(self, size: sympy.Expr) -> bool:
-        """Return whether export fixed a size that is computed of some that vary."""
-        return any(
+        """Return whether export fixed a size that is computed of some that vary.
+
+        A size that varies by itself is held to that, as to all conditions.
+        """
+        return not size.is_Symbol and any(
             _FIXES.fullmatch(guard.text) and size.free_symbols.issuperset(guard.symbols)
             for guard in self._guards.all
         )

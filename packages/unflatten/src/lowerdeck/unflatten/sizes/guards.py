@@ -13,7 +13,8 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -76,6 +77,9 @@ _SIGNS: dict[type[ast.AST], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
+_UNTOLD = "n"
+_SOME = re.compile(r"some\('(.+?)', (.+?), lambda n: (.+)\)")
+_LARGEST = 2**40
 _SIZE = re.compile(r"(.*)\.size\(\)\[(\d+)\]")
 
 
@@ -132,6 +136,7 @@ class SizeLimits:
         text = next((text for text in self.texts if not _holds(text, sizes)), self.texts[0])
         asked = [place for place in range(len(shown)) if f"{{{place}}}" in text]
         found = ", ".join(f"{shown[place]} = {sizes[place]}" for place in asked)
+        text = _SOME.sub(rf"\3, where \2 is \1 for some {_UNTOLD}", text)
         return f"{text.format(*shown)}; found {found}"
 
     def _sizes(self, leaves: Sequence[Any]) -> list[Any]:
@@ -152,23 +157,33 @@ class SizeGuards:
     _known: dict[object, SizeLimits | None] = field(default_factory=dict, repr=False)
 
     def limits(
-        self, sizes: Iterable[tuple[Place, Any]], *, numbers_follow: bool = False
+        self,
+        sizes: Iterable[tuple[Place, Any]],
+        *,
+        numbers_follow: bool = False,
+        asked: frozenset[int] = frozenset(),
     ) -> SizeLimits | None:
         """Return the conditions that sizes must meet; None if they are free.
 
         Args:
             sizes: Each place with the expression that it was recorded as.
             numbers_follow: Whether a number must be what it follows from the sizes of tensors.
+            asked: The leaves that are asked for their sizes: those of others must be what follows
+                from these.
         """
         varying = tuple(sizes)
-        if not numbers_follow or all(dim is not None for (_, dim), _ in varying):
-            numbers_follow = False
-            if not self.all:
-                return None
-        key = (varying, numbers_follow)
+        numbers_follow = numbers_follow and any(dim is None for (_, dim), _ in varying)
+        if not (self.all or asked or numbers_follow):
+            return None
+        key = (varying, numbers_follow, asked)
         if key not in self._known:
-            texts = [*self._conditions(varying), *(_equal(varying) if numbers_follow else ())]
-            self._known[key] = _limits(varying, texts) if texts else None
+            texts = [*self._conditions(varying)]
+            if numbers_follow:
+                tensors = {leaf for (leaf, dim), _ in varying if dim is not None}
+                texts += _following(varying, tensors)
+            if asked:
+                texts += _following(varying, asked)
+            self._known[key] = _limits(varying, list(dict.fromkeys(texts))) if texts else None
         return self._known[key]
 
     def _conditions(self, varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
@@ -178,24 +193,50 @@ class SizeGuards:
             return
         solver = SizeSolver([size for _, size in varying])
         slots = [f"{{{number}}}" for number in range(len(varying))]
+        sizes = [size for _, size in varying]
         for guard in guards:
             found = [solver.find(symbol) for symbol in guard.symbols]
             parts = [None if one is None else text_of(one, solver, slots) for one in found]
-            known = [part for part in parts if part is not None]
-            if len(known) == len(parts):
-                yield guard.text.format(*known)
+            untold = [
+                symbol for symbol, part in zip(guard.symbols, parts, strict=True) if not part
+            ]
+            text = guard.text.format(*(part or _UNTOLD for part in parts))
+            if not untold:
+                yield text
+            elif len(untold) == 1:
+                yield from _for_some(text, untold[0], sizes)
 
 
-def _equal(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
-    """Yield for each number how it follows from the sizes of tensors, where it does."""
-    of_tensors: dict[str, Any] = {}
-    of_numbers: dict[str, Any] = {}
-    for number, ((_, dim), size) in enumerate(varying):
-        (of_numbers if dim is None else of_tensors)[f"{{{number}}}"] = size
-    solver = SizeSolver([*of_tensors.values()])
-    for slot, size in of_numbers.items():
-        found = solver.find(size)
-        text = None if found is None else text_of(found, solver, [*of_tensors])
+def _for_some(text: str, symbol: sympy.Symbol, sizes: Sequence[Any]) -> Iterator[str]:
+    """Yield that a condition holds for some value of a symbol of which a size is computed.
+
+    Args:
+        text: The condition.
+        symbol: The symbol, of which no size tells the value: half of it, rounded, is one.
+        sizes: All sizes.
+    """
+    of_symbol = SizeSolver([symbol])
+    for number, size in enumerate(sizes):
+        found = of_symbol.find(size) if size.free_symbols == {symbol} else None
+        made = None if found is None else text_of(found, of_symbol, [_UNTOLD])
+        if made is not None and _grows(made):
+            yield f"some({made!r}, {{{number}}}, lambda {_UNTOLD}: {text})"
+            return
+
+
+def _following(varying: Sequence[tuple[Place, Any]], known: Container[int]) -> Iterator[str]:
+    """Yield for each size or number of other leaves how it follows from those of some leaves.
+
+    Args:
+        varying: All of them.
+        known: The leaves.
+    """
+    told = {f"{{{at}}}": size for at, ((leaf, _), size) in enumerate(varying) if leaf in known}
+    solver = SizeSolver([*told.values()])
+    for at, (_, size) in enumerate(varying):
+        slot = f"{{{at}}}"
+        found = None if slot in told else solver.find(size)
+        text = None if found is None else text_of(found, solver, [*told])
         if text is not None:
             yield f"{slot} == {text}"
 
@@ -361,6 +402,38 @@ def _source(text: str, sources: Mapping[str, Any], symbols: dict[sympy.Symbol, s
     return symbols.setdefault(size, f"{{{len(symbols)}}}")
 
 
+def _grows(made: str) -> bool:
+    """Return whether what is made of a symbol does not get smaller where that gets larger."""
+    sizes = list(map(_made_of(made), range(1, 64)))
+    return sizes == sorted(sizes) and sizes[-1] > sizes[0]
+
+
+@lru_cache(4096)
+def _made_of(text: str) -> Callable[[int], int]:
+    """Return the function of a symbol that has this text, which is of our making."""
+    function: Callable[[int], int] = eval(f"lambda {_UNTOLD}: {text}")
+    return function
+
+
+def _some(made: str, size: int, holds: Callable[[int], bool]) -> bool:
+    """Return whether a condition holds for a symbol of which ``made`` makes a size.
+
+    A compiler would follow the search, and tie what it compiles to the size.
+    """
+    return torch.compiler.is_compiling() or any(map(holds, _symbols_of(made, size)))
+
+
+@lru_cache(4096)
+def _symbols_of(made: str, size: int) -> tuple[int, ...]:
+    """Return the smallest and the largest number of which ``made`` makes a size, if any."""
+    make, past = _made_of(made), 2
+    while make(past) <= size and past < _LARGEST:
+        past *= 2
+    first = bisect_left(range(past), size, lo=1, key=make)
+    last = bisect_right(range(past), size, lo=1, key=make) - 1
+    return (first, last) if first <= last else ()
+
+
 @lru_cache(4096)
 def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     """Return a function of so many sizes that compilers can follow; its text is of our making.
@@ -371,7 +444,11 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     names = [f"n{number}" for number in range(count)]
     are_numbers = " and ".join(f"type({name}) is int" for name in names)
     all_hold = " and ".join(f"({text.format(*names)})" for text in texts)
-    scope: dict[str, Any] = {"is_exporting": torch.compiler.is_exporting, **_FUNCTIONS}
+    scope: dict[str, Any] = {
+        "is_exporting": torch.compiler.is_exporting,
+        "some": _some,
+        **_FUNCTIONS,
+    }
     exec(
         f"def hold({', '.join(names)}):\n"
         f"    if is_exporting() or not ({are_numbers}):\n"
