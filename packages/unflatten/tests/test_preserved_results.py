@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from unflatten_comparison import FORMS, compare, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 if TYPE_CHECKING:
 
@@ -143,6 +143,47 @@ def test_a_preserved_operator_of_several_results(strict: bool) -> None:
     module.lstm = eager.lstm
     with pytest.raises(UnflattenError, match=r"LSTM stands for 'lstm'.* before run_decomposi"):
         module(x)
+
+
+class Unread(nn.Module):
+    """Returns what its caller drops, beside what it reads."""
+
+    def __init__(self, itself: bool) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.itself = itself
+
+    def forward(self, x: Tensor) -> Any:
+        return x if self.itself else x.tanh(), self.lin(x)
+
+
+class Drops(nn.Module):
+    def __init__(self, itself: bool) -> None:
+        super().__init__()
+        self.inner = Unread(itself)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x + 1)[0] * 2
+
+
+@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("how", ["ours", "torch"])
+def test_a_result_that_decomposing_dropped_is_no_parameter(how: str, itself: bool) -> None:
+    """Export names a parameter then that went into it."""
+    eager, x = Drops(itself), torch.randn(2, 8)
+    if how == "ours":
+        program = export_preserving(eager, (x,))
+    else:
+        program = torch.export.export(eager, (x,), preserve_module_call_signature=("inner",))
+    with pytest.warns(UserWarning, match=r"lost the arguments or results of inner"):
+        module: Any = unflatten(program.run_decompositions())
+    torch.testing.assert_close(module(x), eager(x))
+    assert not module.swappable()[0].replaceable
+    module.inner = eager.inner
+    with pytest.raises(UnflattenError, match="before run_decompositions"):
+        module(x)
+    module = unflatten(program)
+    torch.testing.assert_close(module.inner(x), eager.inner(x))
 
 
 def _partly_lost() -> Any:

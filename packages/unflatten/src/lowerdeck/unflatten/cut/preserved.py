@@ -103,10 +103,11 @@ def preserved_calls(program: ExportedProgram, asked: Mapping[str, Any]) -> dict[
         program: The program.
         asked: What export recorded.
     """
-    nodes = {node.name: node for node in program.graph.nodes}
+    others = {node.name for node in program.graph.nodes if _is_another(node)}
+    others |= _stand_ins(program.graph)
     renamed = _misnamed_results(program.graph)
     return {
-        name: _with_names(signature, renamed) if _is_whole(signature, nodes) else None
+        name: _with_names(signature, renamed) if _is_whole(signature, others) else None
         for name, signature in asked.items()
     }
 
@@ -177,12 +178,32 @@ def _renamed(spec: Any, renamed: Mapping[str, str]) -> Any:
     return made
 
 
-def _is_whole(signature: Any, nodes: Mapping[str, Node]) -> bool:
+def _stand_ins(graph: Graph) -> set[str]:
+    """Return the inputs whose names signatures have for results that decomposing dropped.
+
+    Export names a result after the last node that tells its origin. Where nobody reads the result,
+    that may be a parameter that went into it.
+    """
+    origins = {
+        node: history[-1] for node in graph.nodes if (history := node.meta.get("from_node"))
+    }
+    left = {origin.name for node, origin in origins.items() if node.op == "call_function"}
+    return {
+        node.name
+        for node, origin in origins.items()
+        # Strict export tells of a parameter where it was read, which is no operator.
+        if node.op == "placeholder"
+        and origin.name not in left
+        and _results_of(str(origin.target)) > 0
+    }
+
+
+def _is_whole(signature: Any, others: Container[str]) -> bool:
     taken, returned = signature.in_spec.num_leaves, signature.out_spec.num_leaves
     if len(signature.inputs) != taken or len(signature.outputs) != returned:
         return False
     names = [spec.name for spec in (*signature.inputs, *signature.outputs)]
-    return not any(name in nodes and _is_another(nodes[name]) for name in names)
+    return not any(name in others for name in names)
 
 
 def _is_another(node: Node) -> bool:
