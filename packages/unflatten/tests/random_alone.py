@@ -41,7 +41,11 @@ FORMS = (
 )
 """How a model is exported and unflattened."""
 
-IN_DOUBT = ("of which", "called alone it would not change its argument")
+IN_DOUBT = (
+    "of which",
+    "called alone it would not change its argument",
+    "decomposing lost what eager's takes and returns",
+)
 """Reasons of modules that are not refused in each call: some forms, and what is lost, are told."""
 
 PERHAPS = "may compute or write something without gradients"
