@@ -16,6 +16,7 @@ from unflatten_comparison import FORMS, assert_equal, programs  # type: ignore[i
 
 from lowerdeck.unflatten import (
     InputConstraintError,
+    InputStructureError,
     InterpreterModuleDispatcher,
     export_preserving,
     unflatten,
@@ -297,3 +298,113 @@ def test_a_hook_where_others_read_more_than_the_result_is_given_the_result_alone
     assert "other modules read" in module.swappable()[0].reason
     module.cached.register_forward_hook(_doubled)
     torch.testing.assert_close(module(x), eager(x))
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor, scale: float = 1.0, mask: Any = None) -> Tensor:
+        y = x * scale
+        return y if mask is None else y * mask
+
+
+class Adds(nn.Module):
+    def forward(self, x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        return x + sum(more) + sum(named.values())
+
+
+class Calls(nn.Module):
+    def __init__(self, called: nn.Module, call: Any, times: int) -> None:
+        super().__init__()
+        self.called, self.call, self.times = called, call, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            # Several shapes are several forms.
+            x = torch.cat([x, self.call(self.called, x)])
+        return x
+
+
+class Gives(nn.Module):
+    """A wrapper that gives the module in it other arguments."""
+
+    def __init__(self, inner: nn.Module, other: Any) -> None:
+        super().__init__()
+        self.inner, self.other = inner, other
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.other(None, args, kwargs)
+        return self.inner(*args, **kwargs)
+
+
+_OTHER_ARGUMENTS: dict[str, tuple[type[nn.Module], Any, Any, str]] = {
+    "default left out": (
+        Scales,
+        lambda c, x: c(x, scale=2.0),
+        lambda _, a, k: (a, {}),
+        "without 'scale'.*scale: 2.0",
+    ),
+    "one added": (
+        Scales,
+        lambda c, x: c(x, scale=2.0),
+        lambda _, a, k: (a, {**k, "mask": a[0]}),
+        "with 'mask' too",
+    ),
+    "by position": (
+        Scales,
+        lambda c, x: c(x, mask=x),
+        lambda _, a, k: ((*a, 1.0, k["mask"]), {}),
+        "with 1 more by position too",
+    ),
+    "fewer": (Adds, lambda c, x: c(x, x, x), lambda _, a, k: (a[:2], k), "without 'arg_2'"),
+    "more": (
+        Adds,
+        lambda c, x: c(x, x),
+        lambda _, a, k: ((*a, a[0]), k),
+        "with 1 more by position",
+    ),
+    "other name": (
+        Adds,
+        lambda c, x: c(x, a=x, b=x),
+        lambda _, a, k: (a, {"a": k["a"], "z": a[0]}),
+        "without 'b' and with 'z' too",
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", ["hook", "wrapper", "both"])
+@pytest.mark.parametrize("case", _OTHER_ARGUMENTS)
+def test_arguments_that_were_not_recorded_are_refused_by_name(
+    case: str, how: str, times: int
+) -> None:
+    cls, call, other, told = _OTHER_ARGUMENTS[case]
+    x = torch.randn(2, 4)
+    module: Any = unflatten(export_preserving(Calls(cls(), call, times), (x,)))
+    if how == "hook":
+        module.called.register_forward_pre_hook(other, with_kwargs=True)
+    else:
+        module.called = Gives(module.called, other)
+    if how == "both":
+        # Torch calls what has hooks from another place.
+        module.called.inner.register_forward_hook(lambda *_: None)
+    with pytest.raises(InputStructureError, match=f"{cls.__name__} was called .*{told}"):
+        module(x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("preserve", [None, "all"])
+def test_so_are_more_values_in_a_program_without_signatures(preserve: Any, strict: bool) -> None:
+    x = torch.randn(2, 4)
+    eager = Calls(Scales(), lambda c, x: c(x, scale=2.0), 1)
+    module: Any = unflatten(torch.export.export(eager, (x,), strict=strict), preserve=preserve)
+    module.called.register_forward_pre_hook(lambda _, args: (*args, 3.0))
+    with pytest.raises(InputStructureError, match=r"2 values.*Pass 1, by position"):
+        module(x)
+
+
+def test_an_error_of_a_hook_stays_as_it_is() -> None:
+    x, two = torch.randn(2, 4), (lambda one, other: None)
+    module: Any = unflatten(export_preserving(Calls(Scales(), lambda c, x: c(x), 1), (x,)))
+    module.called.register_forward_hook(two)
+    with pytest.raises(TypeError, match="positional") as error:
+        module(x)
+    assert not isinstance(error.value, InputStructureError)

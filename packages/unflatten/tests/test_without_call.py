@@ -65,6 +65,67 @@ def test_another_one_is_refused(put: str, path: str, copied: Any) -> None:
         torch.testing.assert_close(module(X), expected)
 
 
+class Returns(nn.Module):
+    """Returns what it is given, and holds another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("put", ["set", "deleted", "after an Identity"])
+@pytest.mark.parametrize("path", ["1", "1.0", "2", "2.unused"])
+def test_so_it_is_with_what_holds_such_modules_alone(
+    path: str, put: str, preserve: Any, strict: bool
+) -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Identity()), Returns())
+    module: Any = unflatten(torch.export.export(eager, (X,), strict=strict), preserve=preserve)
+    row = next(row for row in module.swappable() if row.path == path)
+    assert not row.replaceable
+    assert "computes nothing" in row.reason
+    torch.testing.assert_close(module(X), eager(X))
+    for new in (nn.Tanh(), Around(module.get_submodule(path))):
+        changed = copy.deepcopy(module)
+        with pytest.raises(UnflattenError, match=r"computes nothing.*export_preserving"):
+            put_there(changed, path, new, put)
+
+
+def test_what_holds_a_module_with_an_effect_may_be_replaced() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Identity(), nn.Tanh()])
+            self.read = nn.ModuleDict({"by": nn.ModuleList([nn.Linear(4, 4)])})
+            self.kept = nn.Module()
+            self.kept.register_buffer("last", torch.zeros(2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            self.kept.last.copy_(x)  # type: ignore[operator]
+            by: Any = self.read["by"]
+            found: torch.Tensor = x @ by[0].weight
+            return found
+
+    eager, other = Holds(), Holds()
+    other.layers[1] = nn.ReLU()
+    program = torch.export.export(eager, (X,))
+    for exported in (program, program.run_decompositions({})):
+        module: Any = unflatten(exported)
+        rows = {row.path: row for row in module.swappable()}
+        held = ("layers.1", "read", "read.by", "read.by.0", "kept")
+        can = {path: rows[path].replaceable or "flat values" in rows[path].reason for path in held}
+        assert all(can.values()), can
+        module.layers, module.read, module.kept = other.layers, other.read, other.kept
+        torch.testing.assert_close(module(X), other(X))
+        torch.testing.assert_close(module.kept.last, other.kept.last)
+
+
 def test_an_identity_may_be_there_and_the_table_says_what_it_is() -> None:
     module = plain()
     expected = module(X)

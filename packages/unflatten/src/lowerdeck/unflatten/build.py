@@ -156,7 +156,7 @@ def _built(
     modules = build_hierarchy(root, forms, trace.paths)
     if not notes_of(program, ALL_ASKED):
         # What is refused when it is called has a reason of its own: a delegate holds it, say.
-        note_uncalled([one for path, one in modules.items() if path not in working.forbidden])
+        note_uncalled(modules, (*working.forbidden, *_owners_of_read_state(trace)))
     install_state(modules, trace.state, trace.paths)
     held = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
     if not held.isdisjoint(OWN_NAMES):
@@ -164,6 +164,15 @@ def _built(
             shadow_own_names(made)
     release(trace.tree)
     return root, modules
+
+
+def _owners_of_read_state(trace: Trace) -> Iterator[str]:
+    """Yield the modules whose state the program reads or writes."""
+    written = {mutation.target for mutation in trace.mutations.all}
+    for node in trace.program.graph.find_nodes(op="placeholder"):
+        if node.name in trace.state.targets and (node.users or node in written):
+            for name in trace.state.names_of(node.name):
+                yield trace.paths.canonical(name.rpartition(".")[0])
 
 
 def _copied(signature: ExportGraphSignature) -> ExportGraphSignature:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -34,8 +34,14 @@ def told_flat(form: Any) -> str:
     nodes = form.graph.find_nodes(op="placeholder")
     call: list[Recorded] = list(form.recorded[0] if form.recorded else ())
     leaves = [*call, *[None] * len(nodes)][: len(nodes)]
-    values = [f"{node.name}: {_recorded(leaf)}" for node, leaf in zip(nodes, leaves, strict=True)]
-    return f"Its call gives flat values, in the order of their first use ({_shown(values)})."
+    values = told_values([node.name for node in nodes], leaves)
+    return f"Its call gives flat values, in the order of their first use ({values})."
+
+
+def told_values(names: Sequence[str], leaves: Sequence[Recorded]) -> str:
+    """Return what was recorded of values, each with its name."""
+    pairs = zip(names, leaves, strict=True)
+    return _shown([f"{name}: {_recorded(leaf)}" for name, leaf in pairs])
 
 
 def takes(new: torch.nn.Module) -> str:

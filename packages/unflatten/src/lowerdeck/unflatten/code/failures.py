@@ -18,6 +18,7 @@ from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.calls import channel, chosen_forms
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.former_calls import say_how_it_was_called
+from lowerdeck.unflatten.calls.other_arguments import say_what_was_recorded
 from lowerdeck.unflatten.calls.python_names import on_one_line
 from lowerdeck.unflatten.code.call_targets import split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
@@ -73,6 +74,7 @@ def name_source(module: torch.nn.Module) -> None:
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None:
         return
+    say_what_was_recorded(error)
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         _say_what_is_missing(error, module)
     say_how_it_was_called(error, module, _called_paths(module))

@@ -21,17 +21,34 @@ def delay_sizes(working: WorkingGraph) -> None:
     """Compute each size that varies right before it is first read, if any mode is switched.
 
     Export asks for all sizes at the beginning: a call would seem to go on through the modes that
-    are switched before it. Sizes are the same in each.
+    are switched before it. Sizes are the same in each. What a call inside reads, the call that
+    computes it computes before that one: within, it would be between the modes that one switches.
 
     Args:
         working: The working graph; the order of its nodes is changed.
     """
     if not _has_switches(working):
         return
-    for node in reversed(list(working.graph.nodes)):
-        if node.users and _is_size(node):
-            min(node.users).prepend(node)
-    for frame in working.tree.frames():
+    frames = working.tree.frames()
+    frame_of = {node: frame for frame in frames for node in frame.nodes}
+    nodes = list(working.graph.nodes)
+    starts: dict[Frame, Node] = {}
+    for node in nodes:
+        around = None if _is_size(node) else frame_of.get(node)
+        while around is not None and around not in starts:
+            starts[around] = node
+            around = around.parent
+    for node in reversed(nodes):
+        if not node.users or not _is_size(node):
+            continue
+        reader = min(node.users)
+        owner, inner = frame_of.get(node), frame_of.get(reader)
+        if owner is not None and inner is not None and owner in frames_around(inner)[1:]:
+            start = starts.get(frames_around(inner, owner)[-1])
+            if start is not None and all(source < start for source in node.all_input_nodes):
+                reader = min(reader, start)
+        reader.prepend(node)
+    for frame in frames:
         frame.nodes.sort()
 
 

@@ -204,10 +204,29 @@ def build_hierarchy(
     return made
 
 
-def note_uncalled(modules: Iterable[torch.nn.Module]) -> None:
-    """Note of modules without a call or children that nothing tells whether eager calls them."""
-    for module in modules:
-        if isinstance(module, Container) and not children_of(module):
+def note_uncalled(modules: Mapping[str, torch.nn.Module], used: Iterable[str]) -> None:
+    """Note of modules of which nothing is called or read that no one in their place would be.
+
+    Args:
+        modules: All, by their first names.
+        used: The names of those, without a call, that have an effect all the same: the state of
+            which others read, or those for which there is a reason of its own.
+    """
+    holders: dict[torch.nn.Module, list[torch.nn.Module]] = {}
+    for module in modules.values():
+        for child in children_of(module).values():
+            if child is not None:
+                holders.setdefault(child, []).append(module)
+    queue = [module for module in modules.values() if not isinstance(module, Container)]
+    queue += [modules[name] for name in used if name in modules]
+    # What holds one that has an effect has one too.
+    found = set(queue)
+    for module in queue:
+        around = [holder for holder in holders.get(module, ()) if holder not in found]
+        found.update(around)
+        queue += around
+    for module in modules.values():
+        if module not in found:
             module.__dict__["_lowerdeck_uncalled"] = True
 
 

@@ -22,7 +22,8 @@ class Container(Holder):
     """
 
     _lowerdeck_uncalled = False
-    """Whether the program neither calls it nor tells whether eager's model does."""
+    """Whether the program neither calls it or what it holds, nor reads their state, and does not
+    tell whether eager's model calls them."""
 
     def __getitem__(self, key: int | str | slice) -> torch.nn.Module:
         if isinstance(key, slice):

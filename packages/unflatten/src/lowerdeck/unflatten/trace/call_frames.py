@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame, common_ancestor
-from lowerdeck.unflatten.trace.flat_items import Item, Role
+from lowerdeck.unflatten.trace.flat_items import (
+    Item,
+    Role,
+    Scope,
+    mode_arguments,
+    unpacks,
+)
 from lowerdeck.unflatten.trace.mode_borders import settle_borders
 from lowerdeck.unflatten.trace.module_paths import ModulePaths
 
@@ -45,7 +52,7 @@ def build_call_tree(items: list[Item], paths: ModulePaths) -> CallTree:
     builder.tree.marked.update(
         (node, builder.known[steps]) for node, steps in marked.items() if steps in builder.known
     )
-    _adopt(builder.tree, missing)
+    _adopt(builder.tree, items, missing)
     _close_where_opened(builder.tree, items)
     settle_borders(builder.tree, items)
     return builder.tree
@@ -135,45 +142,102 @@ def _close_where_opened(tree: CallTree, items: Iterable[Item]) -> None:
             tree.frame_of[item] = tree.frame_of[opened.pop()]
 
 
-def _adopt(tree: CallTree, missing: Sequence[Item]) -> None:
+def _adopt(tree: CallTree, items: Iterable[Item], missing: Sequence[Item]) -> None:
     """Give items without a stack to the innermost call that holds all their neighbours.
 
     Neighbours are the next ones whose call is known: a pass may have added several nodes in a row.
+    Those in a region of another mode are some too: export asks for all sizes before the first.
     """
     lost = {item.node for item in missing if item.role is Role.COMPUTE}
+    flow = _Flow(items if lost else ())
     before: dict[Node, Frame | None] = {}
     for item in missing:
         if item.role is not Role.COMPUTE:
             tree.frame_of[item] = tree.root
             continue
-        # Where an attribute is read says nothing about who needs it.
-        sources = (node for node in item.node.all_input_nodes if node.op != "get_attr")
-        before[item.node] = _around(tree, item, sources, lost, before)
+        before[item.node] = _around(tree, flow.sources(item), lost, before)
     after: dict[Node, Frame | None] = {}
     for item in reversed(missing):
         if item.role is Role.COMPUTE:
-            users = _around(tree, item, item.node.users, lost, after)
+            users = _around(tree, flow.users(item), lost, after)
             after[item.node] = users
             tree.frame_of[item] = _common([before[item.node], users]) or tree.root
 
 
+class _Flow:
+    """Who reads whose values, as if mode regions had no borders.
+
+    Args:
+        items: The program's steps.
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._opener: dict[Scope, Item] = {}
+        self._inner: dict[tuple[Scope, Node], Scope] = {}
+        for item in items:
+            if item.role is Role.ENTER and item.inner is not None:
+                self._opener[item.inner] = item
+                self._inner[item.scope, item.node] = item.inner
+
+    def users(self, item: Item) -> Iterator[tuple[Scope, Node]]:
+        """Yield who reads what ``item`` computes."""
+        queue = [(item.scope, item.node)]
+        for scope, node in queue:
+            for user in node.users:
+                inner = self._inner.get((scope, user))
+                opener = self._opener.get(scope)
+                if inner is not None:
+                    names = inner.module.graph.find_nodes(op="placeholder")
+                    given = zip(names, mode_arguments(user)[2], strict=True)
+                    queue += [(inner, name) for name, operand in given if operand is node]
+                elif user.op == "output" and opener is not None:
+                    places = [place for place, part in enumerate(_parts(user)) if part is node]
+                    taken = (one for one in opener.node.users if unpacks(one))
+                    queue += [(opener.scope, one) for one in taken if one.args[1] in places]
+                else:
+                    yield scope, user
+
+    def sources(self, item: Item) -> Iterator[tuple[Scope, Node]]:
+        """Yield what computes the values that ``item`` reads."""
+        queue = [(item.scope, node) for node in item.node.all_input_nodes]
+        for scope, node in queue:
+            opener = self._opener.get(scope)
+            taken: Any = node.args if unpacks(node) else (None, None)
+            inner = self._inner.get((scope, taken[0]))
+            found: Any = None
+            if node.op == "placeholder" and opener is not None:
+                names = list(scope.module.graph.find_nodes(op="placeholder"))
+                found = (opener.scope, mode_arguments(opener.node)[2][names.index(node)])
+            elif inner is not None:
+                output = next(iter(inner.module.graph.find_nodes(op="output")))
+                found = (inner, _parts(output)[taken[1]])
+            # Where an attribute is read says nothing about who needs it.
+            elif node.op != "get_attr":
+                yield scope, node
+            if found is not None and isinstance(found[1], Node):
+                queue.append(found)
+
+
+def _parts(output: Node) -> Sequence[Any]:
+    parts: Any = output.args[0]
+    return parts if isinstance(parts, (tuple, list)) else (parts,)
+
+
 def _around(
     tree: CallTree,
-    item: Item,
-    neighbours: Iterable[Node],
+    neighbours: Iterable[tuple[Scope, Node]],
     lost: Container[Node],
     passed: Mapping[Node, Frame | None],
 ) -> Frame | None:
     """Return the innermost call around the neighbours on one side, or None if there are none."""
-    known = item.scope.items
     frames: list[Frame | None] = []
-    for node in neighbours:
+    for scope, node in neighbours:
         if node.op == "output":
             frames.append(tree.root)
         elif node in lost:
             frames.append(passed.get(node))
-        elif node in known:
-            frames.append(tree.frame_of.get(known[node]))
+        elif node in scope.items:
+            frames.append(tree.frame_of.get(scope.items[node]))
     return _common(frames)
 
 
