@@ -136,16 +136,14 @@ def test_sizes_that_are_computed_of_one_that_varies(part: str, name: str, how: s
         for own, module in ((made, eager), (made.inner, eager.inner)):
             x = torch.randn(b, t, 8)
             size = t if own is made.inner else PARTS[part](x).shape[1]
-            if condition(b, size) is not is_recorded:
+            sizes = {PARTS[part](torch.empty(1, each, 1)).shape[1] for each in range(200)}
+            if own is made.inner and size not in sizes:
+                continue  # so many tokens such a part never has
+            if condition(b, size) is is_recorded:
+                torch.testing.assert_close(own(x), module(x))
+            else:
                 with pytest.raises(InputConstraintError, match=r"shape"):
                     own(x)
-                continue
-            try:
-                torch.testing.assert_close(own(x), module(x))
-            except InputConstraintError:
-                # So many tokens such a part never has.
-                sizes = {PARTS[part](torch.empty(1, each, 1)).shape[1] for each in range(200)}
-                assert size not in sizes
 
 
 class Mean(nn.Module):
@@ -192,10 +190,10 @@ def test_a_flat_module_is_given_sizes_that_follow_from_each_other(part: str, cha
     [
         ("(n // 2)", 5, (10, 11)),
         ("(n * 2)", 6, (3, 3)),
-        ("(n * 2)", 7, ()),
+        ("(n * 2)", 7, (4, 3)),
         ("((n + 1) // 2)", 1, (1, 2)),
         ("(n // 2)", 0, (1, 1)),
-        ("(n + ((n + 1) // 2))", 4, ()),
+        ("(n + ((n + 1) // 2))", 4, (3, 2)),
         ("n", 10**9, (10**9, 10**9)),
         ("(n // 7)", 3, (21, 27)),
     ],

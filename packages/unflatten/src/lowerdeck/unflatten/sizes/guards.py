@@ -418,20 +418,24 @@ def _made_of(text: str) -> Callable[[int], int]:
 def _some(made: str, size: int, holds: Callable[[int], bool]) -> bool:
     """Return whether a condition holds for a symbol of which ``made`` makes a size.
 
-    A compiler would follow the search, and tie what it compiles to the size.
+    Where none does, the program has no such size: then it is held to what the next ones are. A
+    compiler would follow the search, and tie what it compiles to the size.
     """
     return torch.compiler.is_compiling() or any(map(holds, _symbols_of(made, size)))
 
 
 @lru_cache(4096)
-def _symbols_of(made: str, size: int) -> tuple[int, ...]:
-    """Return the smallest and the largest number of which ``made`` makes a size, if any."""
+def _symbols_of(made: str, size: int) -> tuple[int, int]:
+    """Return the smallest and the largest number of which ``made`` makes a size.
+
+    Where none does, these are the one of which it makes more, and the one of which it makes less.
+    """
     make, past = _made_of(made), 2
     while make(past) <= size and past < _LARGEST:
         past *= 2
     first = bisect_left(range(past), size, lo=1, key=make)
     last = bisect_right(range(past), size, lo=1, key=make) - 1
-    return (first, last) if first <= last else ()
+    return first, max(last, 1)
 
 
 @lru_cache(4096)
