@@ -213,6 +213,13 @@ DECOMPOSED = [
 ]
 
 
+def _names_state(program: Any) -> bool:
+    """Return whether decomposing dropped a result, for which export names a parameter then."""
+    state = set(program.graph_signature.inputs_to_parameters)
+    signatures = [entry.signature for entry in program.module_call_graph if entry.signature]
+    return any(spec.name in state for each in signatures for spec in each.outputs)
+
+
 @pytest.mark.parametrize(("run", "act"), DECOMPOSED)
 def test_decomposing_works_where_it_works_without_us(run: Act, act: Act) -> None:
     eager, x = Model(run, act).requires_grad_(False), torch.randn(3, 4)
@@ -224,7 +231,7 @@ def test_decomposing_works_where_it_works_without_us(run: Act, act: Act) -> None
         return
     program = export_preserving(eager, (x.clone(),)).run_decompositions()
     refused = check_all_ways(eager, program, x)
-    if run in UNWRITTEN and act in (same, a_pair, a_dict):
+    if run in UNWRITTEN and act in (same, a_pair, a_dict) and not _names_state(program):
         assert not refused
 
 
