@@ -179,9 +179,13 @@ def test_a_result_that_decomposing_dropped_is_no_parameter(how: str, itself: boo
         module: Any = unflatten(program.run_decompositions())
     torch.testing.assert_close(module(x), eager(x))
     assert not module.swappable()[0].replaceable
-    with pytest.raises(UnflattenError, match=r"before run_decompositions|is called nowhere"):
+
+    def swapped() -> Any:
         module.inner = eager.inner
-        module(x)
+        return module(x)
+
+    with pytest.raises(UnflattenError, match=r"before run_decompositions|is called nowhere"):
+        swapped()
     module = unflatten(program)
     torch.testing.assert_close(module.inner(x), eager.inner(x))
 
