@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
-from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded
+from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded, set_fields
 from lowerdeck.unflatten.errors import InputConstraintError
 from lowerdeck.unflatten.sizes.guards import NOT_SURE, Bounds, SizeGuards, bounds_of
 
@@ -56,6 +56,10 @@ class InputConstraints:
     fixed: tuple[Recorded, ...] = ()
     paths: tuple[str, ...] = ()
     guards: SizeGuards = field(default_factory=SizeGuards)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Take what was pickled."""
+        set_fields(self, state)
 
     def check(self, module: torch.nn.Module, *values: Any) -> None:
         """Check the leaves of one call.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,21 @@ from torch.fx import Proxy
 
 from lowerdeck.torch_base import plain_number, varies
 from lowerdeck.unflatten.sizes.guards import SizeLimits
+
+
+def set_fields(made: Any, state: Sequence[Any]) -> None:
+    """Set the fields of a frozen dataclass; a former version may have pickled fewer of them.
+
+    Args:
+        made: It.
+        state: The values of the fields, in their order.
+    """
+    for number, each in enumerate(fields(made)):
+        if number < len(state):
+            value = state[number]
+        else:
+            value = each.default if each.default_factory is MISSING else each.default_factory()
+        object.__setattr__(made, each.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,10 @@ class RecordedTensor:
     dtype: torch.dtype
     twin: int | None = None
     limits: SizeLimits | None = None
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Take what was pickled."""
+        set_fields(self, state)
 
     def fits(self, value: Any) -> bool:
         """Return whether ``value`` may be passed in its place."""
