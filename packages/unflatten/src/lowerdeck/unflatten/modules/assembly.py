@@ -9,7 +9,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.fx import Graph
 
+from lowerdeck.graph_fuser import DeferredGraph
 from lowerdeck.unflatten._torch_private import (
     buffers_of,
     children_of,
@@ -37,6 +39,7 @@ class Forms:
     by_key: dict[object, int] = field(default_factory=dict)
     found: list[Body] = field(default_factory=list)
     recorded: list[dict[RecordedCall, None]] = field(default_factory=list)
+    returned: dict[int, dict[tuple[Any, ...], Graph | DeferredGraph]] = field(default_factory=dict)
     called_as: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, body: Body) -> int:
@@ -49,13 +52,23 @@ class Forms:
             self.recorded.append({})
         for call in body.recorded:
             self.recorded[number][call] = None
+        self._note_returned(number, body)
         return number
+
+    def _note_returned(self, number: int, body: Body) -> None:
+        """Note of a further call of a form what the calls in it returned, if that differs."""
+        first = self.found[number]
+        if body is not first and first.returned is not None and body.returned is not None:
+            known = self.returned.setdefault(number, {first.returned(): first.made})
+            known.setdefault(body.returned(), body.made)
 
     def tell_recorded(self) -> None:
         """Tell each form what all of its calls were recorded with."""
         # Once, when all are added: to tell it at each call would be quadratic.
-        for body, calls in zip(self.found, self.recorded, strict=True):
+        for number, (body, calls) in enumerate(zip(self.found, self.recorded, strict=True)):
             body.recorded = tuple(calls)
+            body.alike = list(self.returned.get(number, {}).values())[1:]
+            body.returned = None  # it holds the whole program
 
 
 def share(root: Frame, maker: BodyMaker, paths: ModulePaths) -> dict[str, Forms]:

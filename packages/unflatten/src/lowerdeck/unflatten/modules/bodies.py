@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -23,8 +24,9 @@ from lowerdeck.unflatten.cut import (
 )
 from lowerdeck.unflatten.modules.any_size import computes_any_size
 from lowerdeck.unflatten.modules.generated_module import Body
+from lowerdeck.unflatten.results import sizes_of
 from lowerdeck.unflatten.sizes.guards import SizeGuards, SizeLimits, varying_sizes
-from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
+from lowerdeck.unflatten.trace.call_tree import Frame
 from lowerdeck.unflatten.trace.structure import region_structure
 
 
@@ -73,12 +75,6 @@ class BodyMaker:
         self._targets: dict[Region, str] = {}
         self._recorded_calls: dict[RecordedCall, RecordedCall] = {}
         self._patterns: dict[int, Pattern] = {}
-        self._asking: dict[Frame, set[Node]] = {}
-        for frame in working.tree.frames():
-            for node in frame.nodes:
-                if node.target is torch.ops.aten.sym_size.int:
-                    for around in frames_around(frame):
-                        self._asking.setdefault(around, set()).add(node.all_input_nodes[0])
 
     def set_target(self, frame: Frame, target: str) -> None:
         """Let the caller of ``frame`` call it by this name."""
@@ -100,6 +96,7 @@ class BodyMaker:
         made.is_checked = not computes_any_size(frame.type_name, frame.nodes, given)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        made.returned = self._returned(frame)
         is_flat = signature is None or signature.flat
         made.tells_flat = is_flat and self._tells_flat
         return made
@@ -111,12 +108,7 @@ class BodyMaker:
             leaf.meta.get("val", _ABSENT) if isinstance(leaf, Node) else leaf for leaf in taken
         ]
         found = tuple([recorded(example) for example in examples])
-        # Flat values: a size that the call's own code asks for is handed in as a number.
-        asking = self._asking.get(frame, ()) if call is None else ()
-        asked = frozenset(place for place, leaf in enumerate(taken) if leaf in asking)
-        limits = self._guards.limits(
-            varying_sizes(examples), numbers_follow=call is None, asked=asked
-        )
+        limits = self._guards.limits(varying_sizes(examples))
         if limits is not None:
             found = _with_limits(found, limits)
         nodes = [leaf for leaf in taken if isinstance(leaf, Node)] if call is not None else []
@@ -154,8 +146,17 @@ class BodyMaker:
         made.recorded, made.is_checked, made.is_part = calls, is_checked, bool(frame.part)
         made.is_guarded = frame.path in self.working.forbidden
         made.guards = self._guards
+        made.returned = self._returned(frame)
         made.tells_flat = self._tells_flat
         return made
+
+    def _returned(self, frame: Frame) -> Callable[[], tuple[Any, ...]] | None:
+        """Return what tells the sizes and types of what the calls in a call returned."""
+        called = [self.regions[child] for child in frame.children]
+        if not called:
+            return None
+        outputs = self.plan.outputs
+        return lambda: tuple(sizes_of(node) for region in called for node in outputs(region))
 
     def _names_graphs(self, frame: Frame) -> bool:
         held = self.working.attributes

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import getitem
 from types import FunctionType
 from typing import Any, Self
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.hooks import RemovableHandle
@@ -53,7 +51,6 @@ from lowerdeck.unflatten.results import (
     argument_of,
     nodes_given,
     result_checks,
-    symbols_asked,
 )
 from lowerdeck.unflatten.sizes.guards import SizeGuards
 
@@ -88,6 +85,9 @@ class Body:
         results: How it does, as the graph was last.
         guards: What sizes of the program that vary must meet.
         tells_flat: Whether it takes flat values where other modules take eager's arguments.
+        alike: The graphs of more calls of the same code, of whose own calls some returned other
+            sizes or types.
+        returned: Tells what the calls in it returned when it was recorded.
     """
 
     made: Graph | DeferredGraph
@@ -111,6 +111,8 @@ class Body:
     results: Mapping[Node, Check] = field(default_factory=dict)
     guards: SizeGuards = field(default_factory=SizeGuards)
     tells_flat: bool = False
+    alike: Sequence[Graph | DeferredGraph] = ()
+    returned: Callable[[], tuple[Any, ...]] | None = None
 
     @property
     def is_told(self) -> bool:
@@ -142,8 +144,9 @@ class Body:
             module: Whose code it is.
         """
         self.watches = True
-        graph = self.made.build() if isinstance(self.made, DeferredGraph) else self.made
-        results = result_checks(graph, partial(_sizes_asked, module), self.guards)
+        graph = _built(self.made)
+        others = [_built(each) for each in self.alike]
+        results = result_checks(graph, self.guards, self.type_name, others)
         # What is the argument itself has its sizes too.
         self.results = {**results, **given_back(module, graph)}
         if self.results:
@@ -193,12 +196,17 @@ class Body:
         """Return the body as data that pickles."""
         others = [other.record() for other in self.others]
         # What is built for a record is not kept.
-        graph = record_graph(self.made if isinstance(self.made, Graph) else self.made.build())
+        graph = record_graph(_built(self.made))
+        alike = tuple(record_graph(_built(each)) for each in self.alike)
         names = (self.type_name, self.shadowed, self.eager_type)
         held = {name: record_module(module) for name, module in self.attributes.items()}
         checks = (self.is_checked, self.unchecked, self.moved, self.is_part, self.is_guarded)
         forms = (self.recorded, self.keys, self.keys_of, (*checks, self.watches, self.tells_flat))
-        return (graph, self.signature, held, others, names, forms, self.guards)
+        return (graph, self.signature, held, others, names, forms, self.guards, alike)
+
+
+def _built(made: Graph | DeferredGraph) -> Graph:
+    return made.build() if isinstance(made, DeferredGraph) else made
 
 
 def body_of(record: tuple[Any, ...]) -> Body:
@@ -217,6 +225,7 @@ def body_of(record: tuple[Any, ...]) -> Body:
     # What was saved by former versions has fewer.
     made.watches, made.tells_flat = (*more, False, False)[:2]
     made.guards = later[0] if later else SizeGuards()
+    made.alike = [each.graph() for each in later[1]] if len(later) > 1 else ()
     made.others = [body_of(other) for other in others]
     return made
 
@@ -353,17 +362,6 @@ _DESCRIPTIONS = frozenset({"graph_signature", "module_call_graph", "range_constr
 """What describes the program and never changes: copies share it."""
 
 
-def _sizes_asked(module: torch.nn.Module, call: Node) -> Sequence[frozenset[sympy.Symbol]]:
-    """Return what the callee of a call asks of the flat values that it is given."""
-    held, form = _callee(module, call)
-    if held is None or form is None:
-        return ()
-    if form.signature is not None and not form.signature.flat:
-        return ()  # eager's own arguments, of which eager asks the same
-    graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
-    return symbols_asked(graph, partial(_sizes_asked, held))
-
-
 def _callee(
     module: torch.nn.Module, call: Node
 ) -> tuple[GeneratedModule, Body] | tuple[None, None]:
@@ -417,7 +415,7 @@ def _argument_of(module: torch.nn.Module, node: Node) -> Node | None:
     held, form = _callee(module, call)
     if held is None or form is None or form.signature is not None:
         return None
-    graph = form.made.build() if isinstance(form.made, DeferredGraph) else form.made
+    graph = _built(form.made)
     returned: Any = next(iter(graph.find_nodes(op="output"))).args[0]
     if isinstance(returned, (tuple, list)):
         number: Any = node.args[1] if node is not call else None

@@ -1,7 +1,7 @@
 """What a call returned when it was recorded, and what is looked at once its module was changed."""
 
 from lowerdeck.unflatten.results.given_back import GIVEN_BACK, GivenBack, argument_of, nodes_given
-from lowerdeck.unflatten.results.known_sizes import result_checks, symbols_asked
+from lowerdeck.unflatten.results.recorded_results import result_checks
 from lowerdeck.unflatten.results.result_check import SIZES, sizes_of
 from lowerdeck.unflatten.results.returned import RETURNS, Returned, recorded_result
 
@@ -16,5 +16,4 @@ __all__ = [
     "recorded_result",
     "result_checks",
     "sizes_of",
-    "symbols_asked",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -45,32 +45,65 @@ def sizes_of(node: Node) -> Any:
     return node.meta.get(SIZES)
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a tensor must be that a call returns.
+
+    Attributes:
+        shape: Its sizes; None where one varies.
+        dtype: Its type.
+        known: The dimensions that vary whose sizes are told by what is there when the call
+            returns, each with the number of its text.
+        limits: What its sizes must meet where one is told by nothing else; None where nothing.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+    known: tuple[tuple[int, int], ...] = ()
+    limits: SizeLimits | None = None
+
+    def told(self, sizes: Sequence[Any]) -> list[Any]:
+        """Return what each size must be; None where any may be.
+
+        Args:
+            sizes: What the texts say.
+        """
+        shape: list[Any] = [*self.shape]
+        for dim, number in self.known:
+            shape[dim] = sizes[number]
+        return shape
+
+    def is_shape(self, value: torch.Tensor, sizes: Sequence[Any]) -> bool:
+        """Return whether a tensor has the rank and sizes."""
+        return value.dim() == len(self.shape) and all(
+            want is None or _are_equal(size, want)
+            for size, want in zip(value.shape, self.told(sizes), strict=True)
+        )
+
+    def is_type(self, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]) -> bool:
+        """Return whether a tensor has the type, or one that its caller was moved to."""
+        return value.dtype is self.dtype or _may_be(self.dtype, value, moved)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultCheck:
-    """Checks what one call returned.
+    """Checks a tensor that one call returned.
 
     Attributes:
         name: The name of what is called.
-        recorded: What it returned when it was recorded.
-        dims: Each dimension whose size the code after the call knows, with where it does.
-        dtype_read: Where that code knows the type; "" where it does not.
-        rank_read: Where that code knows the number of dimensions; "" where it does not.
-        texts: For each of these dimensions the expression of its size, as the code has it.
-        limits: What its sizes that vary must meet; None where nothing.
+        where: What is computed after the call, as a line of the model.
+        expected: What it must be, one for each call that runs the same code.
+        texts: The sizes that the check is given, as the code has them.
     """
 
     name: str
-    recorded: Sizes
-    dims: tuple[tuple[int, str], ...]
-    dtype_read: str
-    rank_read: str = ""
+    where: str
+    expected: tuple[Expected, ...]
     texts: tuple[str, ...] = ()
-    limits: SizeLimits | None = None
 
     def names(self) -> Iterator[str]:
         """Yield the names of the nodes of which the sizes are computed."""
-        for text in self.texts:
-            yield from (name for _, name, _, _ in Formatter().parse(text) if name)
+        return _names_in(self.texts)
 
     def check(self, module: torch.nn.Module, value: Any, *sizes: Any) -> None:
         """Check a result.
@@ -78,77 +111,98 @@ class ResultCheck:
         Args:
             module: The caller.
             value: The result.
-            sizes: For each dimension the size that the code after the call goes on with.
+            sizes: What the ``texts`` are now.
 
         Raises:
-            InputConstraintError: It has another size, rank or type than that code was recorded
-                with.
+            InputConstraintError: It is no tensor, or has another size, rank or type than the
+                code after the call was recorded with.
         """
         body = module.__dict__[PRIVATE]
         # What is missing, whoever reads it says.
         if body.unchecked or isinstance(value, (Proxy, Missing)):
             return
-        if not isinstance(value, torch.Tensor):
-            raise InputConstraintError(
-                f"{self.name!r}{_of(body.type_name)} was changed, and returned {described(value)} "
-                f"where the program was recorded with a tensor of shape {self.recorded.shape}. "
-                "Return a tensor, or make the change in the model and export that."
-            )
-        is_alike = value.dim() == len(self.recorded.shape)
-        for (dim, where), size in zip(self.dims, sizes, strict=True):
-            if not is_alike or value.shape[dim] != size:
-                shown = [str(each) for each in self.recorded.shape]
-                shown[dim] = str(size)
-                raise InputConstraintError(
-                    self._told(
-                        value,
-                        f"a tensor of shape ({', '.join(shown)})",
-                        f"knows the size of dimension {dim}",
-                        where,
-                        body.type_name,
-                    )
-                )
-        if self.rank_read and not is_alike:
-            recorded = f"a tensor of {len(self.recorded.shape)} dimensions"
-            raise InputConstraintError(
-                self._told(value, recorded, "knows that", self.rank_read, body.type_name)
-            )
-        if self.limits is not None and is_alike and not self.limits.hold_for((value,)):
-            told = self.limits.told((value,), ("its result",))
-            raise InputConstraintError(
-                f"{self.name!r}{_of(body.type_name)} was changed, and returned "
-                f"{described(value)}; the program was recorded with {told}. It has no other side "
-                "of a branch on such sizes: return what was recorded, or make the change in the "
-                "model and export that."
-            )
-        dtype = self.recorded.dtype
-        if self.dtype_read and value.dtype is not dtype and not _may_be(dtype, value, body.moved):
-            raise InputConstraintError(
-                self._told(
-                    value,
-                    f"a tensor of {dtype}",
-                    "knows its type",
-                    self.dtype_read,
-                    body.type_name,
-                )
-            )
-
-    def _told(
-        self, value: torch.Tensor, recorded: str, knows: str, where: str, caller: str | None
-    ) -> str:
-        return (
-            f"{self.name!r}{_of(caller)} was changed, and returned {described(value)}; the "
-            f"program was recorded with {recorded}, and the code that calls it {knows}: {where}. "
-            "Eager's may ask the result for that, and the program cannot. Return what was "
-            "recorded, or make the change in the model and export that."
-        )
+        is_tensor = isinstance(value, torch.Tensor)
+        alike = [each for each in self.expected if is_tensor and each.is_shape(value, sizes)]
+        of_type = [each for each in alike if each.is_type(value, body.moved)]
+        for each in of_type:
+            if each.limits is None or each.limits.hold_for((value,)):
+                return
+        first = (of_type or alike or self.expected)[0]
+        if of_type and first.limits is not None:
+            recorded = first.limits.told((value,), ("its result",))
+        else:
+            shown = ["any" if size is None else str(size) for size in first.told(sizes)]
+            shape = ", ".join(shown) + ("," if len(shown) == 1 else "")
+            recorded = f"a tensor of shape ({shape}) of {first.dtype}"
+        raise _error(self.name, described(value), recorded, self.where, body.type_name)
 
 
-def _of(caller: str | None) -> str:
-    return f" of a {caller}" if caller else ""
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberCheck:
+    """Checks a number that one call returned, which follows from sizes.
+
+    Attributes:
+        name: The name of what is called.
+        where: What is computed after the call, as a line of the model.
+        texts: What it must be, as the code has it.
+    """
+
+    name: str
+    where: str
+    texts: tuple[str, ...]
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the nodes of which it is computed."""
+        return _names_in(self.texts)
+
+    def check(self, module: torch.nn.Module, value: Any, *expected: Any) -> None:
+        """Check a result.
+
+        Args:
+            module: The caller.
+            value: The result.
+            expected: What it must be, one for each call that runs the same code.
+
+        Raises:
+            InputConstraintError: It is another number, or none.
+        """
+        body = module.__dict__[PRIVATE]
+        if body.unchecked or isinstance(value, (Proxy, Missing)):
+            return
+        is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+        if not is_number or not any(_are_equal(value, each) for each in expected):
+            raise _error(self.name, described(value), f"{expected[0]}", self.where, body.type_name)
 
 
 def _may_be(
     dtype: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
 ) -> bool:
-    return moved.get(dtype) is value.dtype or torch.is_autocast_enabled(value.device.type)
+    """Return whether another type comes of a caller that was moved to it, or of autocast."""
+    device = value.device.type
+    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return moved.get(dtype) is value.dtype or (
+        is_cast and dtype.is_floating_point and value.is_floating_point()
+    )
+
+
+def _are_equal(size: Any, wanted: Any) -> bool:
+    # Export has symbols, of which a question would fix the values.
+    are_numbers = type(size) is int and type(wanted) is int
+    return bool((torch.compiler.is_exporting() and not are_numbers) or size == wanted)
+
+
+def _names_in(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from (name for _, name, _, _ in Formatter().parse(text) if name)
+
+
+def _error(
+    name: str, found: str, recorded: str, where: str, caller: str | None
+) -> InputConstraintError:
+    of = f" of a {caller}" if caller else ""
+    return InputConstraintError(
+        f"{name!r}{of} was changed, and returned {found}; the program was recorded with "
+        f"{recorded}, and holds what is computed of that alone, up to {where}. Return what was "
+        "recorded, or make the change in the model and export that; check_input_constraints = "
+        "False goes on with what was recorded."
+    )

@@ -14,7 +14,7 @@ import re
 import textwrap
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -79,6 +79,7 @@ _SIGNS: dict[type[ast.AST], str] = {
 }
 _UNTOLD = "n"
 _SOME = re.compile(r"some\('(.+?)', (.+?), lambda n: (.+)\)")
+_IS_MADE = re.compile(r"is_made\('(.+?)', (.+?)\)")
 _LARGEST = 2**40
 _SIZE = re.compile(r"(.*)\.size\(\)\[(\d+)\]")
 
@@ -137,6 +138,7 @@ class SizeLimits:
         asked = [place for place in range(len(shown)) if f"{{{place}}}" in text]
         found = ", ".join(f"{shown[place]} = {sizes[place]}" for place in asked)
         text = _SOME.sub(rf"\3, where \2 is \1 for some {_UNTOLD}", text)
+        text = _IS_MADE.sub(rf"\2 = \1 for some {_UNTOLD}", text)
         return f"{text.format(*shown)}; found {found}"
 
     def _sizes(self, leaves: Sequence[Any]) -> list[Any]:
@@ -156,35 +158,17 @@ class SizeGuards:
     all: tuple[SizeGuard, ...] = ()
     _known: dict[object, SizeLimits | None] = field(default_factory=dict, repr=False)
 
-    def limits(
-        self,
-        sizes: Iterable[tuple[Place, Any]],
-        *,
-        numbers_follow: bool = False,
-        asked: frozenset[int] = frozenset(),
-    ) -> SizeLimits | None:
+    def limits(self, sizes: Iterable[tuple[Place, Any]]) -> SizeLimits | None:
         """Return the conditions that sizes must meet; None if they are free.
 
         Args:
             sizes: Each place with the expression that it was recorded as.
-            numbers_follow: Whether a number must be what it follows from the sizes of tensors.
-            asked: The leaves that are asked for their sizes: those of others must be what follows
-                from these.
         """
         varying = tuple(sizes)
-        numbers_follow = numbers_follow and any(dim is None for (_, dim), _ in varying)
-        if not (self.all or asked or numbers_follow):
-            return None
-        key = (varying, numbers_follow, asked)
-        if key not in self._known:
-            texts = [*self._conditions(varying)]
-            if numbers_follow:
-                tensors = {leaf for (leaf, dim), _ in varying if dim is not None}
-                texts += _following(varying, tensors)
-            if asked:
-                texts += _following(varying, asked)
-            self._known[key] = _limits(varying, list(dict.fromkeys(texts))) if texts else None
-        return self._known[key]
+        if varying not in self._known:
+            texts = dict.fromkeys((*_belonging(varying), *self._conditions(varying)))
+            self._known[varying] = _limits(varying, list(texts)) if texts else None
+        return self._known[varying]
 
     def _conditions(self, varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
         asked = set().union(*(size.free_symbols for _, size in varying))
@@ -215,30 +199,61 @@ def _for_some(text: str, symbol: sympy.Symbol, sizes: Sequence[Any]) -> Iterator
         symbol: The symbol, of which no size tells the value: half of it, rounded, is one.
         sizes: All sizes.
     """
-    of_symbol = SizeSolver([symbol])
     for number, size in enumerate(sizes):
-        found = of_symbol.find(size) if size.free_symbols == {symbol} else None
-        made = None if found is None else text_of(found, of_symbol, [_UNTOLD])
-        if made is not None and _grows(made):
+        made = _made_of_symbol(size)
+        if made is not None and size.free_symbols == {symbol}:
             yield f"some({made!r}, {{{number}}}, lambda {_UNTOLD}: {text})"
             return
 
 
-def _following(varying: Sequence[tuple[Place, Any]], known: Container[int]) -> Iterator[str]:
-    """Yield for each size or number of other leaves how it follows from those of some leaves.
+def _made_of_symbol(size: Any) -> str | None:
+    """Return the text of a size that is computed of one symbol; None of any other.
+
+    Of larger numbers it must not become less, so that the numbers of which it is made are found.
+    """
+    symbols = list(size.free_symbols)
+    if len(symbols) != 1:
+        return None
+    solver = SizeSolver(symbols)
+    found = solver.find(size)
+    made = None if found is None else text_of(found, solver, [_UNTOLD])
+    return made if made is not None and _grows(made) else None
+
+
+def _belonging(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
+    """Yield how sizes and numbers follow from each other, as they did when they were recorded.
+
+    What code computes of sizes that belong together leaves no condition in the program: that half
+    of a size is less than it, say, or that its double is even.
 
     Args:
         varying: All of them.
-        known: The leaves.
     """
-    told = {f"{{{at}}}": size for at, ((leaf, _), size) in enumerate(varying) if leaf in known}
-    solver = SizeSolver([*told.values()])
+    first: dict[Any, str] = {}
+    compound: list[tuple[str, Any]] = []
     for at, (_, size) in enumerate(varying):
         slot = f"{{{at}}}"
-        found = None if slot in told else solver.find(size)
-        text = None if found is None else text_of(found, solver, [*told])
+        if size in first:
+            yield f"{slot} == {first[size]}"
+        elif size.is_Symbol:
+            first[size] = slot
+        else:
+            compound.append((slot, size))
+    solver: SizeSolver | None = None
+    for slot, size in compound:
+        if size in first:
+            yield f"{slot} == {first[size]}"
+            continue
+        solver = solver or SizeSolver([*first])
+        found = solver.find(size)
+        text = None if found is None else text_of(found, solver, [*first.values()])
         if text is not None:
             yield f"{slot} == {text}"
+            continue
+        first[size], solver = slot, None
+        made = _made_of_symbol(size)
+        if made is not None:
+            yield f"is_made({made!r}, {slot})"
 
 
 def _limits(varying: Sequence[tuple[Place, Any]], texts: Sequence[str]) -> SizeLimits:
@@ -424,6 +439,11 @@ def _some(made: str, size: int, holds: Callable[[int], bool]) -> bool:
     return torch.compiler.is_compiling() or any(map(holds, _symbols_of(made, size)))
 
 
+def _is_made(made: str, size: int) -> bool:
+    """Return whether ``made`` makes a size of some number; a compiler is not asked, as above."""
+    return torch.compiler.is_compiling() or _made_of(made)(_symbols_of(made, size)[0]) == size
+
+
 @lru_cache(4096)
 def _symbols_of(made: str, size: int) -> tuple[int, int]:
     """Return the smallest and the largest number of which ``made`` makes a size.
@@ -451,6 +471,7 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     scope: dict[str, Any] = {
         "is_exporting": torch.compiler.is_exporting,
         "some": _some,
+        "is_made": _is_made,
         **_FUNCTIONS,
     }
     exec(

@@ -19,6 +19,9 @@ _SIGNS = {
 }
 _CHOICES = {"Max": ">", "Min": "<"}
 _PASSES = 4
+_HIGHEST_DEGREE = 64
+_LARGEST_NUMBER = 2**63
+"""Sizes of a file may be any expression: no model's has a higher power, or a larger number."""
 _MOST_RELATIONS = 16
 
 
@@ -155,14 +158,28 @@ def _linear(whole: Any, term: Any) -> tuple[Any, Any] | None:
 
 def _is_made_of_sizes(expression: Any) -> bool:
     """Return whether whole numbers alone make ``expression``, with functions that are known."""
-    if expression.is_Symbol or expression.is_Integer:
+    return _are_known(expression) and _degree(expression) <= _HIGHEST_DEGREE
+
+
+def _degree(expression: Any) -> int:
+    """Return how large ``expression`` may become at most, as a power of its symbols."""
+    if expression.is_Pow:
+        return _degree(expression.base) * int(expression.exp)
+    degrees = map(_degree, expression.args)
+    return sum(degrees) if expression.is_Mul else max(degrees, default=int(expression.is_Symbol))
+
+
+def _are_known(expression: Any) -> bool:
+    if expression.is_Symbol:
         return True
+    if expression.is_Integer:
+        return bool(abs(expression) <= _LARGEST_NUMBER)
     if expression.is_Pow and not (expression.exp.is_Integer and expression.exp > 0):
         return False
     is_known = expression.is_Add or expression.is_Mul or expression.is_Pow
     if not is_known and type(expression).__name__ not in _FUNCTIONS:
         return False
-    return all(map(_is_made_of_sizes, expression.args))
+    return all(map(_are_known, expression.args))
 
 
 def ordered(expression: Any) -> list[Any]:
