@@ -314,15 +314,15 @@ def test_checks_of_sizes_can_be_switched_off(how: str) -> None:
     for module in (whole, copy.deepcopy(whole)):
         compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x), eager(x))
-        with pytest.raises(InputConstraintError, match=r"shape\[1\] of 'adds' must be 12"):
+        with pytest.raises(InputConstraintError, match=r"found .* = 6, .* = 13"):
             module.adds(x, odd)
-        with pytest.raises(InputConstraintError, match="dividing a multiple of 2; found 13"):
+        with pytest.raises(InputConstraintError, match=r"% 2 == 0; found .* = 13"):
             module.half_of(odd)
         module.check_input_constraints = False
         torch.testing.assert_close(module.adds(x, odd), eager.adds(x, odd))
         torch.testing.assert_close(module.half_of(odd), eager.half_of(odd))
         module.check_input_constraints = True
-        with pytest.raises(InputConstraintError, match="found 13"):
+        with pytest.raises(InputConstraintError, match="= 13"):
             module.half_of(odd)
 
 

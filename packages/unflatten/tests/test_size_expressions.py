@@ -143,10 +143,17 @@ def test_a_changed_module_computes_what_eagers_does(
         made, want = unflatten(program, preserve="all"), copy.deepcopy(eager)
         for each in (made, want):
             change(each, eager, path)
+        # A change that returns another size is refused; with that switched off, the modules
+        # around it compute what they do of their own arguments.
+        made.check_input_constraints = change is _swap
         for shape in SHAPES:
             x = torch.randn(shape)
             wanted = want(x)
             torch.testing.assert_close(made(x), wanted)
+        made.check_input_constraints, x = True, torch.randn(4, 7, 8)
+        if path == "before" and change is not _swap:
+            with pytest.raises(InputConstraintError, match="'before' of .* was changed"):
+                made(x)
 
 
 class Two(nn.Module):
@@ -171,7 +178,7 @@ def test_sizes_that_were_equal_must_stay_so(export: Callable[..., ExportedProgra
     program = export(eager, (x,), dynamic_shapes=({1: Dim("t")},))
     made: Any = unflatten(program, preserve="all")
     made.two.register_forward_pre_hook(lambda _, args: (args[0], args[1][:, ::2]))
-    with pytest.raises(InputConstraintError, match=r"\.shape\[1\] of 'two' must be .*found"):
+    with pytest.raises(InputConstraintError, match=r"y?.*shape\[1\] == .*shape\[1\]; found"):
         made(x)
     made = unflatten(program, preserve="all")
     for y in (x, torch.randn(4, 9, 8)):
@@ -202,7 +209,7 @@ def test_a_size_that_no_recorded_one_leads_to_is_refused(
     for length in (4, 10):
         y = torch.randn(4, length, 8)
         torch.testing.assert_close(made.halves(y), eager.halves(y))
-    with pytest.raises(InputConstraintError, match="dividing a multiple of 2; found 5"):
+    with pytest.raises(InputConstraintError, match=r"% 2 == 0; found .* = 5"):
         made.halves(torch.randn(4, 5, 8))
 
 
@@ -261,5 +268,5 @@ def test_numbers_from_outside_are_compared_with_the_arguments(
     made.handed.register_forward_pre_hook(
         lambda _, args: (torch.cat([args[0], args[0]]), *args[1:])
     )
-    with pytest.raises(InputConstraintError, match=r"\.shape\[0\] of 'handed' must be 24.* 48"):
+    with pytest.raises(InputConstraintError, match=r"\[0\] .*(must be 24.* 48|found .* = 48)"):
         made(x)

@@ -41,7 +41,7 @@ from lowerdeck.unflatten.code.failures import (
     naming,
     told,
 )
-from lowerdeck.unflatten.sizes.checks import SIZE_CHECKS
+from lowerdeck.unflatten.sizes.checks import must_be_sizes
 
 _TAKES_PARTS = (operator.getitem, flatten_like)
 _SERIAL = re.compile(r"(_\d+)+$")
@@ -402,7 +402,7 @@ class _Writer:
                 return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
             function = self.object_name(callable_for(node.target, node.kwargs))
             arguments = self.arguments(node.args, node.kwargs)
-            if node.target in SIZE_CHECKS:
+            if node.target is must_be_sizes:
                 arguments += f", self.{PRIVATE}.unchecked"
             return f"{function}({arguments})"
         if node.op == "call_module":

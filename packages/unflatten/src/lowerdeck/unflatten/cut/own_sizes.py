@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from bisect import insort
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, reduce
 from typing import Any, cast
@@ -31,7 +31,7 @@ from lowerdeck.unflatten.calls.recorded_calls import path_of_leaf
 from lowerdeck.unflatten.cut.flat_calls import with_other_values
 from lowerdeck.unflatten.cut.preserved import Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph, first_node, nodes_in
-from lowerdeck.unflatten.sizes.checks import exact_quotient, must_be_sizes
+from lowerdeck.unflatten.sizes.checks import must_be_sizes
 from lowerdeck.unflatten.sizes.solving import SizeSolver, is_taken, ordered
 from lowerdeck.unflatten.trace.call_tree import Frame, common_ancestor, frames_around
 
@@ -309,7 +309,7 @@ class _OwnSizes:
         if whole.is_Symbol:
             number, divisor = solver.steps[whole]
             parts = [self._make(part, frame, solver, asked) for part in (number, divisor)]
-            return parts[0] if parts[1] == 1 else apply(exact_quotient, *parts)
+            return parts[0] if parts[1] == 1 else apply(operator.floordiv, *parts)
         if whole.is_Add:
             total, *rest = ordered(whole)
             made = self._make(total, frame, solver, asked)
@@ -394,18 +394,16 @@ class _OwnSizes:
         self._made_of = {key: made for key, made in self._made_of.items() if made not in erased}
 
     def compare(self) -> None:
-        """Let calls that read sizes compare with these the others that belong to them.
+        """Let calls that read sizes around them compare these with those of their arguments.
 
-        Which of two equal sizes eager's module reads the program does not tell, and a size that
-        is computed around a call does not follow its arguments. Where all of them are as they
-        belong together when the call was recorded, it is the same.
+        Such a size does not follow the arguments, and a call's caller checks these alone. Where
+        all are as they belong together when the call was recorded, it is the same.
         """
         for frame, read in self._read_in_calls().items():
             call = self._made.preserved[frame]
             given = dict(_sizes_of(call))
-            used = dict.fromkeys(_asked(node, given) for node in read)
             # First what is handed in, with which arguments are compared, and what tells most.
-            terms = {size: _expression_of(size).count_ops() for size in (*used, *given)}
+            terms = {size: _expression_of(size).count_ops() for size in (*read, *given)}
             order = sorted(terms, key=lambda size: (size in given, terms[size]))
             sources: dict[Any, Asked] = {}
             checks: dict[str, tuple[Any, Any]] = {}
@@ -417,7 +415,7 @@ class _OwnSizes:
                     sources[expression] = size
                     continue
                 told = (asked[place] for place in solver.places_in(expected))
-                if size in given and any(one in used for one in (size, *told)):
+                if size in given and any(one in read for one in told):
                     found = size if isinstance(size, Node) else self.ask(frame, *size)
                     wanted = self._make(expected, frame, solver, asked)
                     checks[given[size]] = (found, wanted)
@@ -427,18 +425,10 @@ class _OwnSizes:
                 self._add(frame, must_be_sizes, compared, "checked", None)
 
     def _read_in_calls(self) -> dict[Frame, dict[Node, None]]:
-        """Return the sizes that calls read of their arguments or are handed, by the call."""
+        """Return the sizes that calls read beside their arguments, by the call."""
         found: dict[Frame, dict[Node, None]] = {}
-        preserved = self._made.preserved
         for frame in self._made.tree.frames():
-            standing = self._standing_around(frame)
-            if standing not in preserved:
-                continue
             for node in frame.nodes:
-                if node.target is _SIZE and node.args[0] in preserved[standing].inputs:
-                    if node.users and _expression(node) is not None:
-                        found.setdefault(standing, {})[node] = None
-                    continue
                 for size in node.all_input_nodes:
                     if _expression(size) is not None:
                         self._note_read(size, frame, found)
@@ -448,10 +438,10 @@ class _OwnSizes:
         around = common_ancestor(self.frame_of.get(size, self._made.tree.root), reader)
         for frame in frames_around(reader, around):
             call = self._made.preserved.get(frame)
+            if call is not None and size in call.inputs:
+                break
             if call is not None:
                 found.setdefault(frame, {})[size] = None
-                if size in call.inputs:
-                    break
 
     def _add(
         self, frame: Frame, target: Any, args: tuple[Any, ...], name: str, value: Any
@@ -499,12 +489,6 @@ def _sizes_of(call: PreservedCall) -> Iterator[tuple[Asked, str]]:
             yield from (((leaf, dim), f"{name}.shape[{dim}]") for dim in dims)
             if not dims:
                 yield leaf, name
-
-
-def _asked(node: Node, given: Container[Asked]) -> Asked:
-    """Return the tensor and dimension that ``node`` asks for, if both are given, or ``node``."""
-    asked = cast("Asked", tuple(node.args))
-    return asked if node.target is _SIZE and asked in given else node
 
 
 def _expression_of(size: Asked) -> Any:

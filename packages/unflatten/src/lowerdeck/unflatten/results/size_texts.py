@@ -49,7 +49,7 @@ class SizeTexts:
             return known[size]
         key = tuple(known)
         if key not in self._solvers:
-            self._solvers[key] = SizeSolver(key)
+            self._solvers[key] = SizeSolver(key, converts=True)
         solver = self._solvers[key]
         found = solver.find(size)
         return None if found is None else text_of(found, solver, list(known.values()))

@@ -1,4 +1,4 @@
-"""What a call checks of the sizes of its arguments, where others follow from them."""
+"""What a call checks of the sizes of its arguments that belong to those around it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,6 @@ _TO_DO = (
     "pass arguments whose sizes belong together as the recorded ones do, put an eager module in "
     "its place, or export the model with what changes them in it."
 )
-
-
-def exact_quotient(number: Any, divisor: Any, unchecked: bool = False) -> Any:
-    """Return how often ``divisor`` goes into a number that it divided when it was recorded.
-
-    Args:
-        number: What follows from the size of an argument.
-        divisor: What divides it.
-        unchecked: Whether somebody asked for no checks.
-
-    Raises:
-        InputConstraintError: It does not divide it.
-    """
-    # Export has symbols, of which a question would fix the values.
-    is_known = type(number) is int and type(divisor) is int and not torch.compiler.is_exporting()
-    if is_known and not unchecked and (not divisor or number % divisor):
-        raise InputConstraintError(
-            "A size that a module computes follows from those of its arguments, as they were "
-            f"recorded, by dividing a multiple of {divisor}; found {number}. The program does "
-            f"not hold what the module computes for other sizes: {_TO_DO}"
-        )
-    return number // divisor
 
 
 def must_be_sizes(
@@ -66,7 +44,3 @@ def must_be_sizes(
                 f"module reads, as they were recorded; found {size}. The program does not hold "
                 f"what the module computes for other sizes: {_TO_DO}"
             )
-
-
-SIZE_CHECKS = (exact_quotient, must_be_sizes)
-"""What generated code tells by a last argument whether its module is to check anything."""

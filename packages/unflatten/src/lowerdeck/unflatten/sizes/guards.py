@@ -214,7 +214,7 @@ def _made_of_symbol(size: Any) -> str | None:
     symbols = list(size.free_symbols)
     if len(symbols) != 1:
         return None
-    solver = SizeSolver(symbols)
+    solver = SizeSolver(symbols, converts=True)
     found = solver.find(size)
     made = None if found is None else text_of(found, solver, [_UNTOLD])
     return made if made is not None and _grows(made) else None
@@ -244,15 +244,23 @@ def _belonging(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
         if size in first:
             yield f"{slot} == {first[size]}"
             continue
-        solver = solver or SizeSolver([*first])
+        solver = solver or SizeSolver([*first], converts=True)
         found = solver.find(size)
         text = None if found is None else text_of(found, solver, [*first.values()])
         if text is not None:
             yield f"{slot} == {text}"
             continue
         first[size], solver = slot, None
-        made = _made_of_symbol(size)
-        if made is not None:
+    if len(compound) == 0:
+        return
+    solver = solver or SizeSolver([*first], converts=True)
+    for numerator, divisor in solver.steps.values():
+        parts = [text_of(part, solver, [*first.values()]) for part in (numerator, divisor)]
+        if None not in parts and parts[1] != "1":
+            yield f"{parts[0]} % {parts[1]} == 0"
+    for size, slot in first.items():
+        made = None if size.is_Symbol else _made_of_symbol(size)
+        if made is not None and size.free_symbols.isdisjoint(solver.steps):
             yield f"is_made({made!r}, {slot})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,16 @@ _SIGNS = {
     "PythonMod": " % ",
 }
 _CHOICES = {"Max": ">", "Min": "<"}
+_CONVERSIONS = {
+    "ToFloat": " * 1.0",
+    "TruncToInt": ".__trunc__()",
+    "RoundToInt": ".__round__()",
+    "FloorToInt": ".__floor__()",
+    "CeilToInt": ".__ceil__()",
+}
+"""Written behind what is converted: no name, for the code around a text may have its own ``int``."""
+
+_QUOTIENTS = {"IntTrueDiv": " / ", "FloatTrueDiv": " / "}
 _PASSES = 4
 _HIGHEST_DEGREE = 64
 _LARGEST_NUMBER = 2**63
@@ -30,6 +41,7 @@ class SizeSolver:
 
     Args:
         known: The expressions, such as the sizes of a call's arguments.
+        converts: Whether what it finds may compute with numbers that are no whole ones.
 
     Attributes:
         places: The symbol that stands for each of ``known`` in what ``find`` returns, and its
@@ -37,7 +49,8 @@ class SizeSolver:
         steps: How symbols follow that none of these is: a numerator, and what divides it exactly.
     """
 
-    def __init__(self, known: Sequence[Any]) -> None:
+    def __init__(self, known: Sequence[Any], *, converts: bool = False) -> None:
+        self._converts = converts
         self.places: dict[Any, int] = {}
         self.steps: dict[Any, tuple[Any, Any]] = {}
         self._known: dict[Any, Any] = {}
@@ -49,7 +62,11 @@ class SizeSolver:
                 self._known[expression] = stands
                 self.places[stands] = place
         self._direct = {one: made for one, made in self._known.items() if one.is_Symbol}
-        self._compound = {one: made for one, made in self._known.items() if not one.is_Symbol}
+        self._compound = {
+            one: made
+            for one, made in self._known.items()
+            if not one.is_Symbol and _degree(one) <= _HIGHEST_DEGREE
+        }
         self._solve()
 
     def find(self, wanted: Any) -> Any:
@@ -77,8 +94,10 @@ class SizeSolver:
     def _search(self, wanted: Any) -> Any:
         if wanted in self._known:
             return self._known[wanted]
+        if _degree(wanted) > _HIGHEST_DEGREE:
+            return None
         for found in self._candidates(wanted):
-            if not self._unsolved(found) and _is_made_of_sizes(found):
+            if not self._unsolved(found) and _is_made_of_sizes(found, self._converts):
                 return found
         return None
 
@@ -156,30 +175,38 @@ def _linear(whole: Any, term: Any) -> tuple[Any, Any] | None:
     return times, rest
 
 
-def _is_made_of_sizes(expression: Any) -> bool:
-    """Return whether whole numbers alone make ``expression``, with functions that are known."""
-    return _are_known(expression) and _degree(expression) <= _HIGHEST_DEGREE
+def _is_made_of_sizes(expression: Any, converts: bool = False) -> bool:
+    """Return whether whole numbers make ``expression``, with functions that are known.
+
+    Args:
+        expression: It.
+        converts: Whether other numbers may, too.
+    """
+    return _degree(expression) <= _HIGHEST_DEGREE and _are_known(expression, converts)
 
 
-def _degree(expression: Any) -> int:
+def _degree(expression: Any) -> float:
     """Return how large ``expression`` may become at most, as a power of its symbols."""
     if expression.is_Pow:
-        return _degree(expression.base) * int(expression.exp)
+        exponent = expression.exp
+        times = max(exponent, 1) if exponent.is_Integer else 1 if exponent.is_number else math.inf
+        return float(times) * _degree(expression.base)
     degrees = map(_degree, expression.args)
     return sum(degrees) if expression.is_Mul else max(degrees, default=int(expression.is_Symbol))
 
 
-def _are_known(expression: Any) -> bool:
-    if expression.is_Symbol:
+def _are_known(expression: Any, converts: bool) -> bool:
+    if expression.is_Symbol or (converts and expression.is_Float):
         return True
     if expression.is_Integer:
         return bool(abs(expression) <= _LARGEST_NUMBER)
     if expression.is_Pow and not (expression.exp.is_Integer and expression.exp > 0):
         return False
+    known = _FUNCTIONS.union(_CONVERSIONS, _QUOTIENTS) if converts else _FUNCTIONS
     is_known = expression.is_Add or expression.is_Mul or expression.is_Pow
-    if not is_known and type(expression).__name__ not in _FUNCTIONS:
+    if not is_known and type(expression).__name__ not in known:
         return False
-    return all(map(_are_known, expression.args))
+    return all(_are_known(part, converts) for part in expression.args)
 
 
 def ordered(expression: Any) -> list[Any]:
@@ -198,6 +225,8 @@ def text_of(whole: Any, solver: SizeSolver, texts: Sequence[str]) -> str | None:
     """Return the text of what a solver found, where ``texts`` are those of what it knows."""
     if whole.is_Integer:
         return f"({int(whole)})" if whole < 0 else str(int(whole))
+    if whole.is_Float:
+        return f"({float(whole)!r})"
     if whole in solver.places:
         return texts[solver.places[whole]]
     step = solver.steps.get(whole)
@@ -213,4 +242,7 @@ def text_of(whole: Any, solver: SizeSolver, texts: Sequence[str]) -> str | None:
         for part in known[1:]:
             made = f"({made} if {made} {_CHOICES[name]} {part} else {part})"
         return made
-    return f"({_SIGNS[name].join(known)})" if name in _SIGNS else None
+    if name in _CONVERSIONS:
+        return f"({known[0]}{_CONVERSIONS[name]})"
+    sign = _SIGNS.get(name) or _QUOTIENTS.get(name)
+    return f"({sign.join(known)})" if sign else None
