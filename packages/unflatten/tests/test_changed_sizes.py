@@ -867,30 +867,31 @@ class ReadsScaled(nn.Module):
         super().__init__()
         self.body = Scales(scaled)
 
-    def forward(self, x: torch.Tensor, int: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, int: torch.Tensor) -> torch.Tensor:  # noqa: A002
         y = self.body(x + int)
         z: torch.Tensor = y.sum(1) / y.shape[1]
         return z
 
 
-@pytest.mark.parametrize("how", EXPORTS)
+@pytest.mark.filterwarnings("ignore:The program notes a condition")
+@pytest.mark.parametrize("how", ["preserving", "flat"])
 @pytest.mark.parametrize("name", SCALED)
 def test_sizes_that_are_computed_with_floats(name: str, how: str) -> None:
     model = ReadsScaled(SCALED[name]).eval()
-    given = torch.randn(4, 24, 8), torch.ones(())
+    x, one = torch.randn(4, 24, 8), torch.ones(())
     export: Any = export_preserving if how == "preserving" else torch.export.export
-    program = export(model, given, dynamic_shapes=({1: Dim.AUTO}, None))
+    program = export(model, (x, one), dynamic_shapes=({1: Dim.AUTO}, None))
     module, eager = module_of(program, how), copy.deepcopy(model)
     for each in (module, eager):
-        each.set_submodule("body", nn.Sequential(each.get_submodule("body"), nn.Tanh()))
+        each.body.register_forward_hook(
+            lambda _, __, result: pytree.tree_map_only(torch.Tensor, torch.tanh, result)
+        )
     for size in (24, 9, 31):
-        x = torch.randn(4, size, 8)
         try:
-            wanted = program.module()(x, given[1])
-        except (AssertionError, RuntimeError):
+            program.module()(x[:, :size], one)
+        except AssertionError:
             continue  # export fixed the size
-        torch.testing.assert_close(wanted, model(x, given[1]))
-        torch.testing.assert_close(module(x, given[1]), eager(x, given[1]))
-    wrap(module, "body")
+        torch.testing.assert_close(module(x[:, :size], one), eager(x[:, :size], one))
+    hook(module, "body")
     with pytest.raises(InputConstraintError, match="recorded with a tensor of shape"):
-        module(*given)
+        module(x, one)

@@ -152,7 +152,7 @@ def test_a_changed_module_computes_what_eagers_does(
             torch.testing.assert_close(made(x), wanted)
         made.check_input_constraints, x = True, torch.randn(4, 7, 8)
         if path == "before" and change is not _swap:
-            with pytest.raises(InputConstraintError, match="'before' of .* was changed"):
+            with pytest.raises(InputConstraintError, match=r"'before' of .* was changed"):
                 made(x)
 
 

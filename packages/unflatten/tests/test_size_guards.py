@@ -206,13 +206,11 @@ def test_sizes_that_belong_together_must_stay_so(name: str, how: str) -> None:
         torch.testing.assert_close(made.inner(x, part(x)), eager.inner(x, part(x)))
         for size in (t - 2, t, t + 5, 2 * t + 1, 2 * t + 4):
             y = torch.randn(b, size, 8)
-            try:
-                found = made.inner(x, y)
-            except InputConstraintError as error:
-                assert size != part(x).shape[1], error
+            if size == part(x).shape[1]:
+                torch.testing.assert_close(made.inner(x, y), eager.inner(x, y))
                 continue
-            torch.testing.assert_close(found, eager.inner(x, y))
-            assert size == part(x).shape[1]
+            with pytest.raises(InputConstraintError, match=r"shape\[1\] == "):
+                made.inner(x, y)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +317,7 @@ def test_a_changed_module_that_returns_a_size_of_another_branch_is_told(name: st
         if (b, t) == X.shape[:2]:
             torch.testing.assert_close(made(X), other(X))
         else:
-            with pytest.raises(InputConstraintError, match="'linear'.* recorded with a tensor"):
+            with pytest.raises(InputConstraintError, match=r"'linear'.* recorded with a tensor"):
                 made(X)
 
 

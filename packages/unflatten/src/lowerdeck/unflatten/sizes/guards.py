@@ -239,29 +239,36 @@ def _belonging(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
             first[size] = slot
         else:
             compound.append((slot, size))
-    solver: SizeSolver | None = None
-    for slot, size in compound:
-        if size in first:
-            yield f"{slot} == {first[size]}"
-            continue
-        solver = solver or SizeSolver([*first], converts=True)
-        found = solver.find(size)
-        text = None if found is None else text_of(found, solver, [*first.values()])
+    # Those first of which others are made: t - 1 tells t, of which (t - 1) // 2 is made.
+    for slot, size in sorted(compound, key=lambda each: each[1].count_ops()):
+        text = first.get(size) or _text_of(size, first)
         if text is not None:
             yield f"{slot} == {text}"
-            continue
-        first[size], solver = slot, None
-    if len(compound) == 0:
+        else:
+            first[size] = slot
+    untold = [size for size in first if not size.is_Symbol]
+    if not untold:
         return
-    solver = solver or SizeSolver([*first], converts=True)
+    solver = SizeSolver([*first], converts=True)
     for numerator, divisor in solver.steps.values():
         parts = [text_of(part, solver, [*first.values()]) for part in (numerator, divisor)]
         if None not in parts and parts[1] != "1":
             yield f"{parts[0]} % {parts[1]} == 0"
-    for size, slot in first.items():
-        made = None if size.is_Symbol else _made_of_symbol(size)
-        if made is not None and size.free_symbols.isdisjoint(solver.steps):
-            yield f"is_made({made!r}, {slot})"
+    for size in untold:
+        # Two of which neither tells the other may do so together with a third.
+        text = _text_of(size, {one: slot for one, slot in first.items() if one is not size})
+        made = _made_of_symbol(size)
+        if text is not None:
+            yield f"{first[size]} == {text}"
+        elif made is not None and size.free_symbols.isdisjoint(solver.steps):
+            yield f"is_made({made!r}, {first[size]})"
+
+
+def _text_of(size: Any, known: Mapping[Any, str]) -> str | None:
+    """Return the text of a size as it follows from others; None if it does not."""
+    solver = SizeSolver([*known], converts=True)
+    found = solver.find(size)
+    return None if found is None else text_of(found, solver, [*known.values()])
 
 
 def _limits(varying: Sequence[tuple[Place, Any]], texts: Sequence[str]) -> SizeLimits:

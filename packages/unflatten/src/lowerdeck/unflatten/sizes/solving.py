@@ -26,7 +26,7 @@ _CONVERSIONS = {
     "FloorToInt": ".__floor__()",
     "CeilToInt": ".__ceil__()",
 }
-"""Written behind what is converted: no name, for the code around a text may have its own ``int``."""
+"""Written behind what is converted: the code around a text may have an ``int`` of its own."""
 
 _QUOTIENTS = {"IntTrueDiv": " / ", "FloatTrueDiv": " / "}
 _PASSES = 4
