@@ -721,6 +721,30 @@ def test_a_module_that_was_moved_may_return_its_type() -> None:
     assert module(x.double()).dtype is torch.float64
 
 
+class Embeds(Typed):
+    """What it is given has a type that nobody moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(4, 8))  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.body(x)
+        return torch.ones(8, dtype=y.dtype) * y
+
+
+@pytest.mark.parametrize("path", ["body", "body.0"])
+@pytest.mark.parametrize("how", EXPORTS)
+def test_a_part_that_was_moved_returns_another_type(how: str, path: str) -> None:
+    x = torch.randint(4, (4, 6))
+    module = program_of(Embeds(), x, how, "fixed")
+    module.get_submodule(path).bfloat16()
+    with pytest.raises(InputConstraintError, match=r"of torch.float32, and holds"):
+        module(x)
+    module.bfloat16()
+    assert module(x).shape == (4, 6, 8)
+
+
 RANKS: dict[str, Code] = {
     "the last": lambda y, _: y[..., 0],
     "no dimension said": lambda y, _: nn.functional.softmax(y, _stacklevel=5),

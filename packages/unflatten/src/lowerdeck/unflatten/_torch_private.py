@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,6 +236,18 @@ _MODULE_CONTAINERS = [
 ]
 
 
+class _Moving(threading.local):
+    is_inside = False
+
+
+_EMPTY = [
+    torch.empty(0, dtype=dtype, device="cpu")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+]
+_MOVING = _Moving()
+"""Whether a module is moved that holds those which are moved now."""
+
+
 class MovesConstants(torch.nn.Module):
     """A module whose plain tensors follow it to another device, as its buffers do.
 
@@ -245,10 +258,19 @@ class MovesConstants(torch.nn.Module):
     def _lowerdeck_moving(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Do what is to be done when all tensors become what ``fn`` makes of them."""
 
+    def _lowerdeck_moved_alone(self) -> None:
+        """Do what is to be done when this got another type, and what holds it did not."""
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         self._lowerdeck_moving(fn)
-        apply: Any = super()._apply
-        apply(fn, recurse)
+        is_outermost, _MOVING.is_inside = not _MOVING.is_inside, True
+        try:
+            apply: Any = super()._apply
+            apply(fn, recurse)
+        finally:
+            _MOVING.is_inside = not is_outermost
+        if is_outermost and any(fn(each).dtype is not each.dtype for each in _EMPTY):
+            self._lowerdeck_moved_alone()
         for name, value in self.__dict__.items():
             if isinstance(value, torch.Tensor):
                 self.__dict__[name] = _moved(value, fn)

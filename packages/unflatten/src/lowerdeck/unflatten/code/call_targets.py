@@ -34,6 +34,7 @@ OWN_NAMES = frozenset(
         "check_input_constraints",
         "_lowerdeck",
         "_lowerdeck_generated_class",
+        "_lowerdeck_moved_alone",
         "_lowerdeck_moving",
         "_lowerdeck_check",
         "_lowerdeck_former",

@@ -45,6 +45,9 @@ class Holder(Generated, MovesConstants):
         super().__setattr__(name, value)
         _remember(self, name, old)
 
+    def _lowerdeck_moved_alone(self) -> None:
+        watch_around(self)
+
     def __delattr__(self, name: str) -> None:
         old = children_of(self).get(name)
         super().__delattr__(name)
