@@ -146,7 +146,8 @@ class Body:
         self.watches = True
         graph = _built(self.made)
         others = [_built(each) for each in self.alike]
-        results = result_checks(graph, self.guards, self.type_name, others)
+        written = len(self.signature.updates) if self.signature is not None else 0
+        results = result_checks(graph, self.guards, self.type_name, others, written)
         # What is the argument itself has its sizes too.
         self.results = {**results, **given_back(module, graph)}
         if self.results:

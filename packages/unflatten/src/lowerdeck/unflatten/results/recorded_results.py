@@ -8,9 +8,11 @@ was recorded, unless nothing is computed after it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
+from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -23,6 +25,7 @@ from lowerdeck.unflatten.calls.signature import flatten_like
 from lowerdeck.unflatten.code import TORCH_FOLDER, Check, split_call_target, told
 from lowerdeck.unflatten.results.result_check import (
     Expected,
+    Given,
     NumberCheck,
     ResultCheck,
     Sizes,
@@ -46,7 +49,11 @@ _HANDS_ON = "torch.nn.modules.container.Sequential"
 
 
 def result_checks(
-    graph: Graph, guards: SizeGuards, type_name: str | None, others: Sequence[Graph] = ()
+    graph: Graph,
+    guards: SizeGuards,
+    type_name: str | None,
+    others: Sequence[Graph] = (),
+    written: int = 0,
 ) -> dict[Node, Check]:
     """Return how results of calls are to be checked.
 
@@ -56,19 +63,28 @@ def result_checks(
         type_name: The qualified name of the module's class.
         others: The graphs of more calls that run the same code, with results of other sizes or
             types.
+        written: How many of the first values that the graph returns are written into state.
     """
     found: dict[Node, Check] = {}
     calls = graph.find_nodes(op="call_module")
     if not calls:
         return found
-    last = _last_step(graph, _STEPS - {"call_module"} if type_name == _HANDS_ON else _STEPS)
     place = {node: number for number, node in enumerate(graph.nodes)}
-    checked = [call for call in calls if last is not None and place[call] < place[last]]
-    results = _results(graph, guards, len(checked))
-    alike = [_results(other, guards, len(checked), graph) for other in others]
-    alike = [each for each in alike if len(each) == len(results)]
+    output = next(iter(graph.find_nodes(op="output")))
+    is_handing_on = type_name == _HANDS_ON
+    last = _last_step(graph, _STEPS - {"call_module"} if is_handing_on else _STEPS)
+    returned = _returned_alone(output, written)
+    results = _results(graph, guards)
+    several = [(graph, results)]
+    for other in others:
+        found_there = _results(other, guards, graph)
+        if len(found_there) == len(results):
+            several.append((other, found_there))
     for number, result in enumerate(results):
-        check = _check(_where(last), [result, *(each[number] for each in alike)])
+        is_last = last is None or place[result.call] >= place[last]
+        if is_last and (is_handing_on or result.node in returned):
+            continue
+        check = _check(_where(last or output), [(one, each[number]) for one, each in several])
         if check is not None:
             found[result.node] = check
     for call in calls:
@@ -84,6 +100,38 @@ def _last_step(graph: Graph, kinds: set[str]) -> Node | None:
     """Return the last step of these kinds that computes something; None if there is none."""
     steps = (node for node in reversed(graph.nodes) if node.op in kinds)
     return next((node for node in steps if node.target not in _COMPUTES_NOTHING), None)
+
+
+def _returned_alone(output: Node, written: int) -> set[Node]:
+    """Return what the code returns once, if it returns values of tensors alone.
+
+    A number beside them may be a size of one, as may how often one is there.
+
+    Args:
+        output: What it returns.
+        written: How many of the first are written into state.
+    """
+    leaves = _leaves(output.args[0])[written:]
+    nodes = [_origin(leaf) for leaf in leaves if isinstance(leaf, Node)]
+    if len(nodes) + sum(leaf is None for leaf in leaves) < len(leaves):
+        return set()
+    if not all(isinstance(sizes_of(node), Sizes) for node in nodes):
+        return set()
+    return {node for node, count in Counter(nodes).items() if count == 1}
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    if isinstance(value, dict):
+        return _leaves(list(value.values()))
+    return [value]
+
+
+def _origin(node: Node) -> Node:
+    while node.target is torch.ops.aten.alias.default:
+        node = node.all_input_nodes[0]
+    return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +160,12 @@ class _Result:
         return self.guards.limits([((0, dim), size) for dim, size in varying])
 
 
-def _results(
-    graph: Graph, guards: SizeGuards, count: int, known: Graph | None = None
-) -> list[_Result]:
-    """Return what the first calls of a graph return.
+def _results(graph: Graph, guards: SizeGuards, known: Graph | None = None) -> list[_Result]:
+    """Return what the calls of a graph return.
 
     Args:
         graph: The graph.
         guards: What sizes that vary must meet.
-        count: The number of calls.
         known: A graph of the same code, whose names the texts are to have.
     """
     order = list(graph.nodes)
@@ -131,7 +176,7 @@ def _results(
     names = {node.name: f"{{{same.name}}}" for node, same in zip(order, named, strict=True)}
     texts = SizeTexts(order)
     found: list[_Result] = []
-    for call in graph.find_nodes(op="call_module")[:count]:
+    for call in graph.find_nodes(op="call_module"):
         queue = [call]
         for node in queue:
             sizes = sizes_of(node)
@@ -155,24 +200,43 @@ def _varying(sizes: Sizes | sympy.Basic) -> Iterator[tuple[int, sympy.Basic]]:
             yield dim, size
 
 
-def _check(where: str, results: Sequence[_Result]) -> Check | None:
-    """Return the check of a result, which calls of the same code returned as each of these."""
+def _check(where: str, several: Sequence[tuple[Graph, _Result]]) -> Check | None:
+    """Return the check of a result.
+
+    Args:
+        where: What is computed after it.
+        several: It, and what further calls of the same code returned, with the graphs of these.
+    """
+    results = [result for _, result in several]
     path, _ = split_call_target(str(results[0].call.target))
     texts = list(dict.fromkeys(text for result in results for text in result.told.values()))
     if not isinstance(results[0].sizes, Sizes):
-        return (
-            NumberCheck(path, where, tuple(texts)) if all(each.told for each in results) else None
-        )
-    expected: dict[Expected, None] = {}
-    for result in results:
+        is_told = all(result.told for result in results)
+        return NumberCheck(path, where, tuple(texts)) if is_told else None
+    given = _given(several[0][0]) if len(several) > 1 else ()
+    expected: dict[Any, dict[Expected, None]] = {}
+    for graph, result in several:
         if isinstance(result.sizes, Sizes):
-            shape = [
-                None if isinstance(size, sympy.Basic) else size for size in result.sizes.shape
-            ]
+            sizes = result.sizes.shape
+            shape = [None if isinstance(size, sympy.Basic) else size for size in sizes]
             known = [(dim, texts.index(text)) for dim, text in result.told.items()]
-            limits = result.limits()
-            expected[Expected(tuple(shape), result.sizes.dtype, tuple(known), limits)] = None
-    return ResultCheck(path, where, tuple(expected), tuple(texts))
+            made = Expected(tuple(shape), result.sizes.dtype, tuple(known), result.limits())
+            key = tuple(sizes for _, sizes in _given(graph)) if given else ()
+            expected.setdefault(key, {})[made] = None
+    names = [f"{{{node.name}}}" for node, _ in given]
+    found = {key: tuple(each) for key, each in expected.items()}
+    return ResultCheck(path, where, found, (*texts, *names), len(texts))
+
+
+def _given(graph: Graph) -> list[tuple[Node, Given]]:
+    """Return the tensors that a graph is given, with the sizes that do not vary."""
+    found: list[tuple[Node, Given]] = []
+    for node in graph.find_nodes(op="placeholder"):
+        sizes = sizes_of(node)
+        if isinstance(sizes, Sizes):
+            shape = [None if isinstance(size, sympy.Basic) else size for size in sizes.shape]
+            found.append((node, tuple(shape)))
+    return found
 
 
 def _where(node: Node | None) -> str:

@@ -17,6 +17,9 @@ from lowerdeck.unflatten.calls.former_calls import described
 from lowerdeck.unflatten.errors import InputConstraintError
 from lowerdeck.unflatten.sizes.guards import SizeLimits
 
+Given = tuple[int | None, ...]
+"""The sizes of a tensor that code was given; None where one varies."""
+
 SIZES = "sizes"
 """Meta of a node of a graph that was stored: what ``sizes_of`` returns of its value."""
 
@@ -92,26 +95,30 @@ class ResultCheck:
     Attributes:
         name: The name of what is called.
         where: What is computed after the call, as a line of the model.
-        expected: What it must be, one for each call that runs the same code.
-        texts: The sizes that the check is given, as the code has them.
+        expected: What it must be; where several calls run the same code, by what these were
+            given, and more than one where that was alike.
+        texts: The sizes that the check is given, and what the code was given, as the code has
+            them.
+        sizes: How many of these are sizes.
     """
 
     name: str
     where: str
-    expected: tuple[Expected, ...]
-    texts: tuple[str, ...] = ()
+    expected: Mapping[tuple[Given, ...], tuple[Expected, ...]]
+    texts: tuple[str, ...]
+    sizes: int
 
     def names(self) -> Iterator[str]:
         """Yield the names of the nodes of which the sizes are computed."""
         return _names_in(self.texts)
 
-    def check(self, module: torch.nn.Module, value: Any, *sizes: Any) -> None:
+    def check(self, module: torch.nn.Module, value: Any, *told: Any) -> None:
         """Check a result.
 
         Args:
             module: The caller.
             value: The result.
-            sizes: What the ``texts`` are now.
+            told: What the ``texts`` are now.
 
         Raises:
             InputConstraintError: It is no tensor, or has another size, rank or type than the
@@ -121,13 +128,15 @@ class ResultCheck:
         # What is missing, whoever reads it says.
         if body.unchecked or isinstance(value, (Proxy, Missing)):
             return
+        sizes = told[: self.sizes]
+        expected = self._expected(told[self.sizes :])
         is_tensor = isinstance(value, torch.Tensor)
-        alike = [each for each in self.expected if is_tensor and each.is_shape(value, sizes)]
+        alike = [each for each in expected if is_tensor and each.is_shape(value, sizes)]
         of_type = [each for each in alike if each.is_type(value, body.moved)]
         for each in of_type:
             if each.limits is None or each.limits.hold_for((value,)):
                 return
-        first = (of_type or alike or self.expected)[0]
+        first = (of_type or alike or expected)[0]
         if of_type and first.limits is not None:
             recorded = first.limits.told((value,), ("its result",))
         else:
@@ -135,6 +144,18 @@ class ResultCheck:
             shape = ", ".join(shown) + ("," if len(shown) == 1 else "")
             recorded = f"a tensor of shape ({shape}) of {first.dtype}"
         raise _error(self.name, described(value), recorded, self.where, body.type_name)
+
+    def _expected(self, given: Sequence[torch.Tensor]) -> Sequence[Expected]:
+        """Return what the result must be where the code was given these."""
+        recorded = next(iter(self.expected))
+        # In all calls of one code the same sizes vary, but where one of them has a size of 1.
+        key = tuple(
+            tuple(
+                None if size is None else now for size, now in zip(shape, one.shape, strict=False)
+            )
+            for one, shape in zip(given, recorded, strict=True)
+        )
+        return self.expected.get(key) or [e for each in self.expected.values() for e in each]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
