@@ -153,9 +153,10 @@ def test_a_module_takes_the_type_that_it_was_moved_to() -> None:
         assert_equal(module(X.bfloat16()), eager(X.bfloat16()))
     for dtype in (torch.float64, torch.bfloat16):
         assert_equal(module.to(dtype)(X.to(dtype)), eager.to(dtype)(X.to(dtype)))
-    # Nothing tells of this one whether it was moved.
     stateless = unflatten(export(Doubles(bias=False), (X,)))
-    assert_equal(stateless(X.double()), (X + X).double())
+    with pytest.raises(InputConstraintError, match=r"float32; found torch\.float64"):
+        stateless(X.double())
+    assert_equal(stateless.double()(X.double()), (X + X).double())
 
 
 def test_what_was_exported_as_none_is_none() -> None:

@@ -40,6 +40,26 @@ class Model(nn.Module):
         return self.head(x)
 
 
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1) / (x.shape[1] // 2)
+
+
+class Doubles(nn.Module):
+    """Gives what it calls an argument of which twice a size is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.halves = Halves()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.halves(torch.cat([x, x], 1)))
+
+
+MODELS: dict[str, type[nn.Module]] = {"divided": Doubles}
+
+
 def write(version: str) -> None:
     """Write the files of a version, which is the one that is installed."""
     x = torch.randn(3, 4, 2)
@@ -47,6 +67,7 @@ def write(version: str) -> None:
         "fixed": export_preserving(Model(), (x,)),
         "varying": export_preserving(Model(), (x,), dynamic_shapes=SIZES),
         "plain": torch.export.export(Model(), (x,)),
+        "divided": export_preserving(Doubles(), (x,), dynamic_shapes=SIZES),
     }
     for name, program in programs.items():
         (FOLDER / f"{version}_{name}.pickle").write_bytes(pickle.dumps(unflatten(program)))
@@ -55,7 +76,8 @@ def write(version: str) -> None:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.pickle")), ids=lambda path: path.stem)
 def test_what_a_former_version_pickled(path: Path) -> None:
     module: Any = pickle.loads(path.read_bytes())
-    eager, x = Model(), torch.randn(3, 4, 2)
+    eager: Any = MODELS.get(path.stem.partition("_")[2], Model)()
+    x = torch.randn(3, 4, 2)
     eager.load_state_dict(module.state_dict())
     torch.testing.assert_close(module(x), eager(x))
     for model in (module, eager):
@@ -68,3 +90,4 @@ def test_what_a_former_version_pickled(path: Path) -> None:
 
 def test_there_are_some() -> None:
     assert len(list(FOLDER.glob("0.2.4_*.pickle"))) == 3
+    assert len(list(FOLDER.glob("0.2.5_*.pickle"))) == 4

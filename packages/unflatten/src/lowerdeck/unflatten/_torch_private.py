@@ -120,9 +120,10 @@ CALL_MODULE = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether a call of ``module`` runs hooks of its own."""
+    """Return whether a call of ``module`` runs hooks of its own, or a ``forward`` put there."""
     return bool(
-        module._forward_hooks
+        "forward" in module.__dict__
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
@@ -146,7 +147,6 @@ def runs_more_than_forward(module: torch.nn.Module) -> bool:
         or _all_modules._global_forward_pre_hooks
         or _all_modules._global_backward_hooks
         or _all_modules._global_backward_pre_hooks
-        or "forward" in module.__dict__
         or module._compiled_call_impl is not None
     )
 

@@ -231,7 +231,13 @@ def _recorded_signature(program: ExportedProgram) -> ModuleCallSignature:
 
 def _guards(program: ExportedProgram, working: WorkingGraph) -> SizeGuards:
     """Return what sizes that vary must meet: one side of each branch is in the program."""
-    conditions = size_conditions(program)
+    try:
+        conditions = size_conditions(program)
+    except TypeError as error:
+        raise UnsupportedProgramError(
+            f"The program's conditions on sizes are no texts ({error}): found another kind of "
+            "value. A file that torch.export.save wrote has texts there."
+        ) from error
     if not conditions:
         return size_guards(program.range_constraints, (), {})
     examples = [node.meta.get("val") for node in working.inputs]

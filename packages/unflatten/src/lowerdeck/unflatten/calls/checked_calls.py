@@ -25,7 +25,12 @@ from lowerdeck.unflatten.calls.recorded_calls import (
     lacks_twin,
     path_of_leaf,
 )
-from lowerdeck.unflatten.calls.recorded_leaves import Recorded, RecordedConstant, RecordedTensor
+from lowerdeck.unflatten.calls.recorded_leaves import (
+    Recorded,
+    RecordedConstant,
+    RecordedTensor,
+    may_be_of_type,
+)
 from lowerdeck.unflatten.calls.signature import CallSignature
 from lowerdeck.unflatten.errors import InputConstraintError
 from lowerdeck.unflatten.sizes.guards import NOT_SURE, Place
@@ -170,7 +175,7 @@ class Expected:
             if key is not None and len(self.known) < _REMEMBERED:
                 self.known.add(key)
             return
-        if any(_allowed_types(call, given, module, body.moved) for call in fitting):
+        if any(_allowed_types(call, given, body.moved) for call in fitting):
             return
         raise InputConstraintError(self._told(given, fitting, body.type_name))
 
@@ -295,33 +300,13 @@ def _same_types(call: RecordedCall, given: Sequence[Any]) -> bool:
 
 
 def _allowed_types(
-    call: RecordedCall,
-    given: Sequence[Any],
-    module: torch.nn.Module,
-    moved: Mapping[torch.dtype, torch.dtype],
+    call: RecordedCall, given: Sequence[Any], moved: Mapping[torch.dtype, torch.dtype]
 ) -> bool:
     """Return whether tensors of other types come of a module that was moved, or of autocast."""
     return all(
-        _may_be_of_type(want.dtype, leaf, module, moved)
+        may_be_of_type(want.dtype, leaf, moved)
         for want, leaf in zip(call, given, strict=True)
         if isinstance(want, RecordedTensor) and _is_other_type(want, leaf)
-    )
-
-
-def _may_be_of_type(
-    expected: torch.dtype,
-    value: torch.Tensor,
-    module: torch.nn.Module,
-    moved: Mapping[torch.dtype, torch.dtype],
-) -> bool:
-    found = value.dtype
-    if not (expected.is_floating_point and found.is_floating_point):
-        return False
-    return (
-        moved.get(expected) is found
-        or torch.is_autocast_enabled(value.device.type)
-        or any(tensor.dtype is found for tensor in module.parameters())
-        or any(tensor.dtype is found for tensor in module.buffers())
     )
 
 

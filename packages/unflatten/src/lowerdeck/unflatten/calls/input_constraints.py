@@ -12,9 +12,22 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
-from lowerdeck.unflatten.calls.recorded_leaves import Recorded, recorded, set_fields
+from lowerdeck.unflatten.calls.carrying import PRIVATE
+from lowerdeck.unflatten.calls.recorded_leaves import (
+    Recorded,
+    may_be_of_type,
+    recorded,
+    set_fields,
+)
 from lowerdeck.unflatten.errors import InputConstraintError
-from lowerdeck.unflatten.sizes.guards import NOT_SURE, Bounds, SizeGuards, bounds_of
+from lowerdeck.unflatten.sizes.guards import (
+    NOT_SURE,
+    Bounds,
+    SizeGuards,
+    SizeLimits,
+    bounds_of,
+    varying_sizes,
+)
 
 CHECKS = "check_input_constraints"
 """The attribute of the outermost module that tells whether its calls are checked."""
@@ -49,6 +62,7 @@ class InputConstraints:
         fixed: What of each leaf is the same in all calls.
         paths: How the caller writes each leaf.
         guards: What sizes that vary must meet beside their bounds.
+        limits: The same of these leaves, for who exports the program anew.
     """
 
     leaves: tuple[LeafConstraint | None, ...]
@@ -56,6 +70,7 @@ class InputConstraints:
     fixed: tuple[Recorded, ...] = ()
     paths: tuple[str, ...] = ()
     guards: SizeGuards = field(default_factory=SizeGuards)
+    limits: SizeLimits | None = None
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         """Take what was pickled."""
@@ -138,6 +153,15 @@ class InputConstraints:
                     f"Argument {self.paths[index]!r} was exported as {want}; found another one "
                     "while compiling. Pass that, or export again."
                 )
+        # Export notes the answer, as it did when the program was made; that of dynamo, which
+        # strict export runs, is tied to it.
+        is_asked = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+        if is_asked and self.limits is not None and not self.limits.hold_for(values):
+            told = self.limits.told(values, self.paths)
+            raise InputConstraintError(
+                f"The program was exported with {told}. It has no other side of a branch on "
+                f"that: export it anew with such sizes, or the model with these. {NOT_SURE}"
+            )
 
 
 def input_constraints(
@@ -158,7 +182,8 @@ def input_constraints(
     fixed = tuple(
         recorded(node.meta["val"]) if "val" in node.meta else None for node in placeholders
     )
-    return InputConstraints(leaves, bounds_of(ranges), fixed, tuple(paths), guards)
+    limits = guards.limits(varying_sizes([node.meta.get("val") for node in placeholders]))
+    return InputConstraints(leaves, bounds_of(ranges), fixed, tuple(paths), guards, limits)
 
 
 def _leaf(node: Node, path: str) -> LeafConstraint | None:
@@ -231,16 +256,10 @@ def _check_tensor(
 
 
 def _check_dtype(leaf: LeafConstraint, value: torch.Tensor, module: torch.nn.Module) -> None:
-    """Refuse another type, unless the module was moved to it or autocast converts it.
-
-    Nothing tells of a module without any floating state whether it was moved.
-    """
+    """Refuse another type, unless the module was moved to it or autocast converts it."""
     expected, found = leaf.dtype, value.dtype
-    if expected is not None and expected.is_floating_point and found.is_floating_point:
-        state = {tensor.dtype for tensor in (*module.parameters(), *module.buffers())}
-        held = {dtype for dtype in state if dtype.is_floating_point}
-        if not held or found in held or torch.is_autocast_enabled(value.device.type):
-            return
+    if expected is not None and may_be_of_type(expected, value, module.__dict__[PRIVATE].moved):
+        return
     raise InputConstraintError(
         f"Argument {leaf.path!r} must be of type {expected}; found {found}. Convert it, move the "
         "module to that type, or export again; check_input_constraints = False runs it as it is."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -99,6 +99,27 @@ class RecordedConstant:
 
     def __str__(self) -> str:
         return repr(self.value)
+
+
+def may_be_of_type(
+    expected: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
+) -> bool:
+    """Return whether another type than the recorded one comes of a move, or of autocast.
+
+    Args:
+        expected: What was recorded.
+        value: What is there.
+        moved: What types became when the module that looks at it was moved.
+    """
+    found = value.dtype
+    if not (expected.is_floating_point and found.is_floating_point):
+        return False
+    if moved.get(expected) is found:
+        return True
+    device = value.device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return False
+    return {expected, found} <= {torch.float32, torch.get_autocast_dtype(device)}
 
 
 Recorded = RecordedTensor | RecordedConstant | None

@@ -192,6 +192,7 @@ def write_source(
     attributes: Mapping[str, object] | None = None,
     pattern: Pattern = (),
     results: Mapping[Node, Check] | None = None,
+    state: Callable[..., None] | None = None,
 ) -> Source:
     """Return the source of a function that computes what ``graph`` does.
 
@@ -201,8 +202,9 @@ def write_source(
         attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
         pattern: What calls are checked for; nothing if the graph takes fewer values.
         results: What is checked of what calls return.
+        state: What checks the state that it reads.
     """
-    return _Writer(graph, signature, attributes or {}, pattern, results or {}).write()
+    return _Writer(graph, signature, attributes or {}, pattern, results or {}, state).write()
 
 
 class _Writer:
@@ -213,9 +215,11 @@ class _Writer:
         attributes: Mapping[str, object],
         pattern: Pattern,
         results: Mapping[Node, Check],
+        state: Callable[..., None] | None,
     ) -> None:
         self.graph = graph
         self.results = results
+        self.state = state
         self.signature = signature
         self.attributes = attributes
         self.pattern = pattern
@@ -239,6 +243,8 @@ class _Writer:
         nodes = self._read_nodes()
         placeholders = [node for node in nodes if node.op == "placeholder"]
         self._open(placeholders)
+        if self.state is not None:
+            self.line(f"{self.object_name(self.state, 'check_state')}(self)")
         dead = self._last_uses(nodes)
         for node in nodes:
             if node.op not in {"placeholder", "output"}:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.export.graph_signature import ConstantArgument
+from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.fx import Node
 
+from lowerdeck.torch_base import SYMBOLS
 from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.calls.carrying import (
     CALLED_ELSEWHERE,
@@ -331,6 +332,15 @@ def forbid_uncalled(trace: Trace, made: WorkingGraph, name: str, why: str) -> No
         frame.nodes[:0] = [module, check]
 
 
+def _is_size(spec: Any, leaf: Leaf) -> bool:
+    """Return whether a signature names the size of a tensor in the place of that.
+
+    Decomposing does where it asks for the size right after the tensor was computed.
+    """
+    value = leaf.meta.get("val") if isinstance(leaf, Node) else None
+    return isinstance(spec, TensorArgument) and isinstance(value, SYMBOLS)
+
+
 class _Leaves:
     """Finds what the leaves of signatures became in the working graph."""
 
@@ -348,6 +358,9 @@ class _Leaves:
             return None
         inputs = tuple(self.of(signature.inputs, frame.parent))
         outputs = tuple(self.of(signature.outputs, frame))
+        specs = (*signature.inputs, *signature.outputs)
+        if any(map(_is_size, specs, (*inputs, *outputs))):
+            return None
         told = preserved_signature(frame, signature)
         return PreservedCall(told, inputs, outputs, path=frame.path)
 

@@ -188,9 +188,11 @@ class EagersMemory:
             return True
         group = self._memory.group
         known = {group(leaf) for leaf in given if leaf not in inside}
+        known &= {group(node) for node in self._renewed if node in inside}
+        # Readers may have what was written by another view.
         if any(
-            node in inside and node not in returned and group(node) in known
-            for node in self._renewed
+            node not in returned and group(node) in known
+            for node in (inside if known else ())
             if any(user not in inside for user in node.users)
         ):
             return True

@@ -48,9 +48,11 @@ from lowerdeck.unflatten.modules.replacing import Holder
 from lowerdeck.unflatten.results import (
     GIVEN_BACK,
     GivenBack,
+    StateCheck,
     argument_of,
     nodes_given,
     result_checks,
+    state_check,
 )
 from lowerdeck.unflatten.sizes.guards import SizeGuards
 
@@ -83,6 +85,7 @@ class Body:
         view: The graph as torch's own kind of module, once somebody asked for it.
         watches: Whether the code looks at what calls of children return.
         results: How it does, as the graph was last.
+        state: How it looks at the state that it reads, then; None where that may be any.
         guards: What sizes of the program that vary must meet.
         tells_flat: Whether it takes flat values where other modules take eager's arguments.
         alike: The graphs of more calls of the same code, of whose own calls some returned other
@@ -109,6 +112,7 @@ class Body:
     view: GraphView | None = None
     watches: bool = False
     results: Mapping[Node, Check] = field(default_factory=dict)
+    state: StateCheck | None = None
     guards: SizeGuards = field(default_factory=SizeGuards)
     tells_flat: bool = False
     alike: Sequence[Graph | DeferredGraph] = ()
@@ -132,8 +136,9 @@ class Body:
         if self.source is None or isinstance(self.made, Graph):
             pattern = pattern_of(self.recorded) if self.is_checked else ()
             graph = self.graph
+            state = self.state.check if self.state is not None else None
             self.source = write_source(
-                graph, self.signature, self.attributes, pattern, self.results
+                graph, self.signature, self.attributes, pattern, self.results, state
             )
         return self.source
 
@@ -150,9 +155,13 @@ class Body:
         results = result_checks(graph, self.guards, self.type_name, others, written)
         # What is the argument itself has its sizes too.
         self.results = {**results, **given_back(module, graph)}
-        if self.results:
+        # Layers of torch's own take weights of any size; the whole's calls are recorded elsewhere.
+        is_any = bool(self.recorded) and not self.is_checked
+        self.state = None if is_any else state_check(graph)
+        is_other = bool(self.results) or self.state is not None
+        if is_other:
             self.made, self.source = graph, None
-        return bool(self.results)
+        return is_other
 
     def latest(self) -> Source:
         """Return what was generated from the graph last."""
@@ -190,7 +199,13 @@ class Body:
         others = [other.copy(memo) for other in self.others]
         made = copy.deepcopy(self.made, memo) if isinstance(self.made, Graph) else self.made
         return replace(
-            self, made=made, others=others, view=None, moved=dict(self.moved), results={}
+            self,
+            made=made,
+            others=others,
+            view=None,
+            moved=dict(self.moved),
+            results={},
+            state=None,
         )
 
     def record(self) -> tuple[Any, ...]:
@@ -302,9 +317,8 @@ class GeneratedModule(Holder):
         """Keep in mind which types become which, for what is said of wrong ones."""
         body: Body = self.__dict__[PRIVATE]
         for form in (body, *body.others):
-            # Of what calls return nothing is noted before somebody changes a child.
-            others = _FLOATING if children_of(self) else set()
-            for dtype in floating_types(form.recorded) | others:
+            # Of what calls return, and of the whole's arguments, nothing else is noted here.
+            for dtype in floating_types(form.recorded) | _FLOATING:
                 now = fn(torch.empty(0, dtype=body.moved.get(dtype, dtype))).dtype
                 body.moved[dtype] = now
 

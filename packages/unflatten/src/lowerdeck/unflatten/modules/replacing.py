@@ -37,10 +37,12 @@ class Holder(Generated, MovesConstants):
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module):
             self._lowerdeck_check(name, value)
-        elif name == "forward" or (
-            isinstance(value, torch.Tensor) and _is_other(self, name, value)
-        ):
+        elif name == "forward":
+            if is_without_call(self):
+                raise UnflattenError(f"'forward' of a module was replaced, which {UNKNOWN_CALL}.")
             watch_around(self)
+        elif isinstance(value, torch.Tensor) and _is_other(self, name, value):
+            watch_around(self, itself=True)
         old = children_of(self).get(name) if value is None else None
         super().__setattr__(name, value)
         _remember(self, name, old)
@@ -48,8 +50,21 @@ class Holder(Generated, MovesConstants):
     def _lowerdeck_moved_alone(self) -> None:
         watch_around(self)
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Hold a parameter, as ``torch.nn.Module`` does."""
+        super().register_parameter(name, param)
+        watch_around(self, itself=True)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """Hold a buffer, as ``torch.nn.Module`` does."""
+        super().register_buffer(*args, **kwargs)
+        watch_around(self, itself=True)
+
     def __delattr__(self, name: str) -> None:
         old = children_of(self).get(name)
+        if name in parameters_of(self) or name in buffers_of(self):
+            # What is put there next may be of another size.
+            watch_around(self, itself=True)
         super().__delattr__(name)
         _remember(self, name, old)
 
@@ -93,10 +108,10 @@ def note_replaced(holder: torch.nn.Module, new: torch.nn.Module) -> None:
 
 
 def _is_other(module: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Return whether a tensor is of other sizes than the state whose place it takes."""
-    held: dict[str, torch.Tensor | None] = {**parameters_of(module), **buffers_of(module)}
+    """Return whether a tensor is of other sizes or type than what it takes the place of."""
+    held: dict[str, Any] = {**module.__dict__, **parameters_of(module), **buffers_of(module)}
     old = held.get(name)
-    return old is not None and old.shape != value.shape
+    return isinstance(old, torch.Tensor) and (old.shape, old.dtype) != (value.shape, value.dtype)
 
 
 def _remember(holder: Holder, name: str, gone: torch.nn.Module | None) -> None:
@@ -235,7 +250,7 @@ def _unknown(form: Any, new: torch.nn.Module) -> str | None:
     is_torchs = type(new).__module__.partition(".")[0] == "torch"
     if takes_any and not (is_torchs or str(form.type_name) in classes):
         return None  # it hands on what it is given
-    if taken > 1 or returned > 1:
+    if taken > 1 or returned != 1:
         return (
             f"it takes {taken} and returns {returned} values in an order that may be another one"
         )

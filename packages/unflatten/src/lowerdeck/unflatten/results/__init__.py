@@ -4,6 +4,7 @@ from lowerdeck.unflatten.results.given_back import GIVEN_BACK, GivenBack, argume
 from lowerdeck.unflatten.results.recorded_results import result_checks
 from lowerdeck.unflatten.results.result_check import SIZES, sizes_of
 from lowerdeck.unflatten.results.returned import RETURNS, Returned, recorded_result
+from lowerdeck.unflatten.results.state_check import StateCheck, state_check
 
 __all__ = [
     "GIVEN_BACK",
@@ -11,9 +12,11 @@ __all__ = [
     "SIZES",
     "GivenBack",
     "Returned",
+    "StateCheck",
     "argument_of",
     "nodes_given",
     "recorded_result",
     "result_checks",
     "sizes_of",
+    "state_check",
 ]

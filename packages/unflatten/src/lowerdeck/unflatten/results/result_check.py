@@ -14,6 +14,7 @@ from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number
 from lowerdeck.unflatten.calls.carrying import PRIVATE
 from lowerdeck.unflatten.calls.channel import Missing
 from lowerdeck.unflatten.calls.former_calls import described
+from lowerdeck.unflatten.calls.recorded_leaves import may_be_of_type
 from lowerdeck.unflatten.errors import InputConstraintError
 from lowerdeck.unflatten.sizes.guards import SizeLimits
 
@@ -79,13 +80,17 @@ class Expected:
     def is_shape(self, value: torch.Tensor, sizes: Sequence[Any]) -> bool:
         """Return whether a tensor has the rank and sizes."""
         return value.dim() == len(self.shape) and all(
-            want is None or _are_equal(size, want)
+            want is None or size == want
             for size, want in zip(value.shape, self.told(sizes), strict=True)
         )
 
     def is_type(self, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]) -> bool:
         """Return whether a tensor has the type, or one that its caller was moved to."""
-        return value.dtype is self.dtype or _may_be(self.dtype, value, moved)
+        if value.dtype is self.dtype:
+            return True
+        # Autocast makes less of float32; what it made itself is of its own type.
+        is_known = self.dtype is torch.float32 or moved.get(self.dtype) is value.dtype
+        return is_known and may_be_of_type(self.dtype, value, moved)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +145,8 @@ class ResultCheck:
         if of_type and first.limits is not None:
             recorded = first.limits.told((value,), ("its result",))
         else:
-            shown = ["any" if size is None else str(size) for size in first.told(sizes)]
+            # Not by str, which dynamo does not follow.
+            shown = ["any" if size is None else f"{size}" for size in first.told(sizes)]
             shape = ", ".join(shown) + ("," if len(shown) == 1 else "")
             recorded = f"a tensor of shape ({shape}) of {first.dtype}"
         raise _error(self.name, described(value), recorded, self.where, body.type_name)
@@ -191,25 +197,8 @@ class NumberCheck:
         if body.unchecked or isinstance(value, (Proxy, Missing)):
             return
         is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
-        if not is_number or not any(_are_equal(value, each) for each in expected):
+        if not is_number or not any(value == each for each in expected):
             raise _error(self.name, described(value), f"{expected[0]}", self.where, body.type_name)
-
-
-def _may_be(
-    dtype: torch.dtype, value: torch.Tensor, moved: Mapping[torch.dtype, torch.dtype]
-) -> bool:
-    """Return whether another type comes of a caller that was moved to it, or of autocast."""
-    device = value.device.type
-    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return moved.get(dtype) is value.dtype or (
-        is_cast and dtype.is_floating_point and value.is_floating_point()
-    )
-
-
-def _are_equal(size: Any, wanted: Any) -> bool:
-    # Export has symbols, of which a question would fix the values.
-    are_numbers = type(size) is int and type(wanted) is int
-    return bool((torch.compiler.is_exporting() and not are_numbers) or size == wanted)
 
 
 def _names_in(texts: Iterable[str]) -> Iterator[str]:

@@ -307,7 +307,7 @@ def size_guards(
     for condition in conditions:
         try:
             guard = _read(condition, sources)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
             shown = textwrap.shorten(str(condition), 200)
             warnings.warn(
                 f"The program notes a condition of its sizes that is not understood, and that "
@@ -360,8 +360,8 @@ def _read(condition: str, sources: Mapping[str, Any]) -> SizeGuard | None:
     It may come from a file, so that it is read as what it may be, and never run as it is.
 
     Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: It is something else than arithmetic
-            of sizes.
+        SyntaxError, ValueError, OverflowError, RecursionError, MemoryError: It is something else
+            than arithmetic of sizes.
     """
     if not isinstance(condition, str) or len(condition) > _LONGEST:
         raise ValueError("no text, or a long one")
@@ -481,17 +481,17 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     is no size of which the program knows anything.
     """
     names = [f"n{number}" for number in range(count)]
-    are_numbers = " and ".join(f"type({name}) is int" for name in names)
+    are_numbers = " and ".join(f"isinstance({name}, numbers)" for name in names)
     all_hold = " and ".join(f"({text.format(*names)})" for text in texts)
     scope: dict[str, Any] = {
-        "is_exporting": torch.compiler.is_exporting,
+        "numbers": (int, torch.SymInt),
         "some": _some,
         "is_made": _is_made,
         **_FUNCTIONS,
     }
     exec(
         f"def hold({', '.join(names)}):\n"
-        f"    if is_exporting() or not ({are_numbers}):\n"
+        f"    if not ({are_numbers}):\n"
         f"        return True\n"
         f"    try:\n"
         f"        return bool({all_hold})\n"

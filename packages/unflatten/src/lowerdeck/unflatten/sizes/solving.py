@@ -31,8 +31,12 @@ _CONVERSIONS = {
 _QUOTIENTS = {"IntTrueDiv": " / ", "FloatTrueDiv": " / "}
 _PASSES = 4
 _HIGHEST_DEGREE = 64
+_MOST_TERMS = 64
+_MOST_FUNCTIONS = 16
 _LARGEST_NUMBER = 2**63
-"""Sizes of a file may be any expression: no model's has a higher power, or a larger number."""
+"""Sizes of a file may be any expression, and to take one apart may be without end. No model's has
+a higher power, a larger number, more terms once its products are written out, or more functions
+within each other."""
 _MOST_RELATIONS = 16
 
 
@@ -63,9 +67,7 @@ class SizeSolver:
                 self.places[stands] = place
         self._direct = {one: made for one, made in self._known.items() if one.is_Symbol}
         self._compound = {
-            one: made
-            for one, made in self._known.items()
-            if not one.is_Symbol and _degree(one) <= _HIGHEST_DEGREE
+            one: made for one, made in self._known.items() if not one.is_Symbol and _is_small(one)
         }
         self._solve()
 
@@ -94,7 +96,7 @@ class SizeSolver:
     def _search(self, wanted: Any) -> Any:
         if wanted in self._known:
             return self._known[wanted]
-        if _degree(wanted) > _HIGHEST_DEGREE:
+        if not _is_small(wanted):
             return None
         for found in self._candidates(wanted):
             if not self._unsolved(found) and _is_made_of_sizes(found, self._converts):
@@ -182,17 +184,51 @@ def _is_made_of_sizes(expression: Any, converts: bool = False) -> bool:
         expression: It.
         converts: Whether other numbers may, too.
     """
-    return _degree(expression) <= _HIGHEST_DEGREE and _are_known(expression, converts)
+    return _is_small(expression) and _are_known(expression, converts)
+
+
+def _is_small(expression: Any) -> bool:
+    """Return whether an expression is none of those that take for ever."""
+    return (
+        _degree(expression) <= _HIGHEST_DEGREE
+        and _terms_in(expression) <= _MOST_TERMS
+        and _depth(expression) <= _MOST_FUNCTIONS
+    )
 
 
 def _degree(expression: Any) -> float:
     """Return how large ``expression`` may become at most, as a power of its symbols."""
     if expression.is_Pow:
-        exponent = expression.exp
-        times = max(exponent, 1) if exponent.is_Integer else 1 if exponent.is_number else math.inf
-        return float(times) * _degree(expression.base)
+        return float(_times(expression)) * _degree(expression.base)
     degrees = map(_degree, expression.args)
     return sum(degrees) if expression.is_Mul else max(degrees, default=int(expression.is_Symbol))
+
+
+def _terms_in(expression: Any) -> float:
+    """Return of how many terms ``expression`` is the sum at most, and each function's argument."""
+    terms = [_terms_in(part) for part in expression.args]
+    if expression.is_Add:
+        return sum(terms)
+    if expression.is_Mul:
+        return math.prod(terms)
+    if expression.is_Pow:
+        base = terms[0]
+        times = _times(expression)
+        is_few = base <= _MOST_TERMS and times <= _HIGHEST_DEGREE
+        return 1 if base == 1 else math.comb(times + base - 1, times) if is_few else math.inf
+    return max(terms, default=1)
+
+
+def _depth(expression: Any) -> int:
+    """Return how many functions are within each other."""
+    return int(expression.is_Function) + max(map(_depth, expression.args), default=0)
+
+
+def _times(power: Any) -> Any:
+    exponent = power.exp
+    if exponent.is_Integer:
+        return max(int(exponent), 1)
+    return 1 if exponent.is_number else math.inf
 
 
 def _are_known(expression: Any, converts: bool) -> bool:
