@@ -4,7 +4,7 @@ from lowerdeck.unflatten.results.given_back import GIVEN_BACK, GivenBack, argume
 from lowerdeck.unflatten.results.recorded_results import result_checks
 from lowerdeck.unflatten.results.result_check import SIZES, sizes_of
 from lowerdeck.unflatten.results.returned import RETURNS, Returned, recorded_result
-from lowerdeck.unflatten.results.state_check import StateCheck, state_check
+from lowerdeck.unflatten.results.state_sizes import StateCheck, state_check
 
 __all__ = [
     "GIVEN_BACK",
