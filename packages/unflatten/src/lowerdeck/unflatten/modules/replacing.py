@@ -52,13 +52,19 @@ class Holder(Generated, MovesConstants):
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Hold a parameter, as ``torch.nn.Module`` does."""
+        is_other = param is not None and _is_other(self, name, param)
         super().register_parameter(name, param)
-        watch_around(self, itself=True)
+        if is_other:
+            watch_around(self, itself=True)
 
-    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+    def register_buffer(
+        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
+    ) -> None:
         """Hold a buffer, as ``torch.nn.Module`` does."""
-        super().register_buffer(*args, **kwargs)
-        watch_around(self, itself=True)
+        is_other = tensor is not None and _is_other(self, name, tensor)
+        super().register_buffer(name, tensor, persistent)
+        if is_other:
+            watch_around(self, itself=True)
 
     def __delattr__(self, name: str) -> None:
         old = children_of(self).get(name)
