@@ -57,13 +57,12 @@ class Holder(Generated, MovesConstants):
         if is_other:
             watch_around(self, itself=True)
 
-    def register_buffer(
-        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
-    ) -> None:
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
         """Hold a buffer, as ``torch.nn.Module`` does."""
-        is_other = tensor is not None and _is_other(self, name, tensor)
-        super().register_buffer(name, tensor, persistent)
-        if is_other:
+        before = buffers_of(self).copy()
+        super().register_buffer(*args, **kwargs)
+        others = {name: held for name, held in buffers_of(self).items() if held is not None}
+        if any(_are_unlike(before.get(name), held) for name, held in others.items()):
             watch_around(self, itself=True)
 
     def __delattr__(self, name: str) -> None:
@@ -116,7 +115,10 @@ def note_replaced(holder: torch.nn.Module, new: torch.nn.Module) -> None:
 def _is_other(module: torch.nn.Module, name: str, value: torch.Tensor) -> bool:
     """Return whether a tensor is of other sizes or type than what it takes the place of."""
     held: dict[str, Any] = {**module.__dict__, **parameters_of(module), **buffers_of(module)}
-    old = held.get(name)
+    return _are_unlike(held.get(name), value)
+
+
+def _are_unlike(old: Any, value: torch.Tensor) -> bool:
     return isinstance(old, torch.Tensor) and (old.shape, old.dtype) != (value.shape, value.dtype)
 
 
