@@ -794,7 +794,8 @@ class Reads(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         one, two = self.body(x)
-        return one.sum(0) / two.shape[0] + two.sum() / one.shape[0]
+        both: torch.Tensor = one.sum(0) / two.shape[0] + two.sum() / one.shape[0]
+        return both
 
 
 class Beside(nn.Module):
@@ -833,7 +834,8 @@ class Twice(nn.Module):
         one, two = self.outer(x), self.outer(y)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             three = self.outer(x)
-        return one.sum() + two.sum() + three.sum()
+        every: torch.Tensor = one.sum() + two.sum() + three.sum()
+        return every
 
 
 class ThenAdds(HandsOn):
@@ -907,7 +909,7 @@ def test_sizes_that_are_computed_with_floats(name: str, how: str) -> None:
     program = export(model, (x, one), dynamic_shapes=({1: Dim.AUTO}, None))
     module, eager = module_of(program, how), copy.deepcopy(model)
     for each in (module, eager):
-        each.body.register_forward_hook(
+        each.get_submodule("body").register_forward_hook(
             lambda _, __, result: pytree.tree_map_only(torch.Tensor, torch.tanh, result)
         )
     for size in (24, 9, 31):
@@ -916,7 +918,7 @@ def test_sizes_that_are_computed_with_floats(name: str, how: str) -> None:
         except AssertionError:
             continue  # export fixed the size
         torch.testing.assert_close(module(x[:, :size], one), eager(x[:, :size], one))
-    module.body.register_forward_hook(
+    module.get_submodule("body").register_forward_hook(
         lambda _, __, result: pytree.tree_map_only(torch.Tensor, half, result)
     )
     with pytest.raises(InputConstraintError, match="recorded with a tensor of shape"):
