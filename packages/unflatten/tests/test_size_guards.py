@@ -17,7 +17,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.torch_base import expression_of
-from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    UnsupportedProgramError,
+    export_preserving,
+    unflatten,
+)
 from lowerdeck.unflatten.sizes.guards import SizeGuard, SizeGuards, _symbols_of, size_guards
 
 X = torch.randn(5, 12, 8)
@@ -417,6 +422,7 @@ def test_conditions_on_structured_inputs_are_known(strict: bool) -> None:
         "L['x'].size()[0] >",
         "\0",
         "(" * 1500 + ")" * 1500,
+        "L['x'].size()[0] < " + "9" * 400,
         "L['x'].size()[0] < " + "9" * 1990,
         "-" * 1000 + "L['x'].size()[0] > 1",
         "x" * 5000,
@@ -437,6 +443,21 @@ def test_a_condition_of_a_file_is_never_run(condition: str) -> None:
     assert [w for w in told if "is not understood" in str(w.message)] or is_read
     assert found.all[: len(known.all)] == known.all
     assert all(guard.holds([5]) in {True, False} for guard in found.all)
+
+
+def test_conditions_that_are_no_texts_are_a_typed_error() -> None:
+    program: Any = exported(Around(CONDITIONS["t > 8"]), "plain")
+    program._guards_code.append(["a"])
+    with pytest.raises(UnsupportedProgramError, match="conditions on sizes are no texts"):
+        unflatten(program)
+
+
+def test_a_product_of_many_sums_in_a_file_is_not_written_out() -> None:
+    """Of 30 sums it would have a thousand million terms."""
+    t, u = sympy.symbols("t u", integer=True, positive=True)
+    size = sympy.prod([t + number * u for number in range(1, 31)])
+    found = SizeGuards().limits([((0, 0), size), ((0, 1), t), ((0, 2), u)])
+    assert found is None
 
 
 OPERATORS: dict[str, tuple[Callable[[Any], Any], tuple[int, int]]] = {

@@ -3,7 +3,7 @@
 Whatever that code asks of a result (a size, the rank, a type, how many there are) the program has
 as it was when it was recorded: as a number, as a branch that it took, as how often a loop ran. It
 does not tell which of these is there. So once a module was changed, what it returns must be as it
-was recorded, unless nothing is computed after it.
+was recorded, unless nothing is computed after it and the code around it returns it alone.
 """
 
 from __future__ import annotations
