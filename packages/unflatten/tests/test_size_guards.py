@@ -23,7 +23,8 @@ from lowerdeck.unflatten import (
     export_preserving,
     unflatten,
 )
-from lowerdeck.unflatten.sizes.guards import SizeGuard, SizeGuards, _symbols_of, size_guards
+from lowerdeck.unflatten.sizes.guards import SizeGuard, SizeGuards, size_guards
+from lowerdeck.unflatten.sizes.one_symbol import numbers_of
 
 X = torch.randn(5, 12, 8)
 VARIES = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -289,7 +290,7 @@ def test_a_flat_module_is_given_sizes_that_follow_from_each_other(part: str, cha
     ],
 )
 def test_what_a_size_is_computed_of(made: str, size: int, found: tuple[int, ...]) -> None:
-    assert _symbols_of(made, size) == found
+    assert numbers_of(made, size) == found
 
 
 def test_threads_are_held_to_the_sizes_of_their_own_calls() -> None:

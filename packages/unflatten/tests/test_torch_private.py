@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._export.passes._node_metadata_hook import _node_metadata_hook
 from torch.export import export
@@ -22,6 +23,30 @@ def test_native_functions_are_those_of_nn_functional() -> None:
         assert getattr(private.NATIVE_FUNCTIONS, name) is getattr(torch.nn.functional, name)
     x = torch.randn(3)
     torch.testing.assert_close(private.NATIVE_FUNCTIONS.silu(x), torch.nn.functional.silu(x))
+
+
+def test_sizes_are_computed_with_these_functions() -> None:
+    t = sympy.Symbol("t", integer=True, positive=True)
+    functions = private.SIZE_FUNCTIONS
+    assert functions.FloorDiv(functions.FloorDiv(t, 2), 3) == functions.FloorDiv(t, 6)
+    assert functions.CleanDiv(2 * t, 2) == t
+    assert functions.Max(t, 2 * t, 3).args
+    for name, size in {
+        "PythonMod": functions.PythonMod(t, 3),
+        "TruncToInt": functions.TruncToInt(functions.FloatTrueDiv(functions.ToFloat(t), 2.5)),
+        "CeilToInt": functions.CeilToInt(functions.IntTrueDiv(t, 4)),
+        "FloorToInt": functions.FloorToInt(functions.IntTrueDiv(t, 4)),
+        "Min": functions.Min(t, 4),
+    }.items():
+        assert type(size).__name__ == name
+
+
+def test_a_size_is_between_those_of_its_symbols() -> None:
+    b, t = sympy.symbols("b t", integer=True, positive=True)
+    assert private.bounds_of_size(b * t, {b: [4, 5], t: [None, 8]}) == (4, 40)
+    assert private.bounds_of_size(b - t, {b: [None, 5]}) == (None, 4)
+    remainder = private.SIZE_FUNCTIONS.PythonMod(t, 4)
+    assert private.bounds_of_size(remainder, {}) == (0, 3)
 
 
 def test_a_modules_own_registries_are_live() -> None:

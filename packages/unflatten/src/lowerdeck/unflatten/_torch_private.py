@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
@@ -19,6 +19,9 @@ from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 from torch.nn.modules import module as _all_modules
+from torch.utils._sympy import functions as _size_functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from lowerdeck.torch_base import with_graph_module
 
@@ -32,8 +35,10 @@ __all__ = [
     "MovesConstants",
     "NATIVE_FUNCTIONS",
     "SET_GRAD_MODE",
+    "SIZE_FUNCTIONS",
     "TRACEPOINT",
     "TRACER_ROOT",
+    "bounds_of_size",
     "buffers_of",
     "children_of",
     "has_hooks",
@@ -73,8 +78,35 @@ Export takes the marks out and notes what they mark, but for those in a piece th
 mode.
 """
 
+SIZE_FUNCTIONS: Any = _size_functions
+"""What export computes sizes with, beside sums, products and powers."""
+
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Where ``torch.nn.functional`` has its native functions from, such as ``gelu``."""
+
+
+def bounds_of_size(
+    size: Any, limits: Mapping[Any, Sequence[int | None]]
+) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest that an expression may be; None where any.
+
+    Args:
+        size: The expression.
+        limits: Both of symbols that have one.
+    """
+    ranges = {}
+    for symbol in size.free_symbols:
+        low, high = limits.get(symbol, (None, None))
+        smallest = 1 if symbol.is_positive else 0
+        ranges[symbol] = ValueRanges(
+            smallest if low is None else low, int_oo if high is None else high
+        )
+    try:
+        found = bound_sympy(size, ranges)
+    except (ArithmeticError, AssertionError, NotImplementedError, TypeError, ValueError):
+        return None, None
+    low, high = (int(end) if end.is_Integer else None for end in (found.lower, found.upper))
+    return low, high
 
 
 def is_wrapped_by_transform(value: object) -> bool:

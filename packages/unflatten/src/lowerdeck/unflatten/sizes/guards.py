@@ -13,7 +13,6 @@ import math
 import re
 import textwrap
 import warnings
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +22,10 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from lowerdeck.torch_base import expression_of, varies
+from lowerdeck.unflatten.sizes.belonging import NO_BOUND, belonging
+from lowerdeck.unflatten.sizes.one_symbol import UNTOLD, for_some, is_made, some
 from lowerdeck.unflatten.sizes.solving import SizeSolver, text_of
+from lowerdeck.unflatten.sizes.whole_sides import COMPARISONS, told_by_wholes
 
 Bounds = tuple[int | None, int | None]
 Place = tuple[int, int | None]
@@ -38,7 +40,6 @@ _LONGEST = 2000
 """Conditions of more characters are not read: a model's own have some dozens."""
 
 _HIGHEST_POWER = 8
-_NO_BOUND = 2**60
 _CALLS = {
     "max": "max",
     "min": "min",
@@ -70,17 +71,10 @@ _SIGNS: dict[type[ast.AST], str] = {
     ast.Div: "/",
     ast.FloorDiv: "//",
     ast.Mod: "%",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
+    **COMPARISONS,
 }
-_UNTOLD = "n"
 _SOME = re.compile(r"some\('(.+?)', (.+?), lambda n: (.+)\)")
 _IS_MADE = re.compile(r"is_made\('(.+?)', (.+?)\)")
-_LARGEST = 2**40
 _SIZE = re.compile(r"(.*)\.size\(\)\[(\d+)\]")
 
 
@@ -137,8 +131,8 @@ class SizeLimits:
         text = next((text for text in self.texts if not _holds(text, sizes)), self.texts[0])
         asked = [place for place in range(len(shown)) if f"{{{place}}}" in text]
         found = ", ".join(f"{shown[place]} = {sizes[place]}" for place in asked)
-        text = _SOME.sub(rf"\3, where \2 is \1 for some {_UNTOLD}", text)
-        text = _IS_MADE.sub(rf"\2 = \1 for some {_UNTOLD}", text)
+        text = _SOME.sub(rf"\3, where \2 is \1 for some {UNTOLD}", text)
+        text = _IS_MADE.sub(rf"\2 = \1 for some {UNTOLD}", text)
         return f"{text.format(*shown)}; found {found}"
 
     def _sizes(self, leaves: Sequence[Any]) -> list[Any]:
@@ -166,109 +160,41 @@ class SizeGuards:
         """
         varying = tuple(sizes)
         if varying not in self._known:
-            texts = dict.fromkeys((*_belonging(varying), *self._conditions(varying)))
+            sizes = [size for _, size in varying]
+            follow = belonging(sizes, self._bounds())
+            texts = dict.fromkeys((*follow, *self._conditions(sizes)))
             self._known[varying] = _limits(varying, list(texts)) if texts else None
         return self._known[varying]
 
-    def _conditions(self, varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
-        asked = set().union(*(size.free_symbols for _, size in varying))
+    def _bounds(self) -> dict[sympy.Symbol, list[int | None]]:
+        """Return the smallest and the largest number of each symbol that has one of them."""
+        found: dict[sympy.Symbol, list[int | None]] = {}
+        for guard in self.all:
+            bound = _BOUND.fullmatch(guard.text)
+            if bound is not None:
+                ends = found.setdefault(guard.symbols[0], [None, None])
+                ends[bound[1].startswith("<")] = int(bound[2])
+        return found
+
+    def _conditions(self, sizes: Sequence[Any]) -> Iterator[str]:
+        asked = set().union(*(size.free_symbols for size in sizes))
         guards = [guard for guard in self.all if asked.issuperset(guard.symbols)]
         if not guards:
             return
-        solver = SizeSolver([size for _, size in varying])
-        slots = [f"{{{number}}}" for number in range(len(varying))]
-        sizes = [size for _, size in varying]
+        solver = SizeSolver(sizes, converts=True)
+        slots = [f"{{{number}}}" for number in range(len(sizes))]
         for guard in guards:
             found = [solver.find(symbol) for symbol in guard.symbols]
             parts = [None if one is None else text_of(one, solver, slots) for one in found]
             untold = [
                 symbol for symbol, part in zip(guard.symbols, parts, strict=True) if not part
             ]
-            text = guard.text.format(*(part or _UNTOLD for part in parts))
-            if not untold:
-                yield text
+            text = guard.text.format(*(part or UNTOLD for part in parts))
+            whole = told_by_wholes(guard.text, guard.symbols, solver, slots) if untold else text
+            if whole is not None:
+                yield whole
             elif len(untold) == 1:
-                yield from _for_some(text, untold[0], sizes)
-
-
-def _for_some(text: str, symbol: sympy.Symbol, sizes: Sequence[Any]) -> Iterator[str]:
-    """Yield that a condition holds for some value of a symbol of which a size is computed.
-
-    Args:
-        text: The condition.
-        symbol: The symbol, of which no size tells the value: half of it, rounded, is one.
-        sizes: All sizes.
-    """
-    for number, size in enumerate(sizes):
-        made = _made_of_symbol(size)
-        if made is not None and size.free_symbols == {symbol}:
-            yield f"some({made!r}, {{{number}}}, lambda {_UNTOLD}: {text})"
-            return
-
-
-def _made_of_symbol(size: Any) -> str | None:
-    """Return the text of a size that is computed of one symbol; None of any other.
-
-    Of larger numbers it must not become less, so that the numbers of which it is made are found.
-    """
-    symbols = list(size.free_symbols)
-    if len(symbols) != 1:
-        return None
-    solver = SizeSolver(symbols, converts=True)
-    found = solver.find(size)
-    made = None if found is None else text_of(found, solver, [_UNTOLD])
-    return made if made is not None and _grows(made) else None
-
-
-def _belonging(varying: Sequence[tuple[Place, Any]]) -> Iterator[str]:
-    """Yield how sizes and numbers follow from each other, as they did when they were recorded.
-
-    What code computes of sizes that belong together leaves no condition in the program: that half
-    of a size is less than it, say, or that its double is even.
-
-    Args:
-        varying: All of them.
-    """
-    first: dict[Any, str] = {}
-    compound: list[tuple[str, Any]] = []
-    for at, (_, size) in enumerate(varying):
-        slot = f"{{{at}}}"
-        if size in first:
-            yield f"{slot} == {first[size]}"
-        elif size.is_Symbol:
-            first[size] = slot
-        else:
-            compound.append((slot, size))
-    # Those first of which others are made: t - 1 tells t, of which (t - 1) // 2 is made.
-    for slot, size in sorted(compound, key=lambda each: each[1].count_ops()):
-        text = first.get(size) or _text_of(size, first)
-        if text is not None:
-            yield f"{slot} == {text}"
-        else:
-            first[size] = slot
-    untold = [size for size in first if not size.is_Symbol]
-    if not untold:
-        return
-    solver = SizeSolver([*first], converts=True)
-    for numerator, divisor in solver.steps.values():
-        parts = [text_of(part, solver, [*first.values()]) for part in (numerator, divisor)]
-        if None not in parts and parts[1] != "1":
-            yield f"{parts[0]} % {parts[1]} == 0"
-    for size in untold:
-        # Two of which neither tells the other may do so together with a third.
-        text = _text_of(size, {one: slot for one, slot in first.items() if one is not size})
-        made = _made_of_symbol(size)
-        if text is not None:
-            yield f"{first[size]} == {text}"
-        elif made is not None and size.free_symbols.isdisjoint(solver.steps):
-            yield f"is_made({made!r}, {first[size]})"
-
-
-def _text_of(size: Any, known: Mapping[Any, str]) -> str | None:
-    """Return the text of a size as it follows from others; None if it does not."""
-    solver = SizeSolver([*known], converts=True)
-    found = solver.find(size)
-    return None if found is None else text_of(found, solver, [*known.values()])
+                yield from for_some(text, untold[0], sizes)
 
 
 def _limits(varying: Sequence[tuple[Place, Any]], texts: Sequence[str]) -> SizeLimits:
@@ -321,7 +247,7 @@ def size_guards(
     return SizeGuards(tuple(found))
 
 
-_BOUND = re.compile(r"\{0\} [<>]=? -?\d+")
+_BOUND = re.compile(r"\{0\} ([<>]=?) (-?\d+)")
 
 
 def bounds_of(ranges: Mapping[sympy.Symbol, Any]) -> dict[sympy.Symbol, Bounds]:
@@ -343,7 +269,7 @@ def _finite(bound: Any) -> int | None:
     # torch writes "no bound" as an infinity of its own, of which no number can be made, or as a
     # number next to the largest of 64 bits.
     is_number = isinstance(bound, int) or getattr(bound, "is_Integer", False)
-    return int(bound) if is_number and abs(bound) < _NO_BOUND else None
+    return int(bound) if is_number and abs(bound) < NO_BOUND else None
 
 
 def _in_bounds(ranges: Mapping[sympy.Symbol, Any]) -> Iterator[SizeGuard]:
@@ -432,47 +358,6 @@ def _source(text: str, sources: Mapping[str, Any], symbols: dict[sympy.Symbol, s
     return symbols.setdefault(size, f"{{{len(symbols)}}}")
 
 
-def _grows(made: str) -> bool:
-    """Return whether what is made of a symbol does not get smaller where that gets larger."""
-    sizes = list(map(_made_of(made), range(1, 64)))
-    return sizes == sorted(sizes) and sizes[-1] > sizes[0]
-
-
-@lru_cache(4096)
-def _made_of(text: str) -> Callable[[int], int]:
-    """Return the function of a symbol that has this text, which is of our making."""
-    function: Callable[[int], int] = eval(f"lambda {_UNTOLD}: {text}")
-    return function
-
-
-def _some(made: str, size: int, holds: Callable[[int], bool]) -> bool:
-    """Return whether a condition holds for a symbol of which ``made`` makes a size.
-
-    Where none does, the program has no such size: then it is held to what the next ones are. A
-    compiler would follow the search, and tie what it compiles to the size.
-    """
-    return torch.compiler.is_compiling() or any(map(holds, _symbols_of(made, size)))
-
-
-def _is_made(made: str, size: int) -> bool:
-    """Return whether ``made`` makes a size of some number; a compiler is not asked, as above."""
-    return torch.compiler.is_compiling() or _made_of(made)(_symbols_of(made, size)[0]) == size
-
-
-@lru_cache(4096)
-def _symbols_of(made: str, size: int) -> tuple[int, int]:
-    """Return the smallest and the largest number of which ``made`` makes a size.
-
-    Where none does, these are the one of which it makes more, and the one of which it makes less.
-    """
-    make, past = _made_of(made), 2
-    while make(past) <= size and past < _LARGEST:
-        past *= 2
-    first = bisect_left(range(past), size, lo=1, key=make)
-    last = bisect_right(range(past), size, lo=1, key=make) - 1
-    return first, max(last, 1)
-
-
 @lru_cache(4096)
 def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     """Return a function of so many sizes that compilers can follow; its text is of our making.
@@ -485,8 +370,8 @@ def _limits_hold(texts: tuple[str, ...], count: int) -> Callable[..., bool]:
     all_hold = " and ".join(f"({text.format(*names)})" for text in texts)
     scope: dict[str, Any] = {
         "numbers": (int, torch.SymInt),
-        "some": _some,
-        "is_made": _is_made,
+        "some": some,
+        "is_made": is_made,
         **_FUNCTIONS,
     }
     exec(

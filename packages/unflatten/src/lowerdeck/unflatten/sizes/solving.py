@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from sympy.core.function import Application  # type: ignore[import-untyped]
+
+from lowerdeck.unflatten._torch_private import SIZE_FUNCTIONS
 
 _FUNCTIONS = frozenset({"FloorDiv", "CleanDiv", "Mod", "PythonMod", "Max", "Min"})
 _SIGNS = {
@@ -60,14 +63,14 @@ class SizeSolver:
         self._known: dict[Any, Any] = {}
         self._relations: list[tuple[Any, Any]] = []
         self._found: dict[Any, Any] = {}
-        for place, expression in enumerate(known):
+        for place, expression in enumerate(map(_as_exported, known)):
             if expression not in self._known:
                 stands = sympy.Dummy(f"given_{place}", integer=True)
                 self._known[expression] = stands
                 self.places[stands] = place
         self._direct = {one: made for one, made in self._known.items() if one.is_Symbol}
         self._compound = {
-            one: made for one, made in self._known.items() if not one.is_Symbol and _is_small(one)
+            one: made for one, made in self._known.items() if not one.is_Symbol and is_small(one)
         }
         self._solve()
 
@@ -78,7 +81,7 @@ class SizeSolver:
             wanted: An expression.
         """
         if wanted not in self._found:
-            self._found[wanted] = self._search(wanted)
+            self._found[wanted] = self._search(_as_exported(wanted))
         return self._found[wanted]
 
     def places_in(self, found: Any) -> set[int]:
@@ -93,29 +96,42 @@ class SizeSolver:
             left += [part for one in symbols for part in self.steps.get(one, ())]
         return places
 
+    def partly(self, wanted: Any) -> Any:
+        """Return ``wanted`` with ``places`` for the parts of it that are known."""
+        # Largest first. A part may be there as it is, or times a number.
+        parts = sorted(self._compound.items(), key=lambda part: -part[0].count_ops())
+        made = self._with_parts(_as_exported(wanted))
+        return made.subs(parts).xreplace(self._direct)
+
+    def _with_parts(self, wanted: Any) -> Any:
+        for part, stands in self._compound.items():
+            wanted = _with_part(wanted, part, stands)
+        return wanted
+
     def _search(self, wanted: Any) -> Any:
         if wanted in self._known:
             return self._known[wanted]
-        if not _is_small(wanted):
+        if not is_small(wanted):
             return None
-        for found in self._candidates(wanted):
-            if not self._unsolved(found) and _is_made_of_sizes(found, self._converts):
+        for candidate in self._candidates(wanted):
+            found = _divided(candidate) if wanted.is_integer else candidate
+            if not self.unsolved(found) and is_made_of_sizes(found, self._converts):
                 return found
         return None
 
     def _candidates(self, wanted: Any) -> Iterator[Any]:
         yield wanted.xreplace(self._direct)
-        unsolved = self._unsolved(wanted)
+        unsolved = self.unsolved(wanted)
         if all(unsolved.isdisjoint(one.free_symbols) for one in self._compound):
             return
-        # What is no symbol may be a part of what is wanted, as it is, or times a number.
-        parts = sorted(self._compound.items(), key=lambda part: -part[0].count_ops())
-        yield wanted.subs(parts).xreplace(self._direct)
+        yield self.partly(wanted)
+        wanted = self._with_parts(wanted)
         for term, stands in self._relations:
             wanted = sympy.expand(wanted.xreplace({term: stands}))
         yield wanted.xreplace(self._direct)
 
-    def _unsolved(self, expression: Any) -> set[Any]:
+    def unsolved(self, expression: Any) -> set[Any]:
+        """Return the symbols in an expression that nothing known tells."""
         return {
             symbol
             for symbol in expression.free_symbols
@@ -126,7 +142,7 @@ class SizeSolver:
         for _ in range(_PASSES):
             before = len(self.steps)
             for one, stands in self._compound.items():
-                unsolved = self._unsolved(one)
+                unsolved = self.unsolved(one)
                 if len(unsolved) == 1:
                     self._note_step(unsolved.pop(), one, stands)
             if len(self.steps) == before:
@@ -142,13 +158,13 @@ class SizeSolver:
         numerator = stands - rest
         if times.could_extract_minus_sign():
             times, numerator = -times, -numerator
-        if _is_made_of_sizes(times) and _is_made_of_sizes(numerator):
+        if is_made_of_sizes(times) and is_made_of_sizes(numerator):
             self.steps[symbol] = (numerator, times)
 
     def _note_relation(self, whole: Any, stands: Any) -> None:
         for term, other in self._relations:
             whole = sympy.expand(whole.xreplace({term: other}))
-        unsolved = self._unsolved(whole)
+        unsolved = self.unsolved(whole)
         for term in _terms(whole, unsolved):
             parts = _linear(whole, term)
             if parts is not None:
@@ -156,11 +172,60 @@ class SizeSolver:
                 return
 
 
+def _as_exported(expression: Any) -> Any:
+    """Return an expression as export makes it: that of a file has sympy's own functions."""
+    if is_small(expression) and expression.has(sympy.Max, sympy.Min):
+        of_export = {sympy.Max: SIZE_FUNCTIONS.Max, sympy.Min: SIZE_FUNCTIONS.Min}
+        for function, made in of_export.items():
+            expression = expression.replace(function, made)
+    return expression
+
+
+def _with_part(wanted: Any, part: Any, stands: Any) -> Any:
+    """Return ``wanted`` with what is computed of a function's result: export joins the two.
+
+    A quarter is half of the half, and the largest of three that of one and the largest of two.
+    """
+    name = type(part).__name__
+    if name in _CHOICES:
+        inner = set(part.args)
+        for whole in wanted.atoms(type(part)):
+            if inner < set(whole.args):
+                rest = set(whole.args) - inner
+                wanted = wanted.xreplace({whole: type(part)(stands, *rest)})
+    elif name == "FloorDiv":
+        for whole in wanted.atoms(type(part)):
+            times = _quotient(part.args, whole.args)
+            if times is not None:
+                wanted = wanted.xreplace({whole: type(part)(stands, times)})
+    return wanted
+
+
+def _quotient(one: Sequence[Any], other: Sequence[Any]) -> Any:
+    """Return how often the second of two fractions goes into the first; None if not so often."""
+    (factor, base), (other_factor, other_base) = (
+        sympy.expand(numerator).as_content_primitive() for numerator, _ in (one, other)
+    )
+    times = sympy.expand(factor * other[1] / (other_factor * one[1]))
+    is_whole = base == other_base and times.as_numer_denom()[1] == 1
+    return times if is_whole and not times.could_extract_minus_sign() and times != 1 else None
+
+
+def _divided(found: Any) -> Any:
+    """Return a whole number as one that is divided exactly, where parts of it are fractions."""
+    if not (found.is_Add or found.is_Mul) or not is_small(found):
+        return found
+    numerator, divisor = found.as_numer_denom()
+    if not divisor.is_Integer or divisor == 1:
+        return found
+    return SIZE_FUNCTIONS.CleanDiv(numerator, divisor)
+
+
 def _terms(whole: Any, unsolved: Iterable[Any]) -> Iterator[Any]:
     """Yield what may stand alone on one side of an equation: symbols, and what is nonlinear."""
     symbols = sorted(unsolved, key=str)
     yield from symbols
-    nonlinear = whole.atoms(sympy.Function, sympy.Pow)
+    nonlinear = whole.atoms(Application, sympy.Pow)
     yield from sorted(
         (term for term in nonlinear if not term.free_symbols.isdisjoint(symbols)), key=str
     )
@@ -177,17 +242,17 @@ def _linear(whole: Any, term: Any) -> tuple[Any, Any] | None:
     return times, rest
 
 
-def _is_made_of_sizes(expression: Any, converts: bool = False) -> bool:
+def is_made_of_sizes(expression: Any, converts: bool = False) -> bool:
     """Return whether whole numbers make ``expression``, with functions that are known.
 
     Args:
         expression: It.
         converts: Whether other numbers may, too.
     """
-    return _is_small(expression) and _are_known(expression, converts)
+    return is_small(expression) and _are_known(expression, converts)
 
 
-def _is_small(expression: Any) -> bool:
+def is_small(expression: Any) -> bool:
     """Return whether an expression is none of those that take for ever."""
     return (
         _degree(expression) <= _HIGHEST_DEGREE
@@ -221,7 +286,7 @@ def _terms_in(expression: Any) -> float:
 
 def _depth(expression: Any) -> int:
     """Return how many functions are within each other."""
-    return int(expression.is_Function) + max(map(_depth, expression.args), default=0)
+    return int(isinstance(expression, Application)) + max(map(_depth, expression.args), default=0)
 
 
 def _times(power: Any) -> Any:
