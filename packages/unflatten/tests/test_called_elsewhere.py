@@ -50,11 +50,23 @@ class Around(nn.Module):
 
 
 X = torch.randn(2, 4)
+
+
+class CallsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, times: int = 2) -> Any:
+        return self(self.linear(x), times - 1) if times else x * 2
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "elsewhere": (lambda: Net(is_called_too=False), "held"),
     "elsewhere, inside": (lambda: Net(is_called_too=False), "held.0"),
     "elsewhere too": (lambda: Net(is_called_too=True), "held"),
     "elsewhere too, inside": (lambda: Net(is_called_too=True), "held.1"),
+    "by itself": (lambda: nn.Sequential(CallsItself()), "0"),
 }
 EXPORTS: dict[str, Callable[..., Any]] = {
     "signatures": export_preserving,

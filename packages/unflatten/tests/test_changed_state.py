@@ -301,3 +301,25 @@ def test_what_was_changed_and_is_exported_again_too(strict: bool) -> None:
     module.cut = Third()
     with pytest.raises(Exception, match=r"recorded|Unsupported|InputConstraint"):
         export(module, (x,), dynamic_shapes=sizes, strict=strict)
+
+
+class Centred(nn.Module):
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x - self.mean
+
+
+@pytest.mark.parametrize("export", [torch.export.export, export_preserving])
+def test_a_buffer_that_is_not_saved_is_assigned_as_eagers(export: Any) -> None:
+    x = torch.randn(2, 4)
+    made: Any = unflatten(export(nn.Sequential(Centred()), (x,)))
+    made.get_submodule("0").mean = torch.ones(4)
+    torch.testing.assert_close(made(x), x - 1)
+    made.get_submodule("0").register_buffer("mean", torch.full((4,), 2.0), persistent=False)
+    torch.testing.assert_close(made(x), x - 2)
+    assert not made.state_dict()

@@ -149,6 +149,53 @@ class Holds(nn.Module):
         return made
 
 
+class Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.ParameterList([nn.Parameter(torch.randn(4)) for _ in range(12)])
+        self.named = nn.ParameterDict({"one": nn.Parameter(torch.randn(4))})
+
+    def forward(self, x: Tensor) -> Any:
+        for weight in reversed(list(self.each)):
+            x = x * weight
+        return x + self.named["one"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_lists_of_parameters_are_read_and_written_as_eagers(strict: bool) -> None:
+    eager, x = Weights(), torch.randn(3, 4)
+    made: Any = unflatten(torch.export.export(eager, (x,), strict=strict))
+    assert len(made.each) == 12
+    for number, weight in enumerate(made.each):
+        torch.testing.assert_close(weight, eager.each[number])
+    assert made.each[-1] in made.each
+    assert "one" in made.named
+    torch.testing.assert_close(made.named["one"], eager.named["one"])
+    for module in (made, eager):
+        module.each[3] = nn.Parameter(torch.ones(4))
+        module.named["one"] = nn.Parameter(torch.zeros(4))
+    torch.testing.assert_close(made(x), eager(x))
+    with pytest.raises(UnflattenError, match="'append' changes"):
+        made.each.append(nn.Parameter(torch.ones(4)))
+
+
+def test_a_list_with_one_module_twice_has_both() -> None:
+    layer = nn.Linear(4, 4)
+    made: Any = unflatten(torch.export.export(Twice(layer), (X,)))
+    assert [*made.layers] == [made.layers[0]] * 2
+
+
+class Twice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer, layer])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 @pytest.mark.parametrize("export", [torch.export.export, export_preserving])
 def test_calls_of_what_a_list_holds_ask_no_module_for_a_name(
     export: Any, monkeypatch: pytest.MonkeyPatch

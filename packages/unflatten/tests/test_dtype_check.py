@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import export
 from unflatten_comparison import FORMS, check, programs  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
 
 if TYPE_CHECKING:
 
@@ -137,3 +137,27 @@ def test_a_value_that_strict_export_took_for_its_conversion_is_said() -> None:
     ):
         found = module(X)
     torch.testing.assert_close(found, eager(X), atol=0.05, rtol=0.05)
+
+
+class InAutocast(Inside):
+    """Gives a norm, which asks for the type, what a layer returns under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Norm())
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layers(x)
+        return y.float()
+
+
+@pytest.mark.parametrize("preserving", [False, True])
+def test_what_autocast_makes_is_never_of_a_larger_type(preserving: bool) -> None:
+    """Autocast makes less of float32: given that where less was recorded, eager branches."""
+    eager: nn.Module = InAutocast()
+    module: Any = unflatten((export_preserving if preserving else export)(eager, (X,)))
+    torch.testing.assert_close(module(X), eager(X))
+    module.set_submodule("layers.0", nn.Identity())
+    with pytest.raises(InputConstraintError, match="bfloat16"):
+        module(X)

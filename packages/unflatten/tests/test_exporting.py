@@ -460,6 +460,42 @@ def test_modules_that_branches_call_are_never_replaced_without_effect(strict: bo
             made(x)
 
 
+HOOKS: dict[str, Any] = {
+    "pre": lambda m: m.register_forward_pre_hook(lambda _, args: (args[0] * 3,)),
+    "pre, by name": lambda m: m.register_forward_pre_hook(
+        lambda _, args, named: ((args[0] * 3,), named), with_kwargs=True
+    ),
+    "pre that sees, and post": lambda m: (
+        m.register_forward_pre_hook(lambda _, __: None),
+        m.register_forward_hook(lambda _, __, result: result + 1),
+    ),
+    "post": lambda m: m.register_forward_hook(lambda _, __, result: result + 1),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("first", ["plain", "preserving", "preserve all", "typed"])
+def test_hooks_of_unflattened_modules_are_recorded(first: str, hook: str, strict: bool) -> None:
+    """Export puts hooks on modules, for which their code was made anew, without these."""
+    eager: Any = nn.Sequential(Around(nn.Linear(4, 4)), nn.Sequential(Around(nn.ReLU()))).eval()
+    x = torch.randn(2, 4)
+    recorded = (torch.export.export if "all" in first else export_preserving)(eager, (x,))
+    if first == "plain":
+        recorded = torch.export.export(eager, (x,))
+    options: Any = {"preserve all": {"preserve": "all"}, "typed": {"restore_types": True}}
+    made: Any = unflatten(recorded, **options.get(first, {}))
+    for path in ("0", "1.0"):
+        HOOKS[hook](eager.get_submodule(path))
+        HOOKS[hook](made.get_submodule(path))
+    wanted = eager(x)
+    torch.testing.assert_close(made(x), wanted)
+    again = export_preserving(made, (x,), strict=strict)
+    torch.testing.assert_close(again.module()(x), wanted)
+    torch.testing.assert_close(unflatten(again)(x), wanted)
+    torch.testing.assert_close(made(x), wanted)
+
+
 class TwoStructures(nn.Module):
     def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
         return torch.exp(x) if more is None else x - more.exp()

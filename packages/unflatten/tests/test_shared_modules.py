@@ -95,6 +95,50 @@ def test_non_strict_export_does_not_tell_a_shared_module_without_state_from_two(
         assert module.first is not module.second
 
 
+class Doubles(nn.Module):
+    """Two names of one module without state, in a module that has two names itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.ReLU(inplace=True)
+        self.inner = Chain(Chain(act, nn.Tanh()), Chain(nn.Tanh(), act))
+        self.again = self.inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.again(self.inner(x + 1) * 2)
+
+
+@pytest.mark.parametrize("how", ["as it is", "decomposed", "saved"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_preserving_notes_which_modules_without_state_are_one(
+    strict: bool, how: str
+) -> None:
+    eager, x = Doubles(), torch.randn(3)
+    program = export_preserving(eager, (x,), strict=strict)
+    if how == "decomposed":
+        program = program.run_decompositions()
+    elif how == "saved":
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        program = torch.export.load(file)
+    made: Any = unflatten(program)
+    assert made.inner is made.again
+    assert made.inner.first.first is made.inner.second.second
+    assert made.inner.first.second is not made.inner.second.first
+    torch.testing.assert_close(made(x), eager(x))
+    for module in (made, eager):
+        act = module.get_submodule("inner.first.first")
+        act.register_forward_hook(lambda _module, _args, result: result * 1.5)
+    try:
+        found = made(x)
+    except UnflattenError:
+        # Decomposing lost what is given back as it was given.
+        assert how == "decomposed"
+        return
+    torch.testing.assert_close(found, eager(x))
+
+
 class CallsFirstTwice(Chain):
     def forward(self, x: Tensor) -> Any:
         return self.first(self.first(x))

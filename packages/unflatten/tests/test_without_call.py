@@ -177,3 +177,38 @@ def test_a_preserved_program_says_after_a_swap_what_it_said_before() -> None:
     assert (after.replaceable, after.reason) == (False, before.reason)
     with pytest.raises(UnflattenError):
         module(X)
+
+
+class InRegion(nn.Module):
+    """Calls an Identity beside a write, without gradients, by one of its names, or by two."""
+
+    total: torch.Tensor
+
+    def __init__(self, calls: str) -> None:
+        super().__init__()
+        self.calls, self.one, self.linear = calls, nn.Identity(), nn.Linear(4, 4)
+        self.other = self.one if calls == "by two names" else nn.Identity()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = self.other(x)
+            self.total.add_(y.sum(0))
+        if self.calls == "outside too":
+            y = y + self.other(x * 3)
+        return self.linear(x) + y * 2 + self.one(x * 3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("calls", ["alone", "outside too", "by two names"])
+def test_a_call_that_a_region_has_marks_of_alone_is_never_silently_missing(
+    calls: str, strict: bool
+) -> None:
+    """Its alias is lost where something is written, and the marks are of no other call."""
+    eager = InRegion(calls).eval()
+    made: Any = unflatten(export_preserving(eager, (X,), strict=strict))
+    torch.testing.assert_close(made(X), eager(X))
+    for model in (eager, made):
+        model.other.register_forward_hook(lambda _module, _args, result: result * 1.5)
+    with pytest.raises(UnflattenError, match="A hook waits at 'other', which returns"):
+        made(X)

@@ -155,6 +155,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
     """Return whether a call of ``module`` runs hooks of its own, or a ``forward`` put there."""
     return bool(
         "forward" in module.__dict__
+        or _INSIDE in module.__dict__
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -181,6 +182,10 @@ def runs_more_than_forward(module: torch.nn.Module) -> bool:
         or _all_modules._global_backward_pre_hooks
         or module._compiled_call_impl is not None
     )
+
+
+_INSIDE = "_lowerdeck_hooks_inside"
+"""What a module has while its ``forward`` runs its hooks."""
 
 
 @contextmanager
@@ -219,10 +224,12 @@ def hooks_inside(module: torch.nn.Module) -> Iterator[None]:
     described = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     module.__class__ = type(cls.__name__, (cls,), {**described, "forward": hooked})
     state.update((name, OrderedDict()) for name in names)
+    state[_INSIDE] = True
     try:
         yield
     finally:
         module.__class__ = cls
+        del state[_INSIDE]
         state.update(held)
         if forward is not None:
             state["forward"] = forward

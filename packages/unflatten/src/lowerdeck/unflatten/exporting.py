@@ -28,6 +28,7 @@ from lowerdeck.unflatten.calls.carrying import (
 )
 from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.modules.changes import watch_all
 from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -97,6 +98,7 @@ def export_preserving(
             return export(model, args, taken, preserve_module_call_signature=names, **given)
 
     with ExitStack() as stack:
+        watch_all(model)
         # Export records arguments as pre-hooks return them, but these leave with their module.
         for module in dict.fromkeys(map(model.get_submodule, paths)):
             stack.enter_context(hooks_inside(module))
@@ -266,16 +268,20 @@ def _with_most(
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
-    """Return a number for each name of modules of one type that hold the same state."""
+    """Return a number for each name of modules of one type that hold the same state.
+
+    A module without any state has one if it has several names.
+    """
     alike: dict[object, dict[str, int]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         held = (
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),
         )
-        if path and held:
+        if path:
             state = tuple((name, id(tensor)) for name, tensor in held)
-            alike.setdefault((type(module), state), {})[path] = id(module)
+            key = state if held else id(module)
+            alike.setdefault((type(module), key), {})[path] = id(module)
     tied = [names for names in alike.values() if len(names) > 1]
     numbers: dict[int, int] = {}
     return {

@@ -55,6 +55,10 @@ nobody reads what they return."""
 IN_BRANCHES = "is called in a branch or a loop"
 """Why: the graph of a branch or a loop reads its state by itself, and has no call of it."""
 
+MAY_BE_IN_BRANCHES = (
+    "may be called in a branch or a loop, whose graph has no calls of modules: another module or "
+    "a hook would have no effect there. A program of export_preserving tells what is called there."
+)
 LOST_CHANGES = "hands on a list, dict or object that is changed by another name afterwards"
 """Why: export records each call with copies of the containers that it is given and returns."""
 
@@ -104,8 +108,8 @@ CANNOT_RECORD = (
 )
 NO_CALL = "has no call in this program, in which another module or a hook would have no effect"
 CALLED_ELSEWHERE = (
-    "is called by a module that does not hold it, which computes that call itself here: another "
-    "module or a hook would have no effect in it. Export the model with that module in it."
+    "is called by a module that does not hold it, or by itself, which computes that call here: "
+    "another module or a hook would have no effect in it. Export the model with that module in it."
 )
 LOST_PART = (
     "may compute or write something without gradients, or under autocast, that decomposing gave "
@@ -137,7 +141,7 @@ UNKNOWN_CALL = (
 )
 UNCALLED = (
     *(IN_BRANCHES, LOST_CALL, COMPUTES_NOTHING, SOMETIMES_NOTHING, CALLED_ELSEWHERE),
-    *(LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),
+    *(MAY_BE_IN_BRANCHES, LOST_PART, LOST_MEMORY, NO_CALL, RETURNS_OTHERS),
 )
 """How the reasons begin for which a call, or a part of one, is missing: no hook would see it."""
 IN_PARTS = (

@@ -119,7 +119,8 @@ def may_be_of_type(
     device = value.device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return False
-    return {expected, found} <= {torch.float32, torch.get_autocast_dtype(device)}
+    # It makes less of float32, and never more of what is less.
+    return expected is torch.float32 and found is torch.get_autocast_dtype(device)
 
 
 Recorded = RecordedTensor | RecordedConstant | None

@@ -42,7 +42,7 @@ def forbid_delegated(trace: Trace, made: WorkingGraph) -> None:
             own = frame_of[user].path if user in frame_of else ""
             for path in dict.fromkeys(_paths(_nodes(delegate))):
                 is_around = not path or own == path or own.startswith(path + ".")
-                if path in trace.paths and not is_around and path not in made.forbidden:
+                if path in trace.paths and not is_around and not made.is_uncalled(path):
                     forbid_uncalled(trace, made, path, _DELEGATED.format(delegate.backend_id))
     for frame in made.tree.frames():
         if frame.parent is not None and frame not in made.preserved:

@@ -33,7 +33,7 @@ def direct_graph(trace: Trace) -> WorkingGraph | None:
     program, items, state, tree = trace.program, trace.items, trace.state, trace.tree
     if trace.mutations.count or not _is_plain(program, items) or asked_signatures(program):
         return None
-    if trace.written_out or not_recorded(program):
+    if trace.written_out or tree.called_elsewhere or not_recorded(program):
         return None
     placeholders = program.graph.find_nodes(op="placeholder")
     held = [node for node in placeholders if node.name in state.targets]

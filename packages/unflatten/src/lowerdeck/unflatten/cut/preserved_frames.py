@@ -80,8 +80,14 @@ def find_preserved_calls(
     """
     _guard_not_recorded(trace, made)
     for path in made.tree.called_elsewhere:
-        if path not in made.forbidden:
+        if not made.is_uncalled(path):
             forbid_uncalled(trace, made, path, CALLED_ELSEWHERE)
+    known = trace.paths.canonical
+    called = {known(frame.path) for frame in made.tree.frames()} if made.tree.unheard else set()
+    for path in made.tree.unheard:
+        if not made.is_uncalled(path):
+            why = SOMETIMES_NOTHING if known(path) in called else COMPUTES_NOTHING
+            forbid_uncalled(trace, made, path, why)
     asked = asked_signatures(trace.program)
     if not asked:
         return
@@ -266,10 +272,10 @@ def _guard_uncalled(
         path, _, number = (name, "", "0") if name in trace.paths else name.rpartition("@")
         if (known(path), int(number)) not in calls:
             missing.setdefault(path, signature)
-            if signature is None:
+            if signature is None and path not in made.tree.unheard:
                 yield path
     for path, signature in missing.items():
-        if path in made.forbidden:
+        if made.is_uncalled(path):
             continue
         why = SOMETIMES_NOTHING if known(path) in called else _why_uncalled(signature, trace)
         forbid_uncalled(trace, made, path, why)
@@ -322,7 +328,8 @@ def forbid_uncalled(trace: Trace, made: WorkingGraph, name: str, why: str) -> No
     outer = name.rpartition(".")[0]
     while known(outer) not in frames:
         outer = outer.rpartition(".")[0]
-    made.forbidden[name] = why
+    known_why = made.forbidden.get(name, why)
+    made.forbidden[name] = why if why in known_why else f"{why.rstrip('.')}; {known_why}"
     path = name[len(outer) + 1 :] if outer else name
     for frame in frames[known(outer)]:
         first = first_node(frame)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
+from lowerdeck.unflatten.calls.carrying import UNCALLED
 from lowerdeck.unflatten.cut.preserved import PreservedCall
 from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
 
@@ -52,6 +53,10 @@ class WorkingGraph:
             for frame in self.tree.frames():
                 self.by_module.setdefault(known(frame.path), []).append(frame)
         return self.by_module
+
+    def is_uncalled(self, path: str) -> bool:
+        """Return whether hooks of a module were forbidden, for a call of it is missing."""
+        return self.forbidden.get(path, "").startswith(UNCALLED)
 
     def forbid(self, path: str, caller: Frame, why: str) -> None:
         """Note that another module may not take the place of a module that ``caller`` knows."""

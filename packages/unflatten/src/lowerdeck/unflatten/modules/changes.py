@@ -59,6 +59,20 @@ def note_copied(holder: torch.nn.Module) -> None:
             note_copied(child)
 
 
+def watch_all(model: torch.nn.Module) -> None:
+    """Let the code of all modules look at what calls return.
+
+    Export puts hooks on modules, for which their code and class are made anew: not while it runs.
+
+    Args:
+        model: Holds them.
+    """
+    for module in model.modules():
+        body = module.__dict__.get(PRIVATE)
+        if body is not None:
+            body.watch_calls(module)
+
+
 def watch_around(module: torch.nn.Module, *, itself: bool = False) -> None:
     """Let the code around a module look at what calls return, for that may be something else now.
 

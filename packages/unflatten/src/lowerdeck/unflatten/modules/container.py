@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten._torch_private import children_of, parameters_of
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.readable import NO_CODE, print_readable
 from lowerdeck.unflatten.modules.replacing import Holder
@@ -18,21 +18,23 @@ from lowerdeck.unflatten.modules.replacing import Holder
 class Container(Holder):
     """A module that the program never calls, such as a list of layers.
 
-    It reads like the containers of ``torch.nn``: by index, by name, and one child after the other.
+    It reads like the containers of ``torch.nn``: by index, by name, and one child after the other,
+    or one parameter where it has no children.
     """
 
     _lowerdeck_uncalled = False
     """Whether the program neither calls it or what it holds, nor reads their state, and does not
     tell whether eager's model calls them."""
 
-    def __getitem__(self, key: int | str | slice) -> torch.nn.Module:
+    def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):
-            return torch.nn.ModuleList(list(self)[key])
-        return child_at(self, key)
+            of = torch.nn.ModuleList if children_of(self) else torch.nn.ParameterList
+            return of(list(self)[key])
+        return held_at(self, key)
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):
-            return key in children_of(self)
+            return key in _held(self)
         return any(child is key for child in self)
 
     def __delitem__(self, key: int | str | slice) -> None:
@@ -47,15 +49,15 @@ class Container(Holder):
                 return partial(_refuse, name)
             raise
 
-    def __setitem__(self, key: int | str, module: torch.nn.Module) -> None:
-        names = list(self._modules)
-        setattr(self, key if isinstance(key, str) else names[key], module)
+    def __setitem__(self, key: int | str, new: Any) -> None:
+        names = list(_held(self))
+        setattr(self, key if isinstance(key, str) else names[key], new)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(_held(self))
 
-    def __iter__(self) -> Iterator[torch.nn.Module]:
-        return self.children()
+    def __iter__(self) -> Iterator[Any]:
+        return iter([each for each in _held(self).values() if each is not None])
 
     def forward(self, *_: object, **__: object) -> Any:
         """Refuse the call: nothing is known of what this module computes.
@@ -151,18 +153,19 @@ def _made_again(cls: type[torch.nn.Module]) -> torch.nn.Module:
     return made
 
 
-def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
-    """Return a child by its index or its name.
+def held_at(module: torch.nn.Module, key: int | str) -> Any:
+    """Return a child, or a parameter where there are no children, by its index or its name.
 
     Raises:
         IndexError: There is no such index.
         KeyError: There is no such name.
     """
-    if isinstance(key, str):
-        found = children_of(module)[key]
-    else:
-        children = list(children_of(module).values())
-        found = children[key]
+    held = _held(module)
+    found = held[key] if isinstance(key, str) else list(held.values())[key]
     if found is None:
         raise KeyError(f"child {key!r} is None")
     return found
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    return children_of(module) or parameters_of(module)

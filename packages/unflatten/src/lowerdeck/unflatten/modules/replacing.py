@@ -57,10 +57,12 @@ class Holder(Generated, MovesConstants):
         if is_other:
             watch_around(self, itself=True)
 
-    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+    def register_buffer(
+        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
+    ) -> None:
         """Hold a buffer, as ``torch.nn.Module`` does."""
         before = buffers_of(self).copy()
-        super().register_buffer(*args, **kwargs)
+        super().register_buffer(name, tensor, persistent)
         others = {name: held for name, held in buffers_of(self).items() if held is not None}
         if any(_are_unlike(before.get(name), held) for name, held in others.items()):
             watch_around(self, itself=True)

@@ -194,7 +194,7 @@ def _rows(
             "change is in both"
             for outer in handed_out.get(path, ())
         ]
-        told = "; ".join(dict.fromkeys(reasons))
+        told = "; ".join(dict.fromkeys(reasons)).replace(".; ", "; ")
         yield Swap(path, replaceable, alone is None, told)
 
 

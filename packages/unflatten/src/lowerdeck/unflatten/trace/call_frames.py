@@ -52,6 +52,8 @@ def build_call_tree(items: list[Item], paths: ModulePaths) -> CallTree:
     builder.tree.marked.update(
         (node, builder.known[steps]) for node, steps in marked.items() if steps in builder.known
     )
+    unheard = (steps[-1][0] for steps in marked.values() if steps and steps not in builder.known)
+    builder.tree.unheard.update(dict.fromkeys(unheard))
     _adopt(builder.tree, items, missing)
     _close_where_opened(builder.tree, items)
     settle_borders(builder.tree, items)

@@ -57,6 +57,7 @@ class CallTree:
         root: The call of the outermost module.
         frame_of: The innermost call around each item.
         marked: The call that each of export's marks in the graph is of.
+        unheard: Modules with marks of a call that computes nothing, so that it is none here.
         unsure: Calls of which nobody can tell whether they or their callers switch autocast on.
         lost: Calls that read, beside their arguments, what decomposing gave to their callers.
         called_elsewhere: Modules that some caller does not hold, so that it makes their calls
@@ -66,6 +67,7 @@ class CallTree:
     root: Frame
     frame_of: dict[Item, Frame]
     marked: dict[Node, Frame] = field(default_factory=dict)
+    unheard: dict[str, None] = field(default_factory=dict)
     unsure: set[Frame] = field(default_factory=set)
     lost: set[Frame] = field(default_factory=set)
     called_elsewhere: dict[str, None] = field(default_factory=dict)

@@ -56,9 +56,10 @@ def note_shared_modules(
     calls = _read_calls(paths, items)
     is_strict = bool(calls.identities)
     kinds = _SAVED if is_strict else _SAVED | {StateKind.TRANSIENT_BUFFER}
+    numbers = notes_of(program, MODULE_NUMBERS)
+    _note_told(paths, numbers)
     # Where every tensor has one name, no two modules have the same ones.
     if state.has_aliases():
-        numbers = notes_of(program, MODULE_NUMBERS)
         _note_equal_state(paths, calls, _state_under(state, kinds), numbers)
         paths.settle()
     if is_strict:
@@ -66,6 +67,14 @@ def note_shared_modules(
     reads = list(dict.fromkeys(_foreign_reads(paths, items, state)))
     if reads:
         _find_lost_names(reads, paths, state, calls, kinds)
+    paths.settle()
+
+
+def _note_told(paths: ModulePaths, numbers: Mapping[str, int]) -> None:
+    first: dict[int, str] = {}
+    for path in paths.order if numbers else ():
+        if path in numbers:
+            paths.alias(first.setdefault(numbers[path], path), path)
     paths.settle()
 
 
