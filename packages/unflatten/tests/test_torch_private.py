@@ -232,7 +232,7 @@ def test_hooks_run_in_forward_with_what_those_before_returned() -> None:
     module.register_forward_hook(lambda _, args, result: result * args[0])
     wanted = module(x)
     with private.hooks_inside(module):
-        assert not (module._forward_hooks or module._forward_pre_hooks)
+        assert not [*module._forward_hooks, *module._forward_pre_hooks]
         # Their forward is none of the class that callers might run by itself.
         assert private.runs_more_than_forward(module)
         assert type(module).__qualname__ == "Identity"

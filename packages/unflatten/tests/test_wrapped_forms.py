@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    UnflattenError,
+    export_preserving,
+    unflatten,
+)
 
 
 class Step(nn.Module):
@@ -401,8 +406,8 @@ def test_a_module_that_calls_itself_runs_its_forms_and_is_not_wrapped(how: Any) 
     eager: Any = Deep().eval()
     made: Any = unflatten(how(eager, (X,)))
     torch.testing.assert_close(made(X), eager(X))
+    made.step = Hidden(made.step, plainly)
     with pytest.raises(UnflattenError, match="or by itself"):
-        made.step = Hidden(made.step, plainly)
         made(X)
 
 
