@@ -47,10 +47,11 @@ def belonging(sizes: Sequence[Any], bounds: Mapping[sympy.Symbol, Sequence[Any]]
     if not untold:
         return
     told = _Told(first)
-    for numerator, divisor in told.solver.steps.values():
-        parts = [text_of(part, told.solver, told.texts) for part in (numerator, divisor)]
+    for symbol, step in told.solver.steps.items():
+        parts = [text_of(part, told.solver, told.texts) for part in step]
         if None not in parts:
-            yield f"{parts[0]} >= 0"
+            if symbol.is_nonnegative:
+                yield f"{parts[0]} >= 0"
             if parts[1] != "1":
                 yield f"{parts[0]} % {parts[1]} == 0"
     for size in untold:
