@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -323,3 +324,23 @@ def test_a_buffer_that_is_not_saved_is_assigned_as_eagers(export: Any) -> None:
     made.get_submodule("0").register_buffer("mean", torch.full((4,), 2.0), persistent=False)
     torch.testing.assert_close(made(x), x - 2)
     assert not made.state_dict()
+
+
+def test_a_part_is_moved_alone_whatever_another_thread_moves() -> None:
+    """A part that is moved with the whole is no change, and that is told by who moves."""
+    module, other = (unflatten(export_preserving(Whole(), (X,))) for _ in range(2))
+    is_moving, go_on = threading.Event(), threading.Event()
+
+    def slow(tensor: Tensor) -> Tensor:
+        is_moving.set()
+        assert go_on.wait(60)
+        return tensor
+
+    thread = threading.Thread(target=lambda: other._apply(slow))
+    thread.start()
+    assert is_moving.wait(60)
+    module.get_submodule("low").to(torch.float64)
+    go_on.set()
+    thread.join()
+    assert "_check_result" in str(module.code)
+    assert "_check_result" not in str(other.code)
