@@ -332,8 +332,9 @@ def test_a_part_is_moved_alone_whatever_another_thread_moves() -> None:
     is_moving, go_on = threading.Event(), threading.Event()
 
     def slow(tensor: Tensor) -> Tensor:
-        is_moving.set()
-        assert go_on.wait(60)
+        if tensor.numel():  # and it is no question what becomes of a type
+            is_moving.set()
+            assert go_on.wait(60)
         return tensor
 
     thread = threading.Thread(target=lambda: other._apply(slow))
