@@ -417,6 +417,7 @@ def test_conditions_on_structured_inputs_are_known(strict: bool) -> None:
         "[1 for _ in range(10**9)]",
         "L['x'].size()[0] ** 10**9 > 1",
         "((L['x'].size()[0] ** 8) ** 8) ** 8 > 1",
+        "L['x'].size()[0] ** L['x'].size()[1] > 1",
         "L['x'].size()[99] > 1",
         "L['nobody'].size()[0] > 1",
         "max.__self__",

@@ -25,7 +25,7 @@ from lowerdeck.torch_base import expression_of, varies
 from lowerdeck.unflatten.sizes.belonging import NO_BOUND, belonging
 from lowerdeck.unflatten.sizes.one_symbol import UNTOLD, for_some, is_made, some
 from lowerdeck.unflatten.sizes.solving import SizeSolver, text_of
-from lowerdeck.unflatten.sizes.whole_sides import COMPARISONS, told_by_wholes
+from lowerdeck.unflatten.sizes.whole_sides import SIGNS, told_by_wholes
 
 Bounds = tuple[int | None, int | None]
 Place = tuple[int, int | None]
@@ -60,19 +60,6 @@ _FUNCTIONS = {
 }
 """What conditions call, and what that is here."""
 
-_SIGNS: dict[type[ast.AST], str] = {
-    ast.And: "and",
-    ast.Or: "or",
-    ast.Not: "not",
-    ast.USub: "-",
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    **COMPARISONS,
-}
 _SOME = re.compile(r"some\('(.+?)', (.+?), lambda n: (.+)\)")
 _IS_MADE = re.compile(r"is_made\('(.+?)', (.+?)\)")
 _SIZE = re.compile(r"(.*)\.size\(\)\[(\d+)\]")
@@ -314,11 +301,11 @@ def _written(node: ast.expr, sources: Mapping[str, Any], symbols: dict[sympy.Sym
         case ast.Constant(value=int() | float() as value) if math.isfinite(value):
             return repr(value)
         case ast.BoolOp(op=ast.And() | ast.Or() as sign, values=values):
-            return f"({f' {_SIGNS[type(sign)]} '.join(map(part, values))})"
+            return f"({f' {SIGNS[type(sign)]} '.join(map(part, values))})"
         case ast.UnaryOp(op=ast.Not() | ast.USub() as sign, operand=operand):
-            return f"({_SIGNS[type(sign)]} {part(operand)})"
-        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _SIGNS:
-            return f"({part(left)} {_SIGNS[type(sign)]} {part(right)})"
+            return f"({SIGNS[type(sign)]} {part(operand)})"
+        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in SIGNS:
+            return f"({part(left)} {SIGNS[type(sign)]} {part(right)})"
         case ast.BinOp(
             left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as power)
         ):
@@ -326,8 +313,8 @@ def _written(node: ast.expr, sources: Mapping[str, Any], symbols: dict[sympy.Sym
             if "**" in base or not 0 <= power <= _HIGHEST_POWER:
                 raise ValueError("a power that may be any number")
             return f"({base} ** {power})"
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
-            return f"({part(left)} {_SIGNS[type(sign)]} {part(right)})"
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in SIGNS:
+            return f"({part(left)} {SIGNS[type(sign)]} {part(right)})"
         case ast.Call(func=called, args=[_, *more] as args, keywords=[]) if (
             ast.unparse(called) in _CALLS
         ):

@@ -28,7 +28,17 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor": SIZE_FUNCTIONS.FloorToInt,
     "ceil": SIZE_FUNCTIONS.CeilToInt,
 }
-COMPARISONS: dict[type[ast.AST], str] = {
+SIGNS: dict[type[ast.AST], str] = {
+    ast.And: "and",
+    ast.Or: "or",
+    ast.Not: "not",
+    ast.USub: "-",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
     ast.Lt: "<",
     ast.LtE: "<=",
     ast.Gt: ">",
@@ -36,7 +46,8 @@ COMPARISONS: dict[type[ast.AST], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
-"""How a condition compares its sides."""
+"""What conditions compute and compare with, as Python writes it; but for powers, of which a file
+may have any."""
 
 
 def told_by_wholes(
@@ -76,7 +87,7 @@ def _told(
                 # b > t + 3, of b - t.
                 apart = ast.BinOp(left=left, op=ast.Sub(), right=right)
                 texts = [_found(apart, known, solver, slots), "0"]
-            return None if None in texts else f"{texts[0]} {COMPARISONS[type(sign)]} {texts[1]}"
+            return None if None in texts else f"{texts[0]} {SIGNS[type(sign)]} {texts[1]}"
     return None
 
 
@@ -87,27 +98,21 @@ def _side(
     text = _found(node, known, solver, slots)
     if text is not None:
         return text
-    inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-    if isinstance(node, ast.Call):
-        inner.remove(node.func)
-    texts = [_side(part, known, solver, slots) for part in inner]
-    if not texts or None in texts:
-        return None
-    # The node as it is written, around what its parts are now.
-    names = [ast.Name(f"_{number}_") for number in range(len(inner))]
     match node:
-        case ast.Call():
-            node = ast.Call(node.func, [*names], [])
-        case ast.BinOp(op=op):
-            node = ast.BinOp(names[0], op, names[1])
-        case ast.UnaryOp(op=op):
-            node = ast.UnaryOp(op, names[0])
-        case _:
-            return None
-    text = ast.unparse(node)
-    for name, part in zip(names, texts, strict=True):
-        text = text.replace(name.id, str(part), 1)
-    return f"({text})"
+        case ast.Call(func=ast.Name(id=name), args=args):
+            parts = [_side(arg, known, solver, slots) for arg in args]
+            return None if None in parts else f"{name}({', '.join(map(str, parts))})"
+        case ast.BinOp(left=left, op=op, right=right):
+            parts = [_side(part, known, solver, slots) for part in (left, right)]
+            return (
+                None if None in parts else f"({parts[0]} {SIGNS.get(type(op), '**')} {parts[1]})"
+            )
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            part = _side(operand, known, solver, slots)
+            return None if part is None else f"(-{part})"
+        case ast.Constant(value=value):
+            return repr(value)
+    return None
 
 
 def _found(
