@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter
 
-from lowerdeck.unflatten import InterpreterModule, unflatten
+from lowerdeck.unflatten import (
+    InterpreterModule,
+    UnflattenError,
+    export_preserving,
+    unflatten,
+)
 
 # torch.cond looks at gradients of what is no leaf.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -127,6 +132,30 @@ def test_a_module_in_the_place_of_forms_is_never_taken_for_one() -> None:
     torch.testing.assert_close(made(X), made(X))
     with pytest.raises(AttributeError):
         made.graph_module(X)
+
+
+class Keyword(nn.Module):
+    def forward(self, x: Tensor, **others: Tensor) -> Tensor:
+        return x + others["a-b"]
+
+
+class CallsByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Keyword()
+
+    def forward(self, x: Tensor, **others: Tensor) -> Any:
+        return self.inner(x, **others)
+
+
+def test_what_torch_fx_has_no_code_for_is_said() -> None:
+    x = torch.ones(2)
+    made: Any = unflatten(export_preserving(CallsByKeyword(), (x,), {"a-b": x}))
+    torch.testing.assert_close(made(x, **{"a-b": x}), x * 2)
+    assert isinstance(made.inner.graph_module, GraphModule)
+    with pytest.raises(UnflattenError, match="a keyword that is no name in Python"):
+        _ = made.graph_module
+    assert "a-b" in str(made.graph)
 
 
 def test_an_edited_graph_is_compiled_by_its_graph_module() -> None:

@@ -80,6 +80,35 @@ def test_children_get_their_eager_types(with_eager: bool) -> None:
     compare(copy.deepcopy(eager), module, (x,))
 
 
+class Bare(Model):
+    """Layers of torch's that are made without what others of their class have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.norm = nn.LayerNorm(4, bias=False)
+        self.bare = nn.LayerNorm(4, elementwise_affine=False)
+        self.conv = nn.Conv1d(3, 3, 1, bias=False)
+        self.batch = nn.BatchNorm1d(3, affine=False)
+        self.attention = nn.MultiheadAttention(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.batch(self.conv(self.bare(self.norm(self.linear(x)))))
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("with_eager", [False, True])
+def test_layers_have_what_they_are_made_without(with_eager: bool) -> None:
+    """Code asks for it: quantisation for ``linear.bias``, attention for its own text."""
+    eager, x = Bare().eval(), torch.randn(2, 3, 4)
+    made: Any = unflatten(export(eager, (x,)), restore_types=eager if with_eager else True)
+    assert made.linear.bias is made.conv.bias is made.norm.bias is made.batch.weight is None
+    assert made.bare.weight is made.bare.bias is None
+    assert list(made.state_dict()) == list(eager.state_dict())
+    assert "MultiheadAttention" in repr(made)
+    compare(copy.deepcopy(eager), made, (x,))
+
+
 def test_a_factory_replaces_children() -> None:
     eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
     names: list[str] = []

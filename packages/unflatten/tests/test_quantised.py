@@ -93,6 +93,25 @@ def test_a_quantised_program_keeps_its_hierarchy(form: str) -> None:
     assert calls == ["stem", "blocks.0", "blocks.1", "blocks.0", "head"]
 
 
+@pytest.mark.parametrize("preserve", [None, "all"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_pass_says_the_outermost_module_computes_between_nodes_of_a_call(
+    form: str, preserve: Any
+) -> None:
+    """So it is after quantising a graph and exporting that; the call takes these nodes in."""
+    eager, x = Net().eval(), torch.randn(2, 1, 4, 4)
+    program = _quantise(programs(eager, (x,), forms=(form,))[form])
+    for node in program.graph.nodes:
+        if node.op == "call_function" and "nn_module_stack" not in node.meta:
+            node.meta["nn_module_stack"] = {"L__self__": ("", "Net")}
+    made: Any = unflatten(program, preserve=preserve)
+    expected = program.module()(x)
+    for module in (made, copy.deepcopy(made)):
+        torch.testing.assert_close(module(x), expected)
+    made.blocks[0].register_forward_hook(lambda _module, _args, result: result * 2)
+    assert not torch.equal(made(x), expected)
+
+
 def test_nodes_in_a_row_are_where_all_their_neighbours_are() -> None:
     eager, x = Net().eval(), torch.randn(2, 1, 4, 4)
     program = _quantise(programs(eager, (x,), forms=("non-strict",))["non-strict"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -378,6 +379,55 @@ def test_forms_in_forms_of_one_name_are_told_apart() -> None:
     torch.testing.assert_close(made(X), eager(X))
     made.step = nn.Sequential(made.step)
     torch.testing.assert_close(made(X), eager(X))
+
+
+class HandsOn(nn.Module):
+    """Hands on the attributes of what it holds, as wrappers of adapters and compilers do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, *args: Any) -> Any:
+        return self.inner(*args) * self.scale
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+
+def pickled(module: Any) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickled])
+def test_what_hands_on_attributes_is_copied_itself(copied: Any) -> None:
+    """A method by which a module copies itself would be taken for the wrapper's."""
+    for how in (torch.export.export, export_preserving):
+        made: Any = unflatten(how(Sampler().eval(), (X,)))
+        made.step = HandsOn(made.step)
+        other = copied(made)
+        assert isinstance(other.step, HandsOn)
+        torch.testing.assert_close(other(X), made(X))
+        whole = HandsOn(made)
+        assert isinstance(copied(whole), HandsOn)
+        torch.testing.assert_close(copied(whole)(X), whole(X))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
+def test_a_copy_and_what_it_is_of_look_at_what_they_call(copied: Any) -> None:
+    made: Any = unflatten(export_preserving(Sampler().eval(), (X,)))
+    wanted, other = made(X), copied(made)
+    other.step.register_forward_hook(lambda _module, _args, result: result[:, :2])
+    with pytest.raises(InputConstraintError, match="'step'"):
+        other(X)
+    if other.step is not made.step:
+        torch.testing.assert_close(made(X), wanted)
+        return
+    with pytest.raises(InputConstraintError, match="'step'"):
+        made(X)
 
 
 class Recursive(nn.Module):

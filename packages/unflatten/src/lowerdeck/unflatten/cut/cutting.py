@@ -9,6 +9,7 @@ from itertools import pairwise
 from torch.fx import Node
 
 from lowerdeck.graph_fuser import CycleError, OutlinePlan, Region, plan_outline
+from lowerdeck.unflatten.cut.flat_calls import with_other_values
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.cut.write_order import SWITCHES, write_order
 from lowerdeck.unflatten.errors import UnsupportedProgramError
@@ -141,6 +142,9 @@ def _absorb(
         found = True
         frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
         frame.nodes = sorted((*frame.nodes, *between), key=position.__getitem__)
+        call = working.preserved.get(frame)
+        if call is not None and call.signature.flat:
+            working.preserved[frame] = with_other_values(frame)
     return found
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
 
-from lowerdeck.unflatten._torch_private import MovesConstants, children_of
+from lowerdeck.unflatten._torch_private import (
+    MovesConstants,
+    buffers_of,
+    children_of,
+    parameters_of,
+)
 from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
 from lowerdeck.unflatten.calls.former_calls import FORMER
 from lowerdeck.unflatten.modules.container import restored_class
@@ -41,6 +47,8 @@ def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | Non
             module.__class__ = restored_class(cls)
         if model is not None:
             _copy_attributes(model, module)
+        elif cls.__module__.startswith("torch.nn."):
+            _add_missing(cls, module)
 
 
 def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
@@ -77,4 +85,25 @@ def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:
     for name, value in vars(model).items():
         if name not in module.__dict__ and not isinstance(value, torch.nn.Module):
             module.__dict__[name] = copy.copy(value)
+    for table in (parameters_of, buffers_of, children_of):
+        for name, value in table(model).items():
+            if value is None:
+                table(module).setdefault(name, None)
     module.training = model.training
+
+
+_OPTIONAL = {
+    "bias": ("bias",),
+    "affine": ("weight", "bias"),
+    "elementwise_affine": ("weight", "bias"),
+}
+"""Parameters that layers of torch's have as None where they are made without them, by the argument
+that says so."""
+
+
+def _add_missing(cls: type, module: torch.nn.Module) -> None:
+    """Let ``module`` have what a layer of torch's has as None: code asks for ``linear.bias``."""
+    asked = inspect.signature(cls).parameters
+    for name in (each for option in _OPTIONAL.keys() & asked for each in _OPTIONAL[option]):
+        if not hasattr(module, name):
+            parameters_of(module)[name] = None

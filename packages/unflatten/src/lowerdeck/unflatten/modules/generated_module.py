@@ -35,6 +35,7 @@ from lowerdeck.unflatten.code import (
     split_call_target,
     write_source,
 )
+from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.changes import note_copied, watch_around
 from lowerdeck.unflatten.modules.flat_calls_told import call_flat
 from lowerdeck.unflatten.modules.graph_record import (
@@ -208,6 +209,12 @@ class Body:
             state=None,
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
+        return self.copy(memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return body_of, (self.record(),)
+
     def record(self) -> tuple[Any, ...]:
         """Return the body as data that pickles."""
         others = [other.record() for other in self.others]
@@ -280,10 +287,21 @@ class GeneratedModule(Holder):
 
         It takes and returns the flat values that the graph does. Its own ``recompile`` generates
         this module's code anew too, as with ``torch.export.unflatten``.
+
+        Raises:
+            UnflattenError: torch.fx writes no code for it: a child is called with a keyword that
+                is no name in Python.
         """
         body: Body = self.__dict__[PRIVATE]
         if body.view is None:
-            body.view = GraphView(self, body.graph, body.attributes, _recompiled)
+            try:
+                body.view = GraphView(self, body.graph, body.attributes, _recompiled)
+            except SyntaxError as error:
+                raise UnflattenError(
+                    f"torch.fx writes no code for the graph of a {body.type_name}: {error}. A "
+                    "child may be called with a keyword that is no name in Python, such as "
+                    "'a-b'. `code` shows what runs, and `graph` is the graph."
+                ) from error
         return body.view
 
     @property
@@ -347,28 +365,54 @@ class GeneratedModule(Holder):
             # As above: some eager classes show plain attributes by a method of their own.
             return torch.nn.Module.__repr__(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __copy__(self) -> Self:
         made = object.__new__(type(self))
-        memo[id(self)] = made
-        state = dict(self.__dict__)
-        made.__dict__[PRIVATE] = state.pop(PRIVATE).copy(memo)
-        for name in _DESCRIPTIONS.intersection(state):
-            made.__dict__[name] = state.pop(name)
-        made.__dict__.update(copy.deepcopy(state, memo))
+        made.__dict__.update(self.__dict__)
+        made.__dict__[PRIVATE] = self.__dict__[PRIVATE].copy({})
         note_copied(made)
         return made
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        # For deep copies too, which ask an object for a method of theirs: what is put around a
+        # module and hands its attributes on would be copied by the module's.
         state = dict(self.__dict__)
         body: Body = state.pop(PRIVATE)
-        return _restore_class, (_plain_class(type(self)),), (body.record(), state)
+        shared = _Shared({name: state.pop(name) for name in _DESCRIPTIONS.intersection(state)})
+        return _restore_class, (_Class(type(self)),), (body, state, shared)
 
     def __setstate__(self, state: Any) -> None:
-        record, attributes = state
+        body, attributes, *shared = state
         self.__dict__.update(attributes)
-        self.__dict__[PRIVATE] = body_of(record)
+        for each in shared:
+            self.__dict__.update(each.held)
+        # 0.3.1 and before pickled the record.
+        self.__dict__[PRIVATE] = body if isinstance(body, Body) else body_of(body)
         note_copied(self)
-        GeneratedModule.recompile(self)
+        if _MARK not in vars(type(self)):
+            GeneratedModule.recompile(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What copies share."""
+
+    held: Mapping[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """The class of a module, which copies share, and of which the rest is generated anew."""
+
+    cls: type
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_plain_class(self.cls),)
 
 
 _TAKES_PARTS = (getitem, flatten_like)
@@ -525,5 +569,7 @@ def _plain_class(cls: type) -> type:
     return cls
 
 
-def _restore_class(cls: type[GeneratedModule]) -> GeneratedModule:
-    return cls.__new__(cls)
+def _restore_class(made: _Class | type[GeneratedModule]) -> GeneratedModule:
+    cls: Any = made.cls if isinstance(made, _Class) else made
+    found: GeneratedModule = cls.__new__(cls)
+    return found

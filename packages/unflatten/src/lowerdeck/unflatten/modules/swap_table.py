@@ -124,7 +124,12 @@ def swap_table(root: torch.nn.Module, meta: Mapping[str, Any]) -> SwapTable:
         root: The outermost module.
         meta: Its metadata, which has the modules that are known not to be replaceable.
     """
-    forbidden = meta.get(NOT_REPLACEABLE, {})
+    first: dict[torch.nn.Module, str] = {}
+    forbidden: dict[str, str] = dict(meta.get(NOT_REPLACEABLE, {}))
+    for path, module in root.named_modules(remove_duplicate=False):
+        # A row has the first name, and a call may be made by any.
+        if first.setdefault(module, path) != path and path in forbidden:
+            forbidden.setdefault(first[module], forbidden[path])
     rows = {row.path: row for row in _rows(root, forbidden, meta.get(SUPPOSED_ONE, {}))}
     _add_holders(root, rows)
     return SwapTable(tuple(rows[path] for path, _ in root.named_modules() if path))
