@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
+from lowerdeck.unflatten.calls.recorded_calls import _leaves_of
 
 
 class Step(nn.Module):
@@ -355,3 +356,10 @@ def test_constants_that_only_compare_equal_are_calls_of_their_own(
         # Two calls with NaN are two forms, since nothing equals it, which nothing tells apart.
         if not math.isnan(t):
             torch.testing.assert_close(module.quotient(x, t), expected)
+
+
+def test_what_is_given_by_name_is_for_no_form_that_takes_flat_values() -> None:
+    """Decomposing can lose the signature of one of several calls."""
+    x = torch.randn(3)
+    assert _leaves_of(None, (x,), {}) == [x]
+    assert _leaves_of(None, (x,), {"t": 0.5}) is None

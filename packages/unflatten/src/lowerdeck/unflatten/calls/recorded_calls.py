@@ -240,7 +240,7 @@ def _leaves_of(
 ) -> list[Any] | None:
     """Return the leaves of a call's arguments; None if they are not structured so."""
     if signature is None:
-        return list(args)
+        return None if kwargs else list(args)
     keys = {variable: key for key, variable in signature.others}
     given = dict(zip(signature.names, args, strict=False))
     named = {name: kwargs[key] for name, key in _keywords(signature, keys) if key in kwargs}
