@@ -28,7 +28,7 @@ from lowerdeck.unflatten.calls.carrying import (
 )
 from lowerdeck.unflatten.comparing import compute_the_same
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules.changes import watch_all
+from lowerdeck.unflatten.modules import watch_all
 from lowerdeck.unflatten.same_results import drop_other_aliases, has_told_apart, results_aliased
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")

@@ -40,13 +40,13 @@ OWN_NAMES = frozenset(
         "_lowerdeck_former",
         "_lowerdeck_uncalled",
         "_lowerdeck_holders",
-        "__deepcopy__",
+        "__copy__",
         "__getitem__",
     }
 )
 """Names that our modules have and ``torch.nn.Module`` has not; a model's own use of one wins.
 
-What Python itself asks a class for, such as ``__deepcopy__``, stays ours there.
+What Python itself asks a class for, such as ``__copy__``, stays ours there.
 """
 
 RESERVED_NAMES: frozenset[str] = (

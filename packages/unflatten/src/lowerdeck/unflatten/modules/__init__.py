@@ -7,6 +7,7 @@ from lowerdeck.unflatten.modules.assembly import (
     share,
 )
 from lowerdeck.unflatten.modules.bodies import BodyMaker
+from lowerdeck.unflatten.modules.changes import watch_all
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
 from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children, restore
 from lowerdeck.unflatten.modules.generated_module import Body, shadow_own_names
@@ -32,4 +33,5 @@ __all__ = [
     "restore",
     "shadow_own_names",
     "share",
+    "watch_all",
 ]
