@@ -199,7 +199,7 @@ def _rows(
             "change is in both"
             for outer in handed_out.get(path, ())
         ]
-        told = "; ".join(dict.fromkeys(reasons)).replace(".; ", "; ")
+        told = "; ".join(dict.fromkeys(reasons))
         yield Swap(path, replaceable, alone is None, told)
 
 
