@@ -179,6 +179,12 @@ def test_lists_of_parameters_are_read_and_written_as_eagers(strict: bool) -> Non
         made.each.append(nn.Parameter(torch.ones(4)))
 
 
+def test_a_layer_is_no_list_of_its_parameters() -> None:
+    made: Any = unflatten(torch.export.export(nn.Sequential(nn.Linear(4, 4)), (X,)))
+    with pytest.raises(IndexError):
+        made.get_submodule("0")[0]
+
+
 def test_a_list_with_one_module_twice_has_both() -> None:
     layer = nn.Linear(4, 4)
     made: Any = unflatten(torch.export.export(Twice(layer), (X,)))

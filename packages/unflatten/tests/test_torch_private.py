@@ -45,6 +45,8 @@ def test_a_size_is_between_those_of_its_symbols() -> None:
     b, t = sympy.symbols("b t", integer=True, positive=True)
     assert private.bounds_of_size(b * t, {b: [4, 5], t: [None, 8]}) == (4, 40)
     assert private.bounds_of_size(b - t, {b: [None, 5]}) == (None, 4)
+    assert private.bounds_of_size(b * t, {b: [8, 5]}) == (None, None)
+    assert private.bounds_of_size(b * t, {b: [None, 0]}) == (None, None)
     remainder = private.SIZE_FUNCTIONS.PythonMod(t, 4)
     assert private.bounds_of_size(remainder, {}) == (0, 3)
 

@@ -94,16 +94,15 @@ def bounds_of_size(
         size: The expression.
         limits: Both of symbols that have one.
     """
-    ranges = {}
+    ends = {}
     for symbol in size.free_symbols:
         low, high = limits.get(symbol, (None, None))
         smallest = 1 if symbol.is_positive else 0
-        ranges[symbol] = ValueRanges(
-            smallest if low is None else low, int_oo if high is None else high
-        )
+        ends[symbol] = (smallest if low is None else low, int_oo if high is None else high)
     try:
-        found = bound_sympy(size, ranges)
-    except (ArithmeticError, AssertionError, NotImplementedError, TypeError, ValueError):
+        found = bound_sympy(size, {symbol: ValueRanges(*both) for symbol, both in ends.items()})
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError):
+        # Of a file: no number may be in a range, or torch may know no bounds of a function.
         return None, None
     low, high = (int(end) if end.is_Integer else None for end in (found.lower, found.upper))
     return low, high

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial, partialmethod
 from typing import Any
 
@@ -30,7 +30,7 @@ class Container(Holder):
         if isinstance(key, slice):
             of = torch.nn.ModuleList if children_of(self) else torch.nn.ParameterList
             return of(list(self)[key])
-        return held_at(self, key)
+        return _at(_held(self), key)
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):
@@ -153,14 +153,18 @@ def _made_again(cls: type[torch.nn.Module]) -> torch.nn.Module:
     return made
 
 
-def held_at(module: torch.nn.Module, key: int | str) -> Any:
-    """Return a child, or a parameter where there are no children, by its index or its name.
+def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
+    """Return a child by its index or its name.
 
     Raises:
         IndexError: There is no such index.
         KeyError: There is no such name.
     """
-    held = _held(module)
+    found: torch.nn.Module = _at(children_of(module), key)
+    return found
+
+
+def _at(held: Mapping[str, Any], key: int | str) -> Any:
     found = held[key] if isinstance(key, str) else list(held.values())[key]
     if found is None:
         raise KeyError(f"child {key!r} is None")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lowerdeck.unflatten.modules.container import held_at
+from lowerdeck.unflatten.modules.container import child_at
 from lowerdeck.unflatten.modules.generated_module import GeneratedModule
 from lowerdeck.unflatten.modules.readable import print_readable
 
@@ -16,8 +16,7 @@ class InterpreterModule(GeneratedModule):
     """
 
     def __getitem__(self, key: int | str) -> torch.nn.Module:
-        found: torch.nn.Module = held_at(self, key)
-        return found
+        return child_at(self, key)
 
     def print_readable(
         self,
