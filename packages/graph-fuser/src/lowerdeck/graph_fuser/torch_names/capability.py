@@ -47,7 +47,7 @@ class CapabilityBasedPartitioner:
 
     def __init__(
         self,
-        graph_module: GraphModule,
+        graph_module: torch.fx.GraphModule,
         operator_support: OperatorSupportBase,
         allows_single_node_partition: bool = False,
         non_compute_ops: Names = None,
