@@ -6,6 +6,7 @@ only the first binds a symbol.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -216,3 +217,49 @@ def test_item_stays_where_torch_keeps_it(way: str) -> None:
     found = decompose(program, given, keep=keep)
     assert differences(found, program.run_decompositions(theirs)) == []
     assert len(found.graph.find_nodes(op="call_function", target=item)) == 2 * (way != "core")
+
+
+def _fixed_count(x: torch.Tensor) -> Any:
+    count: Any = (x > 0).sum().item()
+    torch._check(count == 5)  # type: ignore[no-untyped-call]
+    return x * count, x.new_zeros(count)
+
+
+def _fixed_sum(x: torch.Tensor) -> Any:
+    count: Any = (x > 0).sum().item()
+    torch._check(2 * count + x.shape[0] == 13)  # type: ignore[no-untyped-call]
+    return nn.functional.gelu(x) + count
+
+
+def _fixed_boolean(x: torch.Tensor) -> Any:
+    torch._check(((x > 0).sum() == 5).item())  # type: ignore[no-untyped-call]
+    return nn.functional.gelu(x)
+
+
+def _checked_tensor(x: torch.Tensor) -> Any:
+    torch._check_tensor_all((x > 0).sum() == 5)  # type: ignore[no-untyped-call]
+    return nn.functional.gelu(x)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [_fixed_count, _fixed_sum, _fixed_boolean, _checked_tensor],
+)
+def test_a_number_that_an_assertion_fixes_is_still_read_and_checked(
+    function: Callable[[torch.Tensor], Any], loaded: bool
+) -> None:
+    program = _exported(function)
+    if loaded:
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        program = torch.export.load(file)
+    assert explain(program).reason is None
+    # Decomposed programs are decomposed again by whoever lowers them.
+    once = decompose(program)
+    for found in (once, decompose(once)):
+        module = found.module()
+        torch.testing.assert_close(module(X), function(X))
+        with pytest.raises(RuntimeError, match=r"assert|not five"):
+            module(X.abs())

@@ -226,6 +226,24 @@ def test_a_tensor_that_a_rule_makes_is_a_constant_of_the_program(rule: Any, tabl
     torch.testing.assert_close(again.module()(x), expected)
 
 
+def test_what_torch_fails_on_call_by_call_goes_torchs_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AttributeError("'bool' object has no attribute 'node'")
+
+    rows = torch.export.Dim("rows", max=9)
+    program = torch.export.export(Layers(4, 2), (torch.randn(2, 4),), dynamic_shapes=({0: rows},))
+    monkeypatch.setattr("lowerdeck.decompose.decomposing.insert_assertions", fail)
+    told = explain(program)
+    assert "AttributeError: 'bool' object" in str(told)
+    assert told.failed
+    found = decompose(program)
+    expected = [node.target for node in program.run_decompositions().graph.nodes]
+    assert [node.target for node in found.graph.nodes] == expected
+    take_apart(program, Rules.of(None))
+
+
 def test_what_neither_way_takes_apart_is_told() -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:

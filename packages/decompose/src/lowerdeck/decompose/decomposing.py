@@ -42,6 +42,7 @@ from lowerdeck.torch_base import (
     RepeatedMemoryError,
     collector_held,
     composite_parts,
+    describe_node,
     explicit,
     graphs_of,
     is_traceable_wrapper_subclass,
@@ -92,7 +93,7 @@ def decompose(
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(reason, error) from error
+        raise _refused(said, reason, error) from error
 
 
 def take_apart(
@@ -129,7 +130,7 @@ def take_apart(
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(reason, error) from error
+        raise _refused(said, reason, error) from error
 
 
 def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedProgram:
@@ -141,14 +142,18 @@ def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedP
         raise WholeProgramError(f"torch refuses the result: {first}") from error
 
 
-def _refused(reason: WholeProgramError, error: Exception) -> DecomposeError:
+def _refused(
+    program: ExportedProgram, reason: WholeProgramError, error: Exception
+) -> DecomposeError:
     said = str(error).strip()
     # torch's interpreter says below the message which node it was at.
     first, at = said.partition("\n")[0], _AT_NODE.search(said)
+    nodes = [node for graph in graphs_of(program.graph_module) for node in graph.graph.nodes]
+    failed = next((node for node in nodes if at and node.name == at[1]), None)
     return DecomposeError(
         f"the program cannot be taken apart call by call, because {reason}; nor can torch "
         f"take it apart as a whole: {type(error).__name__}: {first}"
-        f"{f' (node {at[1]!r})' if at else ''}"
+        f"{f', at {describe_node(failed)}' if failed else ''}"
     )
 
 
@@ -213,6 +218,30 @@ def _by_calls(
     *,
     writes: bool,
     calls: Calls | None = None,
+) -> tuple[Parts, Templates]:
+    """Return a program decomposed by tracing each distinct call once.
+
+    Raises:
+        WholeProgramError: It cannot be done so, or torch fails on a part of the program.
+    """
+    try:
+        return _traced_by_calls(program, rules, cache, writes=writes, calls=calls)
+    except DecomposeError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise TemplateError(
+            f"torch fails on its parts: {type(error).__name__}: {first}"
+        ) from error
+
+
+def _traced_by_calls(
+    program: ExportedProgram,
+    rules: Rules,
+    cache: DecompositionCache | None,
+    *,
+    writes: bool,
+    calls: Calls | None,
 ) -> tuple[Parts, Templates]:
     _check(program)
     graph_module = program.graph_module

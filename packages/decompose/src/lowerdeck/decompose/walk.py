@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -73,6 +74,9 @@ class Walk:
         self._heritage: dict[tuple[Node, Node | None], Heritage] = {}
         self._reader: Node | None = None
         self._is_anew: bool = False
+        # Numbers read from data that assertions fix to a constant, and what is computed from
+        # these alone: the constant stands for them everywhere but in the assertions.
+        self._fixed_numbers: dict[Node, Node] = {}
 
     def nested(self, graph: Graph, regions: Any) -> Walk:
         """Return a walk that writes another graph, in the same contexts.
@@ -318,13 +322,15 @@ class Walk:
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return what a call of the original graph has become."""
         target: Any = node.target
-        args, kwargs = read_by(node, (node.args, dict(node.kwargs)), env)
+        is_fixed = self._is_fixed(node)
+        shown = ChainMap(self._fixed_numbers, env) if is_fixed else env
+        args, kwargs = read_by(node, (node.args, dict(node.kwargs)), shown)
         if target is operator.getitem:
             return args[0][args[1]]
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
-            return self._number(node, args, kwargs)
+            return self._number(node, args, kwargs, is_fixed=is_fixed)
         if not isinstance(target, OpOverload):
             called = getattr(target, "__name__", target)
             if called == "_enter_autocast":
@@ -407,22 +413,40 @@ class Walk:
             value = self.call(target, (value, *given), options, node)
         return (value, *args[1:])
 
-    def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def _is_fixed(self, node: Node) -> bool:
+        """Return whether a node reads a number that an assertion fixes, or computes with one.
+
+        After ``torch._check(n == 3)`` export uses 3 for ``n``, but the assertion must go on
+        reading ``n`` from the data.
+        """
+        if not _is_symbolic(node):
+            is_assertion = isinstance(node.target, OpOverload) and _gives_nothing(node.target)
+            return is_assertion and not self._fixed_numbers.keys().isdisjoint(node.args)
+        if _reads_data(node.target):
+            return True
+        return not self._fixed_numbers.keys().isdisjoint(node.all_input_nodes)
+
+    def _number(self, node: Node, args: Any, kwargs: Any, *, is_fixed: bool) -> Any:
         """Return what a computation with numbers has become."""
         held = plain_number(node.meta["val"])
         if not isinstance(held, SYMBOLS):
+            if is_fixed:
+                self._fixed_numbers[node] = self._written(node, args, kwargs, held)
             return held
         known = self.writer.symbol(held)
         return known if known is not None else self.as_it_is(node, args, kwargs)
 
     def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return what a call has become that must not be traced: it would make new symbols."""
-        target: Any = node.target
-        if target is _ATEN.item.default and target not in self.templates.rules.composites:
-            target = _ATEN._local_scalar_dense.default
+        target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
             return self.call(node.target, args, kwargs, node, before=Before(node, {}))
         return self.as_it_is(node, args, kwargs, target)
+
+    def _without_item(self, target: Any) -> Any:
+        if target is _ATEN.item.default and target not in self.templates.rules.composites:
+            return _ATEN._local_scalar_dense.default
+        return target
 
     def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
         """Write a call as it stands; return its result, which has memory of its own.
@@ -433,21 +457,24 @@ class Walk:
             kwargs: Its keywords.
             target: What is called instead; None for the same.
         """
-        heritage = self.heritage(node)
-        target = node.target if target is None else target
+        held = node.meta.get("val")
+        made = self._written(node, args, kwargs, held, target)
+        if "unbacked_bindings" in node.meta:
+            made.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
+        return self._elements(made, held, node)
 
+    def _written(self, node: Node, args: Any, kwargs: Any, held: Any, target: Any = None) -> Node:
+        """Write a call with a value; return its node."""
+        target = self._without_item(node.target) if target is None else target
         name = base_name(self.writer.graph, target)
         given = self.read(tuple(args)), self.read(dict(kwargs))
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)):
             raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")
         if isinstance(target, OpOverload):
             given = as_dispatched(target, *given)
-        held = node.meta.get("val")
-        made = self.writer.add(target, *given, name, held, heritage)
-        if "unbacked_bindings" in node.meta:
-            made.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
+        made = self.writer.add(target, *given, name, held, self.heritage(node))
         self.writer.know(made, facts_of(held))
-        return self._elements(made, held, node)
+        return made
 
     def _elements(self, made: Node, held: Any, source: Node) -> Any:
         """Return the values that a node gives: itself, or its elements."""
@@ -470,9 +497,17 @@ def _is_symbolic(node: Node) -> bool:
     if isinstance(node.meta.get("val"), SYMBOLS) and "unbacked_bindings" not in node.meta:
         return True
     if isinstance(node.target, OpOverload):
-        return node.target in _SIZES
+        return node.target in _SIZES or (_reads_data(node.target) and _is_number(node))
     # Other functions may act, as those that enter and leave autocast do: they give no number.
+    return _is_number(node)
+
+
+def _is_number(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float))
+
+
+def _reads_data(target: object) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.data_dependent_output in target.tags
 
 
 _SIZES = frozenset(

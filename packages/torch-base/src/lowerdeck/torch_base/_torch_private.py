@@ -235,8 +235,11 @@ def plain_number(number: Any) -> Any:
     Args:
         number: Any value.
     """
-    if isinstance(number, SYMBOLS) and number.node.expr.is_number:
-        return number.node.pytype(number.node.expr)
+    if isinstance(number, SYMBOLS):
+        node = number.node
+        # sympy's True and False are no numbers.
+        if node.expr.is_number or (node.pytype is bool and not node.expr.free_symbols):
+            return node.pytype(node.expr)
     return number
 
 
