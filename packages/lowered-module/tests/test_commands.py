@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,18 @@ class Branches(torch.nn.Module):
 
 def cannot_be_exported():
     return Branches(), (torch.ones(1),)
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x * self.count
+
+def counts():
+    return Counting(), (torch.ones(2),)
 
 class Noisy(torch.nn.Module):
     def forward(self, x):
@@ -188,6 +201,36 @@ def test_check_compares_with_eager(
     pytest.importorskip("lowerdeck.runner")
     assert run(model, "-o", str(tmp_path / "m.pte"), "--check") == 0
     assert "differs by at most" in capsys.readouterr().out
+
+
+def test_check_names_the_output_and_the_state_that_differ(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = pytest.importorskip("lowerdeck.runner")
+    path, module = tmp_path / "m.pte", model.partition(":")[0]
+    assert run(f"{module}:counts", "-o", str(path), "--check") == 0
+    load = runner.load
+
+    def stuck(content: Any) -> Any:
+        program = load(content)
+        method = program.method("forward")
+        first: list[Any] = []
+
+        def call(*inputs: Any) -> Any:
+            first.append(method(*inputs))
+            return first[0]
+
+        call.state = lambda: {"count": torch.full((2,), 7.0)}  # type: ignore[attr-defined]
+        return types.SimpleNamespace(method=lambda name: call)
+
+    monkeypatch.setattr(runner, "load", stuck)
+    assert run(f"{module}:counts", "-o", str(path), "--check") == 1
+    text = capsys.readouterr().out
+    assert "  output 0 in call 3: max 1.25, mean 1.25" in text
+    assert "  state 'count' in call 3: max 4, mean 4" in text
 
 
 def test_check_knows_models_that_write_what_they_are_given(model: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -27,11 +28,12 @@ from lowerdeck.lowered_module import (
     delegation_summary,
     get_lowered_backend_modules,
     graph_html,
+    lower,
     operator_name,
     to_backend,
     visits,
 )
-from lowerdeck.lowered_module.testing import RunPartitioner, check_backend, generated
+from lowerdeck.lowered_module.testing import RunPartitioner, Sample, check_backend, generated
 
 FLOAT = {torch.float32}
 
@@ -46,6 +48,7 @@ class Pocket(DeclarativeBackend):
         SupportedOp("aten.split.Tensor"),
         SupportedOp("aten.sin"),
     )
+    owns_state = True
 
     @visits("aten.add.Tensor", "aten.mul.Tensor", "aten.tanh")
     def elementwise(self, part: PartitionView, node: Node) -> None:
@@ -164,6 +167,93 @@ def test_the_kit_finds_what_is_wrong() -> None:
     assert not report.passed
     assert "FAIL  lowering again gives the same blobs (0/1)" in str(report)
     assert "FAIL  debug maps name nodes of their partition (0/1)" in str(report)
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+
+def _counting() -> Sample:
+    return Sample("counting", Counting(), (torch.ones(2),))
+
+
+class Stateless(Pocket):
+    """Leaves state to the program, as a backend does that says nothing about it."""
+
+    owns_state = False
+
+    def compile(self, part: PartitionView) -> bytes:
+        assert not part.mutations
+        return super().compile(part)
+
+
+class Forgetful(Pocket):
+    """Declares that it takes state, and forgets it."""
+
+    def compile(self, part: PartitionView) -> bytes:
+        program = json.loads(super().compile(part))
+        return json.dumps({**program, "state": {}}).encode()
+
+
+def test_state_stays_with_the_program_unless_the_backend_takes_it() -> None:
+    assert DeclarativeBackend.owns_state is False
+    runner = pytest.importorskip("lowerdeck.runner")
+    for backend in (Stateless, Pocket):
+        lowered = lower((Counting(), (torch.ones(2),)), backend.partitioner())
+        assert not lowered.delegation().left
+        runtimes = {backend.__name__: PocketRuntime()}
+        program = runner.load(lowered.to_bytes(), backends=runtimes)
+        calls = [program.run("forward", torch.ones(2)).tolist() for _ in range(3)]
+        assert calls == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def test_the_kit_finds_lost_state_and_says_what_differs() -> None:
+    pytest.importorskip("lowerdeck.runner")
+    report = check_backend(
+        Forgetful.partitioner(), samples=[_counting()], runtimes={"Forgetful": PocketRuntime()}
+    )
+    assert not report.passed
+    assert "output 0 differs from eager's in call 3 of 3: max 1.5" in str(report)
+
+
+def test_the_kit_calls_with_different_inputs() -> None:
+    pytest.importorskip("lowerdeck.runner")
+
+    class Deaf(PocketRuntime):
+        """Answers each call as the first."""
+
+        def execute(self, handle: Any, inputs: Any) -> Any:
+            if "first" not in handle:
+                handle["first"] = super().execute(handle, inputs)
+            return handle["first"]
+
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    sample = Sample("adding", Adding(), (torch.ones(2),))
+    for runtime, passes in ((PocketRuntime(), True), (Deaf(), False)):
+        report = check_backend(
+            Pocket.partitioner(), samples=[sample], runtimes={"Pocket": runtime}
+        )
+        assert report.passed is passes, str(report)
+
+
+def test_the_kit_says_what_it_does_not_run() -> None:
+    report = check_backend(Pocket.partitioner(), samples=[_counting()])
+    assert report.passed
+    told = "not run  the runtime half computes what the module does: "
+    assert told in str(report)
 
 
 def test_the_kit_says_when_nothing_was_tried() -> None:

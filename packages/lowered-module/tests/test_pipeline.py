@@ -271,3 +271,35 @@ def test_what_cannot_be_lowered_is_told_in_one_error(
 def test_options_of_another_kind_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(LoweringError, match=words):
         lower((Classifier().eval(), X), RunPartitioner(lambda _: True), **options)
+
+
+class Mixed(nn.Module):
+    """Reads inputs by position and by name, a parameter and a buffer, each with its own factor."""
+
+    offset: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+        self.register_buffer("offset", torch.full((2,), 5.0))
+
+    def forward(self, x: torch.Tensor, pair: list[torch.Tensor], *, y: torch.Tensor) -> Any:
+        return x + 2 * pair[0] + 4 * pair[1] + 8 * y + 16 * self.weight + 32 * self.offset
+
+
+@pytest.mark.parametrize("shared", ["one tensor", "parameter", "buffer", "two each"])
+def test_an_input_that_is_also_another_input_or_a_weight_is_read(shared: str) -> None:
+    runner = pytest.importorskip("lowerdeck.runner")
+    module = Mixed()
+    one, other = torch.ones(2), torch.zeros(2)
+    x, first, second, y = {
+        "one tensor": (one, one, one, one),
+        "parameter": (module.weight, one, module.weight, other),
+        "buffer": (other, module.offset, one, module.offset),
+        "two each": (one, other, one, other),
+    }[shared]
+    lowered = lower((module, (x, [first, second]), {"y": y}))
+    program = runner.load(lowered.to_bytes())
+    given = [torch.randn(2) for _ in range(4)]
+    wanted = module(given[0], given[1:3], y=given[3])
+    torch.testing.assert_close(program.run("forward", given[0], given[1:3], y=given[3]), wanted)

@@ -168,3 +168,16 @@ def test_outputs_that_are_not_numbers_or_differ_in_shape_are_as_far_as_can_be() 
     assert alone.largest == float("inf")
     (opposite,) = accuracy_of([-one], [one])
     assert opposite.cosine == pytest.approx(-1)
+
+
+def test_complex_numbers_are_compared_whole_and_infinities_by_place() -> None:
+    one = torch.tensor([3 + 4j, 1 - 2j])
+    (imaginary,) = accuracy_of([one + 2j], [one])
+    assert imaginary.largest == pytest.approx(2)
+    assert accuracy_of([one.conj()], [one])[0].largest == pytest.approx(8)
+    assert accuracy_of([one.real], [one])[0].largest == float("inf")
+    inf = torch.tensor([float("inf"), 2.0])
+    (same,) = accuracy_of([inf + torch.tensor([0.0, 0.5])], [inf])
+    assert same.largest == 0.5
+    assert same.cosine == pytest.approx(1)
+    assert accuracy_of([-inf], [inf])[0].largest == float("inf")

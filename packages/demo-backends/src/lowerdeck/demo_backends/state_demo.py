@@ -48,7 +48,9 @@ class StateDemoPartitioner(TablePartitioner):
     """Gives attention with a cache to the backend, and the cache with it."""
 
     def __init__(self) -> None:
-        super().__init__(BackendWithStateDemo.__name__, BackendWithStateDemo.supported)
+        super().__init__(
+            BackendWithStateDemo.__name__, BackendWithStateDemo.supported, owns_state=True
+        )
 
 
 @dataclass(slots=True)

@@ -21,7 +21,13 @@ from lowerdeck.lowered_module.authoring.quantization import Quantization, Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy, accuracy_of
+from lowerdeck.lowered_module.inspect.accuracy import (
+    CALLS,
+    OutputAccuracy,
+    accuracy_of,
+    call_in_eager,
+    compare_calls,
+)
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of, report_lines
 from lowerdeck.lowered_module.pipeline import (
@@ -29,6 +35,7 @@ from lowerdeck.lowered_module.pipeline import (
     decomposed_for,
     in_a_line,
     lower_decomposed,
+    separate_inputs,
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.quantizing import chosen_quantization, quantized, samples_from
@@ -80,7 +87,8 @@ class LowerCommand:
         parser.add_argument(
             "--check",
             action="store_true",
-            help="run the file in lowerdeck.runner and fail if it differs from eager",
+            help="call the file three times with different inputs in lowerdeck.runner and fail "
+            "if an output or the state differs from eager's",
         )
         parser.add_argument(
             "--html", type=Path, metavar="FILE", help="also draw the lowered graph, for a browser"
@@ -142,7 +150,14 @@ class LowerCommand:
         say(*report_lines(figures))
         if not args.check or (figures.difference is not None and figures.difference <= tolerance):
             return ExitStatus.DONE
-        say(f"{args.output} differs from eager by {figures.difference}, more than {tolerance}")
+        say(
+            f"{args.output} differs from eager by {figures.difference}, more than {tolerance}:",
+            *(
+                f"  {one.name} in call {one.call}: {one}"
+                for one in figures.accuracy
+                if not one.largest <= tolerance
+            ),
+        )
         return ExitStatus.DIFFERS
 
 
@@ -247,9 +262,11 @@ def lower_model(
         difference = max((one.largest for one in accuracy), default=0.0)
     summary = lowered.delegation()
     figures = figures_of(lowered, summary, output, stages.seconds, difference, not_compared)
+    lines = tuple(trial_lines(trials)) if trials else ()
+    figures = replace(figures, accuracy=accuracy or (), trials=lines)
     if made is None:
-        return replace(figures, trials=tuple(trial_lines(trials)) if trials else ())
-    return replace(figures, accuracy=accuracy or (), calibrated=made.samples)
+        return figures
+    return replace(figures, is_quantized=True, calibrated=made.samples)
 
 
 def _eager(model: _Example) -> list[Any]:
@@ -318,7 +335,7 @@ def _compared(
         return None, "lowerdeck.runner is not installed"
     with stages.stage("check"):
         try:
-            return _accuracy(*model, output), ""
+            return _accuracy(model, output, CALLS if check else 1), ""
         except (Exception, SystemExit) as error:
             # The file may well run elsewhere: a backend can lack a runtime half here.
             if check:
@@ -365,7 +382,7 @@ def load_example(factory: str) -> _Example:
     with suppress(NotImplementedError):
         # What PT2E converted has no modes, and says so.
         module.eval()
-    return module, inputs, dict(kwargs)
+    return module, *separate_inputs(module, inputs, kwargs)
 
 
 def _named(text: str, expected: str) -> Any:
@@ -471,15 +488,10 @@ def _can_run(*, demanded: bool) -> bool:
     return installed
 
 
-def _accuracy(
-    module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], path: Path
-) -> tuple[OutputAccuracy, ...]:
-    """Return how far each output of the file is from eager's."""
+def _accuracy(model: _Example, path: Path, count: int) -> tuple[OutputAccuracy, ...]:
+    """Return how far outputs and state of the file are from eager's, over several calls."""
     from lowerdeck.runner import load
 
-    # A model may write what it is given, and return it.
-    given = copy.deepcopy((inputs, dict(named)))
-    with torch.no_grad():
-        wanted = pytree.tree_leaves(module(*given[0], **given[1]))
-    found = pytree.tree_leaves(load(path).run("forward", *inputs, **named))
-    return accuracy_of(found, wanted)
+    calls, state = call_in_eager(*model, count)
+    method = load(path).method("forward")
+    return compare_calls(calls, method, state, method.state)

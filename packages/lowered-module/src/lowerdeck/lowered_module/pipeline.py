@@ -33,7 +33,7 @@ from lowerdeck.lowered_module.lowering import (
 from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.stages import Stages
-from lowerdeck.torch_base import OpOverload, graphs_of, schema_of
+from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -261,11 +261,39 @@ def _exported(method: str, given: Any) -> ExportedProgram:
         raise LoweringError(f"found ({told}) as method {method!r}, {expected}")
     inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
     try:
-        return torch.export.export(module, inputs, dict(kwargs))
+        return torch.export.export(module, *separate_inputs(module, inputs, kwargs))
     except Exception as error:
         raise LoweringError(
             f"torch.export cannot export method {method!r}: {in_a_line(error)}"
         ) from error
+
+
+def separate_inputs(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return example inputs of which each is a tensor of its own.
+
+    torch.export tells inputs apart by tensor object: of a tensor that is given twice, or that is
+    also a parameter or buffer of the module, the program reads only one.
+
+    Args:
+        module: The model.
+        args: Example inputs.
+        kwargs: Example inputs by name.
+    """
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+    def separate(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in seen:
+            leaf = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+        return leaf
+
+    separated: tuple[tuple[Any, ...], dict[str, Any]]
+    separated = pytree.tree_map(separate, (args, dict(kwargs)))
+    return separated
 
 
 def in_a_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.runner.values.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.values.tensors import DataSource
 from lowerdeck.serializer import ExecutionPlan, FreeCall
+from lowerdeck.serializer import Tensor as TensorValue
 
 MAX_INSTRUCTIONS = 10_000_000
 """How many instructions one run of a method may take, as in the official runtime."""
@@ -109,6 +110,26 @@ class LoadedMethod:
         """
         outputs = self.run_flat(self.signature.flatten(args, kwargs))
         return self.signature.unflatten(outputs)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the state that the file names, by name: the buffers of the model.
+
+        State that delegates keep is not part of it.
+
+        Example:
+            >>> load("counter.pte").method().state()  # doctest: +SKIP
+            {'calls': tensor([0.])}
+        """
+        named = {}
+        for index, spec in enumerate(self._frame.specs):
+            value = self._frame.values[index]
+            if spec is None or not spec.has_state or not isinstance(value, TensorValue):
+                continue
+            if value.extra_tensor_info and value.extra_tensor_info.fully_qualified_name:
+                held = self._frame.registers[index]
+                assert isinstance(held, torch.Tensor)
+                named[value.extra_tensor_info.fully_qualified_name] = held.clone()
+        return named
 
     def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call as a flat list of tensors, numbers and strings.

@@ -51,7 +51,7 @@ def visits(*operators: str) -> Callable[[Visitor], Visitor]:
 class DeclarativeBackend(BackendDetails):
     """A backend that only says which operators it takes and what becomes of each.
 
-    Choosing nodes, owning constants and state, numbering inputs and outputs, the debug map, the
+    Choosing nodes, owning constants, numbering inputs and outputs, the debug map, the
     reasons for what is left, and errors with source lines come with it.
 
     A new object is made for each partition, so that visitors may keep what they like in ``self``:
@@ -63,7 +63,9 @@ class DeclarativeBackend(BackendDetails):
         supported: The operators, with what they must satisfy. An operator that is listed and has
             no visitor is refused when a partition with it is compiled.
         min_nodes: Partitions with fewer nodes are left to the program.
-        owns_state: Whether partitions keep the buffers that they change.
+        owns_state: Whether partitions keep the buffers that they change: then ``compile`` must
+            take ``part.mutations`` into the blob. Otherwise state stays with the program, which
+            passes it in and writes what the delegate returns.
 
     Example:
         >>> class Adder(DeclarativeBackend):
@@ -89,7 +91,7 @@ class DeclarativeBackend(BackendDetails):
 
     supported: ClassVar[Sequence[SupportedOp]] = ()
     min_nodes: ClassVar[int] = 1
-    owns_state: ClassVar[bool] = True
+    owns_state: ClassVar[bool] = False
 
     def begin_partition(self, part: PartitionView) -> None:
         """Prepare for the visitors; by default nothing is done.

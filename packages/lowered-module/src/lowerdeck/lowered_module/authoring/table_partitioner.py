@@ -53,7 +53,8 @@ class TablePartitioner(Partitioner):
         table: The operators, with what they must satisfy.
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
-        owns_state: Whether partitions keep the buffers that they change.
+        owns_state: Whether partitions keep the buffers that they change; for backends whose
+            delegates hold state between calls.
         computes_ahead: Whether partitions take what no input changes; for backends that compile
             what a ``PartitionView`` shows them.
 
@@ -73,7 +74,7 @@ class TablePartitioner(Partitioner):
         *,
         compile_specs: Sequence[CompileSpec] = (),
         min_nodes: int = 1,
-        owns_state: bool = True,
+        owns_state: bool = False,
         computes_ahead: bool = False,
     ) -> None:
         super().__init__()

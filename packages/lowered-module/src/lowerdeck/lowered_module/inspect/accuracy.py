@@ -1,59 +1,194 @@
-"""How far the outputs of a lowered model are from those of the model."""
+"""Compare calls of a lowered model with calls of the model, state included."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from lowerdeck.torch_base import pytree
+
+CALLS = 3
+"""Calls of a comparison: state that is lost or written twice shows from the second on."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputAccuracy:
-    """One output beside that of the model in float.
+    """The difference between one output of a lowered model and the model's own.
 
     Attributes:
-        largest: Largest absolute difference, infinite where the shapes differ.
+        largest: Largest absolute difference; infinite where the shapes differ, or where only one
+            of both is NaN or infinite.
         mean: Mean absolute difference.
-        cosine: Cosine of the angle between both, taken as vectors.
+        cosine: Cosine of the angle between both, as vectors of their finite elements.
+        name: What was compared, such as ``"output 0"`` or ``"state 'cache.keys'"``.
+        call: The call with this difference, counted from 1.
     """
 
     largest: float
     mean: float
     cosine: float
+    name: str = ""
+    call: int = 1
 
     def __str__(self) -> str:
         return f"max {self.largest:.3g}, mean {self.mean:.3g}, cosine {self.cosine:.6f}"
 
 
-def accuracy_of(found: Sequence[Any], wanted: Sequence[Any]) -> tuple[OutputAccuracy, ...]:
-    """Return how far each output is from what is wanted.
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """One call of a model.
+
+    Attributes:
+        args: Positional inputs.
+        kwargs: Inputs by name.
+        outputs: The outputs, flat.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[Any]
+
+
+def call_in_eager(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], count: int = CALLS
+) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
+    """Call a copy of a module several times, each time with other inputs.
 
     Args:
-        found: Outputs of the lowered model.
-        wanted: Outputs of the model.
+        module: The model; it is not changed.
+        args: Example inputs: those of the first call.
+        kwargs: Example inputs by name.
+        count: Number of calls.
+
+    Returns:
+        The calls, and the buffers of the copy by name after the last call.
+
+    Raises:
+        Exception: What the model raises on the example inputs.
+    """
+    model = _copied(module)
+    calls = []
+    with torch.no_grad():
+        for number in range(count):
+            before = _copied(model) if number else model
+            inputs = pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), (args, dict(kwargs)))
+            try:
+                outputs = _leaves_of(model, inputs)
+            except Exception:
+                if not number:
+                    raise
+                # A model may check its inputs; then it is called with the example inputs again.
+                model, inputs = before, copy.deepcopy((args, dict(kwargs)))
+                outputs = _leaves_of(model, inputs)
+            calls.append(EagerCall(tuple(inputs[0]), inputs[1], outputs))
+    return calls, dict(model.named_buffers())
+
+
+def compare_calls(
+    calls: Sequence[EagerCall],
+    run: Callable[..., Any],
+    state: Mapping[str, torch.Tensor] | None = None,
+    state_of: Callable[[], Mapping[str, torch.Tensor]] = dict,
+) -> tuple[OutputAccuracy, ...]:
+    """Return the difference of each output in its worst call, and of each buffer after the last.
+
+    Args:
+        calls: The calls of the model.
+        run: Calls the lowered model.
+        state: The model's buffers after its last call, by name.
+        state_of: Returns the same of the lowered model, as far as its state can be read.
+    """
+    worst: dict[str, OutputAccuracy] = {}
+    for number, call in enumerate(calls, 1):
+        outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
+        for position, one in enumerate(accuracy_of(outputs, call.outputs)):
+            name = f"output {position}"
+            if name not in worst or not one.largest <= worst[name].largest:
+                worst[name] = replace(one, name=name, call=number)
+    lowered = state_of() if state else {}
+    for name, wanted in (state or {}).items():
+        if name in lowered:
+            (one,) = accuracy_of([lowered[name]], [wanted])
+            worst[name] = replace(one, name=f"state {name!r}", call=len(calls))
+    return tuple(worst.values())
+
+
+def accuracy_of(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[OutputAccuracy, ...]:
+    """Return the difference of each output.
+
+    Args:
+        outputs: Outputs of the lowered model.
+        expected: Outputs of the model. If their number differs, a single, infinite difference is
+            returned.
     """
     nothing_alike = OutputAccuracy(float("inf"), float("inf"), 0.0)
-    if len(found) != len(wanted):
+    if len(outputs) != len(expected):
         return (nothing_alike,)
     return tuple(
-        _of_tensors(one, other)
+        _compare_tensors(one, other)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         else OutputAccuracy(0.0, 0.0, 1.0)
         if type(one) is type(other) and one == other
         else nothing_alike
-        for one, other in zip(found, wanted, strict=True)
+        for one, other in zip(outputs, expected, strict=True)
     )
 
 
-def _of_tensors(one: torch.Tensor, other: torch.Tensor) -> OutputAccuracy:
-    if one.shape != other.shape:
+def _compare_tensors(one: torch.Tensor, other: torch.Tensor) -> OutputAccuracy:
+    if one.shape != other.shape or one.is_complex() != other.is_complex():
         return OutputAccuracy(float("inf"), float("inf"), 0.0)
     if not other.numel() or torch.equal(one, other):
         return OutputAccuracy(0.0, 0.0, 1.0)
-    one, other = one.to(torch.float64).flatten(), other.to(torch.float64).flatten()
+    one, other = _as_rows(one), _as_rows(other)
     alike = (one == other) | (one.isnan() & other.isnan())
-    difference = (one - other).abs().masked_fill(alike, 0.0).nan_to_num(nan=float("inf"))
-    cosine = torch.nn.functional.cosine_similarity(one, other, dim=0)
+    parts = (
+        (one - other)
+        .masked_fill(alike, 0.0)
+        .nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf"))
+    )
+    # One column, or the real and the imaginary part.
+    difference = parts.norm(dim=1)
+    finite = one.isfinite() & other.isfinite()
+    cosine = torch.nn.functional.cosine_similarity(one[finite], other[finite], dim=0)
     return OutputAccuracy(float(difference.max()), float(difference.mean()), float(cosine))
+
+
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements as rows of float64: real numbers, or real and imaginary parts."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().flatten()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.to(torch.complex128))
+    return tensor.to(torch.float64).unsqueeze(1)
+
+
+def _copied(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy with state of its own; parameters, which no call changes, are shared."""
+    return copy.deepcopy(module, {id(one): one for one in module.parameters()})
+
+
+def _leaves_of(module: torch.nn.Module, inputs: tuple[Any, dict[str, Any]]) -> list[Any]:
+    # A model may write its inputs, and return them.
+    args, kwargs = copy.deepcopy(inputs)
+    return list(copy.deepcopy(pytree.tree_leaves(module(*args, **kwargs))))
+
+
+def _vary(leaf: Any, number: int) -> Any:
+    """Return a tensor of the same elements in another order, floats made smaller by eighths.
+
+    So tokens, indices and masks stay in their ranges.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    varied = leaf.detach().clone()
+    if number:
+        # Not every dtype has these operators; such an input stays the same.
+        with suppress(RuntimeError):
+            rolled = leaf.detach().flatten().roll(number).reshape(leaf.shape)
+            is_real = leaf.is_floating_point() or leaf.is_complex()
+            varied.copy_(rolled * (1 - number / 8) if is_real else rolled)
+    return varied

@@ -27,7 +27,8 @@ class LoweringFigures:
         seconds: Wall time of each stage.
         difference: Largest difference from eager, None where it was not measured.
         not_compared: Why it was not measured.
-        accuracy: How far each output of a quantised model is from the model's own.
+        accuracy: The difference of each output from eager's, and of each buffer in the file.
+        is_quantized: Whether eager is the model before it was quantised.
         remarks: What partitioners said of nodes that they gave to backends.
         calibrated: With how many samples it was calibrated; None without calibration.
         trials: What was measured to choose backends, a line each.
@@ -44,6 +45,7 @@ class LoweringFigures:
     difference: float | None
     not_compared: str = ""
     accuracy: tuple[OutputAccuracy, ...] = ()
+    is_quantized: bool = False
     calibrated: int | None = None
     remarks: tuple[Remark, ...] = ()
     trials: tuple[str, ...] = ()
@@ -126,8 +128,8 @@ def _quantization_lines(figures: LoweringFigures) -> Iterator[str]:
             else ("with the example inputs alone; --calibrate MODULE:FACTORY names better ones")
         )
         yield f"calibrated     {told}"
-    for position, one in enumerate(figures.accuracy):
-        yield f"from float     output {position}: {one}"
+    for one in figures.accuracy if figures.is_quantized else ():
+        yield f"from float     {one.name}: {one}"
 
 
 def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
