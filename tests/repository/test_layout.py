@@ -127,7 +127,7 @@ def test_modules_hold_one_idea_and_say_what_it_is(path):
 def test_the_median_module_is_short():
     for package in PACKAGES:
         sizes = [_lines(p) for p in (ROOT / "packages" / package / "src").rglob("*.py")]
-        assert statistics.median(sizes) <= 150, package
+        assert statistics.median(sizes) <= 200, package
 
 
 def test_a_folder_holds_one_theme():

@@ -326,6 +326,10 @@ def test_methods_share_a_memory_that_holds_only_state(build: Any) -> None:
     assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
     assert program.run("fill", torch.ones(2))[0].tolist() == [8.0, 9.0]
     assert program.run("read", zeros)[0].tolist() == [1.0, 1.0]
+    state = program.method("read").state()
+    assert {name: held.tolist() for name, held in state.items()} == {"cache": [1.0, 1.0]}
+    state["cache"].fill_(5)
+    assert program.run("read", zeros)[0].tolist() == [1.0, 1.0]
     program.reset()
     assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
 
