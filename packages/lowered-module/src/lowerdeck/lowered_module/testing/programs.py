@@ -11,6 +11,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from lowerdeck.decompose import decompose
+from lowerdeck.lowered_module.pipeline import separate_inputs
 
 Values: TypeAlias = list[torch.Tensor]
 Step: TypeAlias = "Callable[[GeneratedModel, Values, tuple[int, int]], torch.Tensor]"
@@ -35,8 +36,9 @@ class Sample:
     def export(self) -> ExportedProgram:
         """Return the sample as a functional core ATen program."""
         with torch.no_grad():
+            inputs, _ = separate_inputs(self.module, self.inputs, {})
             exported = torch.export.export(
-                self.module, self.inputs, dynamic_shapes=self.dynamic_shapes, strict=False
+                self.module, inputs, dynamic_shapes=self.dynamic_shapes, strict=False
             )
             return decompose(exported)
 
