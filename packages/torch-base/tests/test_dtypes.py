@@ -79,3 +79,16 @@ def test_channels_lie_last_only_where_nothing_else_fits(
     tensor = torch.ones(sizes).contiguous(memory_format=form)
     assert lies_channels_last(tensor) is lies_so
     assert not lies_channels_last(tensor[0, 0])
+
+
+def test_sizes_that_are_read_from_data_lie_plain() -> None:
+    class Narrowed(torch.nn.Module):
+        def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            size: Any = count.item()
+            torch._check(size >= 2)  # type: ignore[no-untyped-call]
+            torch._check(size <= 5)  # type: ignore[no-untyped-call]
+            return x.narrow(3, 0, size)
+
+    program = torch.export.export(Narrowed(), (torch.ones(2, 3, 4, 5), torch.tensor(3)))
+    (narrow,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.narrow.default)
+    assert lies_channels_last(narrow.meta["val"]) is False

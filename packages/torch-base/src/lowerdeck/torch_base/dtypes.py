@@ -64,6 +64,10 @@ def lies_channels_last(tensor: torch.Tensor) -> bool:
         tensor: A tensor, or what stands for it in a graph.
     """
     wanted = _BY_RANK.get(tensor.dim())
-    if wanted is None or tensor.is_contiguous():
+    if wanted is None:
         return False
-    return tensor.is_contiguous(memory_format=wanted)
+    try:
+        return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=wanted)
+    except RuntimeError:
+        # Sizes that are read from data decide it, so nothing is known before the program runs.
+        return False

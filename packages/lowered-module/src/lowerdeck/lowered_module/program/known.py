@@ -153,7 +153,9 @@ def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
             return getattr(node.graph.owning_module, str(one.target))
         if node.target in _SIZES_ONLY:
             seen = one.meta["val"]
-            return torch.zeros((), dtype=seen.dtype).expand(seen.shape)
+            # Only `new_zeros` and the like are computed of symbolic sizes, which they do not read.
+            sizes = seen.shape if all(isinstance(size, int) for size in seen.shape) else ()
+            return torch.zeros((), dtype=seen.dtype).expand(sizes)
         return read(one)
 
     args: Any

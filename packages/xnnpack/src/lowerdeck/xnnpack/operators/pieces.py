@@ -158,6 +158,13 @@ def _unbind(emission: Emission, call: Call) -> None:
 
 
 def _split_refusal(call: Call) -> str | None:
+    axis = call.axis()
+    if not all(is_fixed(piece.shape[axis]) for piece in call.node.meta["val"]):
+        return "it cuts pieces of symbolic sizes"
+    return _pieces_refusal(call)
+
+
+def _pieces_refusal(call: Call) -> str | None:
     if any(user.target is not operator.getitem for user in call.node.users):
         return "its pieces are used as a list"
     if any(is_fixed(size) and not size for piece in call.node.meta["val"] for size in piece.shape):
@@ -168,7 +175,7 @@ def _split_refusal(call: Call) -> str | None:
 
 
 def _unbind_refusal(call: Call) -> str | None:
-    return _split_refusal(call) or _one_symbol(call.node.meta["val"][0].shape)
+    return _pieces_refusal(call) or _one_symbol(call.node.meta["val"][0].shape)
 
 
 def _cat(emission: Emission, call: Call) -> None:

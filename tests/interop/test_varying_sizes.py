@@ -1,0 +1,129 @@
+"""What a partitioner takes, its backend compiles: every operator with sizes that vary.
+
+Sizes are bounded symbols of the export, or numbers that the program reads from data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from tests.interop import official
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
+from openvino_cases import CASES, Calls
+from xnnpack_cases import cases
+
+from lowerdeck.lowered_module import Partitioner, lower, to_backend
+from lowerdeck.openvino import OpenvinoPartitioner
+from lowerdeck.xnnpack import XnnpackPartitioner
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+class Narrowed(nn.Module):
+    """Calls a model with the first elements of some dimensions; their number is an input."""
+
+    def __init__(self, model: nn.Module, dimensions: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.model, self.dimensions = model, dimensions
+
+    def forward(self, count: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        narrowed = list(inputs)
+        size: Any = count.item()
+        torch._check(size >= 2)
+        for position, axis in self.dimensions:
+            torch._check(size <= inputs[position].shape[axis])
+            narrowed[position] = inputs[position].narrow(axis, 0, size)
+        return self.model(*narrowed)
+
+
+def _models() -> Iterator[Any]:
+    """Yield every model of the backends' own tests; all but each tenth are for the night."""
+    every = [
+        *((f"xnnpack-{one.name}", one.model, one.inputs, XnnpackPartitioner) for one in cases()),
+        *(
+            (f"openvino-{one}", Calls(one.function), one.inputs, OpenvinoPartitioner)
+            for one in CASES
+        ),
+    ]
+    tensors = [one for one in every if all(isinstance(each, torch.Tensor) for each in one[2])]
+    for number, (name, *values) in enumerate(tensors):
+        marks = pytest.mark.heavy if number % 10 else ()
+        yield pytest.param(*values, id=f"{name}-{number}", marks=marks)
+
+
+def _programs(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[ExportedProgram]:
+    """Yield the program with all sizes bounded, and with each dimension read from data."""
+    model.eval()
+    sizes = tuple(
+        {axis: Dim.AUTO(min=2, max=4 * size) for axis, size in enumerate(one.shape) if size > 1}
+        for one in inputs
+    )
+    for shapes in ((sizes,), sizes):
+        try:
+            yield torch.export.export(model, inputs, dynamic_shapes=shapes)
+            break
+        except Exception:  # its forward takes the inputs otherwise, or fixes a size
+            continue
+    for axis in range(max((one.dim() for one in inputs), default=0)):
+        wide = [one.shape[axis] for one in inputs if one.dim() > axis and one.shape[axis] > 1]
+        same = [
+            (position, axis)
+            for position, one in enumerate(inputs)
+            if one.dim() > axis and one.shape[axis] == min(wide, default=0)
+        ]
+        try:
+            narrowed = Narrowed(model, same)
+            yield torch.export.export(narrowed, (torch.tensor(min(wide)), *inputs))
+        except Exception:  # torch cannot export it with such a size
+            continue
+
+
+@pytest.mark.parametrize(("model", "inputs", "partitioner"), list(_models()))
+def test_what_a_partitioner_takes_is_compiled(
+    model: nn.Module, inputs: tuple[Any, ...], partitioner: type[Partitioner]
+) -> None:
+    for program in _programs(model, inputs):
+        to_backend(program, partitioner())
+
+
+class Experts(nn.Module):
+    """A mixture of experts: rows are split by counts that are read from data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros(2, dtype=torch.long).scatter_add(0, index, torch.ones_like(index))
+        parts = x.split(counts.tolist())
+        products = [
+            nn.functional.linear(part, self.weight[number]) for number, part in enumerate(parts)
+        ]
+        return torch.cat(products)
+
+
+@pytest.mark.parametrize("backend", ["XnnpackBackend", "OpenvinoBackend"])
+def test_rows_are_split_by_data(backend: str) -> None:
+    inputs = (torch.randn(6, 8), torch.tensor([0, 0, 1, 1, 1, 0]))
+    model = Experts()
+    lowered = lower(torch.export.export(model, inputs), backend)
+    assert lowered.delegation().delegates
+    others = (torch.randn(6, 8), torch.tensor([1, 1, 1, 1, 0, 1]))
+    calls = [official.Call(given) for given in (inputs, others)]
+    outcome = official.run(lowered.to_bytes(), calls)
+    assert isinstance(outcome, official.Ran), outcome
+    for (found,), given in zip(outcome.outputs, (inputs, others), strict=True):
+        torch.testing.assert_close(found, model(*given), atol=1e-5, rtol=1e-5)
