@@ -22,6 +22,7 @@ from serializer_steps import StepCounter  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     FormatError,
+    Hazard,
     Int,
     ScalarType,
     XnnDatatype,
@@ -352,3 +353,33 @@ def test_twice_the_payload_takes_twice_the_steps(name: str) -> None:
         growth = doubled / size / 2
         assert twice <= 2.3 * growth * once, f"{once} and {twice} steps for {size} and {doubled}"
         assert twice <= _STEPS_PER_BYTE * doubled, f"{twice} steps for {doubled} bytes"
+
+
+@pytest.mark.parametrize(
+    ("reads", "warned"), [((0, 2, 3), True), ((0, 0, 2), True), ((0, 2, 2), True), ((0, 4), False)]
+)
+def test_moves_that_the_runtime_merges_are_warned_of(reads: Sequence[int], warned: bool) -> None:
+    """Each transpose reads one value and makes the next; value 4 is a sigmoid of value 2."""
+    values = [
+        value(0, (2, 3), external_id=0, flags=1),
+        value(1, (2, 3), external_id=1, flags=2),
+        *(value(number, (2, 3)) for number in (2, 3, 4)),
+    ]
+    made = [2, 3, 1] if len(reads) == 3 else [2, 3]
+    nodes = [
+        node(
+            *(XnnOperator.STATIC_TRANSPOSE,),
+            num_dims=2,
+            perm=[1, 0],
+            input_id=source,
+            output_id=output,
+        )
+        for source, output in zip(reads, made, strict=True)
+    ]
+    if len(reads) == 2:
+        nodes.insert(1, node(XnnOperator.SIGMOID, input_id=2, output_id=4))
+        nodes.append(node(XnnOperator.SIGMOID, input_id=3, output_id=1))
+    hazards: list[Hazard] = []
+    file = serialize_pte(program(payload(graph(values, nodes))))
+    verify_pte(file, on_hazard=hazards.append)
+    assert ["two StaticTranspose nodes" in str(one) for one in hazards] == [True] * warned

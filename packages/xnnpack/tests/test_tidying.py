@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import decode_payload
-from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 
 
 def operators(model: nn.Module, *inputs: Tensor, **options: Any) -> Counter[str]:
@@ -66,6 +67,43 @@ def test_a_weight_that_two_layers_read_stays_one() -> None:
         return (*m(x).chunk(2, -1), m(x * 2))
 
     assert operators(Function(call, nn.Linear(8, 64)), torch.randn(3, 8))["FullyConnected"] == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        (lambda x: x.view(6, 4).view(2, 12).relu(), {"StaticReshape": 1}),
+        (lambda x: x.view(6, 4).view(2, 3, 4).relu(), {}),
+        (lambda x: x.transpose(1, 2).transpose(0, 1).relu(), {"StaticTranspose": 1}),
+        (lambda x: x.transpose(1, 2).transpose(1, 2).relu(), {}),
+        (lambda x: x.mT.relu() + x.mT.sigmoid(), {"StaticTranspose": 1}),
+        # Both views are read, and both read the input.
+        (lambda x: (x.view(6, 4).relu(), x.view(6, 4).view(24).relu()), {"StaticReshape": 2}),
+        # Results: two equal ones, one that is read as well, and one that is an input again.
+        (lambda x: (x.mT, x.mT, x.relu()), {"StaticTranspose": 1, "Copy": 1}),
+        (lambda x: (x.mT, x.mT.mT.sigmoid()), {"StaticTranspose": 1}),
+        (lambda x: (x.relu(), x.mT.mT), {"Copy": 1}),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_consecutive_and_equal_moves_are_one(
+    call: Callable[[Tensor], Any], left: dict[str, int], dynamic: bool
+) -> None:
+    x = torch.randn(2, 3, 4)
+    options: dict[str, Any] = {}
+    if dynamic and "Reshape" not in str(left):
+        options = {"dynamic_shapes": (({0: torch.export.Dim.AUTO(min=2, max=9)},),)}
+    (delegate,) = delegates(lower(Function(call), (x,), XnnpackPartitioner(), **options))
+    graph = decode_payload(delegate.processed_bytes)
+    found = Counter(node.operator.label for node in graph.nodes)
+    moves = {name: found[name] for name in ("Copy", "StaticReshape", "StaticTranspose")}
+    assert {name: count for name, count in moves.items() if count} == left
+    runtime = XnnpackRuntime()
+    handle = runtime.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    expected = call(x)
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    for one, other in zip(runtime.execute(handle, (x,)), wanted, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_debug_handles_name_what_was_absorbed() -> None:

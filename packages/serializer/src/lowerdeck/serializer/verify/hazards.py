@@ -16,6 +16,7 @@ from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.verify.number_bounds import NumberBounds
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
+from lowerdeck.serializer.xnnpack.moves import mergeable_move
 from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
 
 # Smaller integers are computed with 32 bits, where nothing overflows.
@@ -83,6 +84,25 @@ def no_images(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
     return Hazard(
         f"leaves sizes of its argument {argument} unset when it is called with no images, which "
         "is an error or ends the process",
+        field,
+        offset,
+    )
+
+
+def merged_moves(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
+    """Return the hazard of a delegate whose moves of bytes the runtime merges when it loads it.
+
+    Args:
+        payload: What XNNPACK runs.
+        field: The delegate.
+        offset: Where it is in the file.
+    """
+    node = mergeable_move(payload)
+    if node is None:
+        return None
+    return Hazard(
+        f"has two {node.operator.label} nodes of which one reads the other alone, or that are "
+        "equal: merging them at load may end the process of executorch 1.4.1",
         field,
         offset,
     )

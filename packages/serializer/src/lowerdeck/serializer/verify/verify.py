@@ -24,7 +24,13 @@ from lowerdeck.serializer.pte.decoding import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
-from lowerdeck.serializer.verify.hazards import Hazard, HazardFinder, missing_data, no_images
+from lowerdeck.serializer.verify.hazards import (
+    Hazard,
+    HazardFinder,
+    merged_moves,
+    missing_data,
+    no_images,
+)
 from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
@@ -186,6 +192,7 @@ class ProgramVerifier:
             for hazard in (
                 missing_data(keys, self._named, field, position),
                 no_images(payload, field, position),
+                merged_moves(payload, field, position),
             ):
                 if hazard is not None:
                     tell(hazard)

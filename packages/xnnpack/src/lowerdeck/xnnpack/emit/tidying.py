@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.emit.moves import merge_moves
 from lowerdeck.xnnpack.emit.steps import compute_steps
 from lowerdeck.xnnpack.emit.tables import compute_tables
 from lowerdeck.xnnpack.payload.schema import EXTERNAL_OUTPUT, NONE, Graph, Node, NodeKind
@@ -40,6 +41,7 @@ def tidy(emission: Emission) -> None:
     _part_layers(emission)
     _drop_unread(emission)
     _keep_images(emission)
+    merge_moves(emission)
     _drop_unread(emission)
     readers = _readers_of(emission.graph)
     compute_steps(emission, readers)
