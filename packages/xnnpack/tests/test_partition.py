@@ -19,6 +19,7 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
+from lowerdeck.serializer import decode_payload
 from lowerdeck.xnnpack import XnnpackBackend, XnnpackPartitioner
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.table import OPERATORS
@@ -139,11 +140,23 @@ def test_an_unsupported_node_in_preprocess_is_named() -> None:
         to_backend("XnnpackBackend", program, [])
 
 
-def test_a_batch_norm_in_training_mode_is_not_folded_into_what_comes_before() -> None:
+def test_a_batch_norm_by_the_statistics_of_its_input_is_not_folded_into_what_comes_before() -> (
+    None
+):
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False))
-    program = torch.export.export(Function(lambda x, net: net(x), layers), (X,))
-    with pytest.raises(UnsupportedNodeError, match="training mode"):
-        XnnpackBackend.preprocess(program, [])
+    (delegate,) = delegates(
+        lower(Function(lambda x, net: net(x), layers), (X,), XnnpackPartitioner())
+    )
+    graph = decode_payload(delegate.processed_bytes)
+    assert "Subtract" in [node.operator.label for node in graph.nodes]
+
+
+def test_a_batch_norm_that_updates_statistics_is_refused() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    program = torch.export.export(layers, (X,)).run_decompositions()
+    partitioner = XnnpackPartitioner()
+    to_backend(program, partitioner)
+    assert any("batch_norm" in name for name in partitioner.refused)
 
 
 def test_each_node_of_the_payload_maps_to_the_nodes_it_came_from() -> None:

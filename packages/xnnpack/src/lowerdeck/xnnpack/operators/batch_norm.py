@@ -1,4 +1,4 @@
-"""Batch normalisation with fixed statistics: folded into what comes before, or two nodes."""
+"""Batch normalisation: with fixed statistics folded into what comes before, or two nodes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
+)
+from lowerdeck.xnnpack.operators.normalization import (
+    batch_statistics_norm,
+    batch_statistics_refusal,
 )
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
@@ -83,6 +87,9 @@ def _affine(node: Node, emission: Emission) -> Affine:
 
 
 def _emit(emission: Emission, call: Call) -> None:
+    if call.args.get("training"):
+        batch_statistics_norm(emission, call)
+        return
     affine = _affine(call.node, emission)
     tracked = emission.of(call.args["input"])
     rank, layout = len(tracked.shape), tracked.preferred
@@ -108,7 +115,9 @@ def _emit(emission: Emission, call: Call) -> None:
 def _refusal(call: Call) -> str | None:
     args = call.args
     if args.get("training"):
-        return "it is in training mode"
+        if args["running_mean"] is not None or args["running_var"] is not None:
+            return "it updates statistics"
+        return batch_statistics_refusal(call)
     if args["running_mean"] is None or args["running_var"] is None:
         return "it has no fixed statistics"
     if not all(

@@ -1,14 +1,14 @@
-"""Layer and group normalisation, made of what the runtime has."""
+"""Layer, group, instance and batch normalisation by statistics of the call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
@@ -18,9 +18,24 @@ from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NONE, NodeKind
 
 _aten = torch.ops.aten
+_PART = 32
+"""Numbers of a row that are summed at once where a sum must be as exact as eager's."""
+_MOST_PARTS = 64
+"""The most parts of a row at once; a linear layer computes 16 results in the time of one."""
+_LONG = 256
+"""Tokens of at most so many numbers are summed at once: parts take 1 % of a small encoder's time,
+and only those of few different numbers, such as half a row of one and half of another, would be
+more exact for it."""
 
 
-def row_mean(emission: Emission, value: int, shape: Sequence[Dim], offset: float = 0.0) -> int:
+def row_mean(
+    emission: Emission,
+    value: int,
+    shape: Sequence[Dim],
+    offset: float = 0.0,
+    *,
+    in_parts: bool = False,
+) -> int:
     """Return the mean of ``value`` along its last dimension, which stays with size 1.
 
     The runtime has no such reduction; a linear layer with one row of 1/K computes it.
@@ -30,31 +45,87 @@ def row_mean(emission: Emission, value: int, shape: Sequence[Dim], offset: float
         value: What to average, in the plain layout.
         shape: Its sizes; the last is a number.
         offset: What to add to the mean.
+        in_parts: Sum parts of a long row first. The linear layer adds number by number, which is
+            off by hundreds of units in the last place for rows of thousands; parts are as exact as
+            eager. An infinity makes the mean NaN, since the other parts multiply it by 0.
 
     Returns:
         The id of the mean.
     """
-    count = int(shape[-1])
-    row = emission.constant_value(torch.full((1, count), 1 / count), packed=True)
-    bias = emission.constant_value(torch.tensor([offset]), packed=True) if offset else NONE
+    count = left = int(shape[-1])
+    while in_parts and left > _PART:
+        parts = min(_MOST_PARTS, math.ceil(left / _PART))
+        owner = torch.arange(left) * parts // left
+        rows = torch.nn.functional.one_hot(owner).T.float()
+        value, left = _linear(emission, value, (*shape[:-1], parts), rows), parts
+    row, bias = torch.full((1, left), 1 / count), torch.tensor([offset]) if offset else None
+    return _linear(emission, value, (*shape[:-1], 1), row, bias)
+
+
+def _linear(
+    emission: Emission,
+    value: int,
+    shape: Sequence[Dim],
+    rows: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> int:
     return emission.add(
         NodeKind.FULLY_CONNECTED,
-        (*shape[:-1], 1),
+        shape,
         input1_id=value,
-        filter_id=row,
-        bias_id=bias,
+        filter_id=emission.constant_value(rows, packed=True),
+        bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
     )
 
 
-def _standardized(emission: Emission, value: int, shape: Sequence[Dim], eps: float) -> int:
+def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) -> Tracked:
+    """Return a tensor less its first element along some dimensions.
+
+    The mean of equal numbers is not that number once it is rounded, and a norm divides the
+    difference by the root of eps: a constant row of -100 came out as 0.29. Less its first element
+    such a row is 0 throughout. Other rows lose nothing: the difference of close numbers is exact,
+    and where one is far from the others, rounding it costs less than a unit in the last place of
+    the largest result.
+
+    Args:
+        emission: Where to add.
+        tracked: The tensor.
+        axes: The dimensions over which a mean is to be taken.
+    """
+    layout, rank = tracked.preferred, len(tracked.shape)
+    value = emission.id_of(tracked, layout)
+    shape = tuple(1 if axis in axes else size for axis, size in enumerate(tracked.shape))
+    # Size 0 stands for all of a dimension.
+    sizes = [int(axis in axes) for axis in range(rank)]
+    first = emission.add(
+        NodeKind.STATIC_SLICE,
+        shape,
+        layout,
+        num_dims=rank,
+        offsets=(0,) * rank,
+        sizes=layout.arrange(sizes),
+        input_id=value,
+    )
+    shifted = emission.add(
+        NodeKind.SUBTRACT, tracked.shape, layout, input1_id=value, input2_id=first
+    )
+    return emission.tracked(tracked.shape, shifted, layout)
+
+
+def _standardized(
+    emission: Emission, value: int, shape: Sequence[Dim], eps: float, *, in_parts: bool = True
+) -> int:
     """Return ``value`` with mean 0 and variance 1 along its last dimension."""
 
     def binary(kind: NodeKind, left: int, right: int) -> int:
         return emission.add(kind, shape, input1_id=left, input2_id=right)
 
-    centred = binary(NodeKind.SUBTRACT, value, row_mean(emission, value, shape))
+    rows = emission.tracked(shape, value)
+    shifted = emission.id_of(shift_by_first(emission, rows, {len(shape) - 1}))
+    mean = row_mean(emission, shifted, shape, in_parts=in_parts)
+    centred = binary(NodeKind.SUBTRACT, shifted, mean)
     squares = emission.add(NodeKind.SQUARE, shape, input_id=centred)
-    variance = row_mean(emission, squares, shape, offset=eps)
+    variance = row_mean(emission, squares, shape, offset=eps, in_parts=in_parts)
     factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*shape[:-1], 1), input_id=variance)
     return binary(NodeKind.MULTIPLY, centred, factor)
 
@@ -85,10 +156,10 @@ def _rms_norm(emission: Emission, call: Call) -> None:
     if len(flat) < len(shape):
         value = emission.reshaped(value, flat)
     eps = args["eps"]
-    if eps is None:
-        eps = torch.finfo(args["input"].meta["val"].dtype).eps
+    if eps is None:  # of the type in which eager computes, be the input of fewer bits
+        eps = torch.finfo(torch.float32).eps
     squares = emission.add(NodeKind.SQUARE, flat, input_id=value)
-    mean = row_mean(emission, squares, flat, offset=float(eps))
+    mean = row_mean(emission, squares, flat, offset=float(eps), in_parts=True)
     factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*kept, 1), input_id=mean)
     value = emission.add(NodeKind.MULTIPLY, flat, input1_id=value, input2_id=factor)
     if len(flat) < len(shape):
@@ -108,7 +179,8 @@ def _layer_norm(emission: Emission, call: Call) -> None:
         value = _standardized(emission, emission.reshaped(value, flat), flat, call.args["eps"])
         value = emission.reshaped(value, shape)
     else:
-        value = _standardized(emission, value, shape, call.args["eps"])
+        in_parts = int(shape[-1]) > _LONG
+        value = _standardized(emission, value, shape, call.args["eps"], in_parts=in_parts)
     scale, shift = (
         None if call.args[name] is None else emission.of(call.args[name])
         for name in ("weight", "bias")
@@ -121,22 +193,59 @@ def _group_norm(emission: Emission, call: Call) -> None:
     args = call.args
     tracked = emission.of(args["input"])
     groups = int(args["num_groups"] if "num_groups" in args else args["group"])
-    shape = tracked.shape
-    layout = Layout.PLAIN
-    if groups == 1 and len(shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
-        layout = tracked.preferred
+    if groups == 1 and len(tracked.shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
         value = _standardized_images(emission, tracked, args["eps"])
-    else:
-        flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
-        value = emission.reshaped(emission.id_of(tracked), flat)
-        value = emission.reshaped(_standardized(emission, value, flat, args["eps"]), shape)
+        _define_channels_scaled(emission, call, value, tracked.preferred)
+        return
+    value = _standardized_groups(emission, tracked, groups, args["eps"])
+    _define_channels_scaled(emission, call, value)
+
+
+def _instance_norm(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["input"])
+    value = _standardized_groups(emission, tracked, int(tracked.shape[1]), call.args["eps"])
+    _define_channels_scaled(emission, call, value)
+
+
+def batch_statistics_norm(emission: Emission, call: Call) -> None:
+    """Add a batch norm by the statistics of its input: each channel is one row.
+
+    Args:
+        emission: Where to add.
+        call: The batch norm.
+    """
+    tracked = emission.of(call.args["input"])
+    shape = tracked.shape
+    if is_one(shape[0]):
+        _instance_norm(emission, call)
+        return
+    order = [1, 0, *range(2, len(shape))]
+    moved = [shape[axis] for axis in order]
+    channels = emission.tracked(moved, emission.permuted(emission.id_of(tracked), order, moved))
+    flat = (moved[0], math.prod(int(size) for size in moved[1:]))
+    value = emission.reshaped(emission.id_of(channels), flat)
+    value = _standardized(emission, value, flat, call.args["eps"])
+    value = emission.permuted(emission.reshaped(value, moved), order, shape)
+    _define_channels_scaled(emission, call, value)
+
+
+def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> int:
+    shape = tracked.shape
+    flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
+    value = emission.reshaped(emission.id_of(tracked), flat)
+    return emission.reshaped(_standardized(emission, value, flat, eps), shape)
+
+
+def _define_channels_scaled(
+    emission: Emission, call: Call, value: int, layout: Layout = Layout.PLAIN
+) -> None:
+    """Scale and shift each channel of a value, and say that it is a call's result."""
+    shape = call.shape("input")
+    sizes = (1, shape[1], *(1,) * (len(shape) - 2))
     scale, shift = (
         None
-        if args[name] is None
-        else Tracked(
-            (1, shape[1], *(1,) * (len(shape) - 2)),
-            emission.constant(args[name]).reshape(1, -1, *(1,) * (len(shape) - 2)),
-        )
+        if call.args[name] is None
+        else Tracked(sizes, emission.constant(call.args[name]).reshape(sizes))
         for name in ("weight", "bias")
     )
     value = _scaled_and_shifted(emission, value, shape, scale, shift, layout)
@@ -156,9 +265,9 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> in
         columns = emission.add(
             NodeKind.GLOBAL_AVG_POOLING_2D, pooled, layout, input_id=value, flags=KEEP_DIMS
         )
-        return row_mean(emission, columns, layout.arrange(pooled), offset)
+        return row_mean(emission, columns, layout.arrange(pooled), offset, in_parts=True)
 
-    value = emission.id_of(tracked, layout)
+    value = emission.id_of(shift_by_first(emission, tracked, {1, 2, 3}), layout)
     centred = emission.add(
         NodeKind.SUBTRACT, shape, layout, input1_id=value, input2_id=mean(value)
     )
@@ -194,6 +303,24 @@ def _group_norm_refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
+def _instance_norm_refusal(call: Call) -> str | None:
+    args = call.args
+    if not args["use_input_stats"]:
+        return "it normalises by fixed statistics"
+    if args["running_mean"] is not None or args["running_var"] is not None:
+        return "it updates statistics"
+    return _group_norm_refusal(call)
+
+
+def batch_statistics_refusal(call: Call) -> str | None:
+    """Return why a batch norm by the statistics of its input is refused, or None."""
+    if call.rank("input") < 2:
+        return "it needs at least 2 dimensions"
+    if not is_one(call.shape("input")[0]) and not is_fixed(call.shape("input")[0]):
+        return "it normalises over a symbolic size"
+    return _group_norm_refusal(call)
+
+
 _LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal, wide=True)
 _GROUP_NORM = Operator(_group_norm, _group_norm_refusal, wide=True)
 NORMALIZATION: Table = {
@@ -202,4 +329,8 @@ NORMALIZATION: Table = {
     _aten.rms_norm.default: Operator(_rms_norm, _rms_norm_refusal, wide=True),
     _aten.group_norm.default: _GROUP_NORM,
     _aten.native_group_norm.default: _GROUP_NORM,
+    _aten.instance_norm.default: Operator(_instance_norm, _instance_norm_refusal, wide=True),
+    _aten._native_batch_norm_legit.no_stats: Operator(
+        batch_statistics_norm, batch_statistics_refusal, wide=True
+    ),
 }

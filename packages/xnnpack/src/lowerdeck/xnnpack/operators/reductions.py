@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
@@ -16,7 +17,8 @@ from lowerdeck.xnnpack.operators.first_result import (
     first_result_refusal,
 )
 from lowerdeck.xnnpack.operators.maxima import largest_of_rows
-from lowerdeck.xnnpack.operators.normalization import row_mean
+from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
+from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
 
@@ -32,7 +34,70 @@ def _axes(call: Call) -> list[int]:
 
 
 def _mean(emission: Emission, call: Call) -> None:
-    emission.define(call.node, _mean_of(emission, call, emission.of(call.args["self"])))
+    tracked = emission.of(call.args["self"])
+    if emission.writes.is_int8:
+        emission.define(call.node, _mean_of(emission, call, tracked))
+    elif _is_subtracted(call.node, call.args["self"]):
+        emission.define(call.node, _refined_mean(emission, call, tracked))
+    else:
+        # The squares of halves may be infinite, and float32 is exact enough for their mean.
+        in_parts = _is_square(call.args["self"]) and tracked.encoding == FLOAT
+        emission.define(call.node, _mean_of(emission, call, tracked, in_parts=in_parts))
+
+
+def _is_subtracted(mean: Node, source: Node) -> bool:
+    """Return whether a mean is taken off what it is the mean of, as norms by hand do."""
+    readers = list(mean.users)
+    for reader in readers:
+        if reader.target in _VIEWS:
+            readers.extend(reader.users)
+    return any(
+        one.target in (_aten.sub.Tensor, _aten.rsub.Tensor) and source in one.args
+        for one in readers
+    )
+
+
+def _is_square(node: Node) -> bool:
+    """Return whether a mean of a tensor is a variance, or what else a norm divides by."""
+    args = node.args
+    return (
+        node.target is _aten.square.default
+        or (node.target is _aten.pow.Tensor_Scalar and bool(args[1] == 2))
+        or (node.target is _aten.mul.Tensor and args[0] is args[1])
+    )
+
+
+def _refined_mean(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
+    """Return the mean, plus the mean of what is left without it.
+
+    The second one is the rounding error of the first: of equal numbers the sum is that number. The
+    first one is cut to 12 bits, as Veltkamp splits numbers, so that what is left is exact.
+    """
+    axes = _axes(call)
+    mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
+    scaled = _combined(emission, NodeKind.MULTIPLY, mean, emission.scalar(4097.0))
+    rounding = _combined(emission, NodeKind.SUBTRACT, scaled, mean)
+    mean = _combined(emission, NodeKind.SUBTRACT, scaled, rounding)
+    rest = _combined(emission, NodeKind.SUBTRACT, tracked, mean)
+    rest = mean_over(emission, rest, axes, keep=True, in_parts=True)
+    mean = _combined(emission, NodeKind.ADD, mean, rest)
+    if call.args.get("keepdim"):
+        return mean
+    shape = _reduced(tracked.shape, axes, keep=False)
+    return emission.tracked(shape, emission.reshaped(emission.id_of(mean), shape))
+
+
+def _combined(emission: Emission, kind: NodeKind, left: Tracked, right: Tracked) -> Tracked:
+    """Return what a node makes of two tensors, as large as the left one."""
+    layout = emission.common_layout(left, right, rank=len(left.shape))
+    value = emission.add(
+        kind,
+        left.shape,
+        layout,
+        input1_id=emission.id_of(left, layout),
+        input2_id=emission.id_of(right, layout),
+    )
+    return emission.tracked(left.shape, value, layout)
 
 
 def _sum(emission: Emission, call: Call) -> None:
@@ -48,12 +113,22 @@ def _sum(emission: Emission, call: Call) -> None:
     emission.define_value(call.node, value, layout)
 
 
-def _mean_of(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
+def _mean_of(
+    emission: Emission, call: Call, tracked: Tracked, *, in_parts: bool = False
+) -> Tracked:
     """Return the mean of a tensor over the dimensions that a call names."""
-    return mean_over(emission, tracked, _axes(call), keep=bool(call.args.get("keepdim")))
+    keep = bool(call.args.get("keepdim"))
+    return mean_over(emission, tracked, _axes(call), keep=keep, in_parts=in_parts)
 
 
-def mean_over(emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool) -> Tracked:
+def mean_over(
+    emission: Emission,
+    tracked: Tracked,
+    axes: Sequence[int],
+    *,
+    keep: bool,
+    in_parts: bool = False,
+) -> Tracked:
     """Return the mean of a tensor over some of its dimensions.
 
     Args:
@@ -61,15 +136,18 @@ def mean_over(emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep
         tracked: The tensor.
         axes: The dimensions, in order.
         keep: Whether they stay, with size 1.
+        in_parts: As for ``row_mean``, instead of pooling, which adds number by number.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
+    in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)
+    if in_parts:
+        return _mean_of_rows(emission, tracked, axes, shape, in_parts=True)
     layout = _pooling_layout(axes, tracked)
     if layout is None:
         layout = _stretch_layout(emission, tracked, axes, keep=keep)
         if layout is not None:
             return _mean_of_stretch(emission, tracked, axes, layout, keep=keep)
-        flat, kept = _as_rows(emission, tracked, axes)
-        return emission.tracked(shape, emission.reshaped(row_mean(emission, flat, kept), shape))
+        return _mean_of_rows(emission, tracked, axes, shape)
     value = emission.add(
         NodeKind.GLOBAL_AVG_POOLING_2D,
         shape,
@@ -78,6 +156,19 @@ def mean_over(emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep
         flags=KEEP_DIMS if keep else 0,
     )
     return emission.tracked(shape, value, layout if keep else Layout.PLAIN)
+
+
+def _mean_of_rows(
+    emission: Emission,
+    tracked: Tracked,
+    axes: Sequence[int],
+    shape: Sequence[Dim],
+    *,
+    in_parts: bool = False,
+) -> Tracked:
+    flat, kept = _as_rows(emission, tracked, axes)
+    mean = row_mean(emission, flat, kept, in_parts=in_parts)
+    return emission.tracked(shape, emission.reshaped(mean, shape))
 
 
 def _stretch_layout(
@@ -156,18 +247,14 @@ def _as_rows(
 def _variance(emission: Emission, call: Call) -> None:
     """Add the mean of squared distances from the mean, or its root, and perhaps the mean."""
     tracked, axes = emission.of(call.args["self"]), _axes(call)
-    mean = mean_over(emission, tracked, axes, keep=True)
-    shape = tracked.shape
-    layout = emission.common_layout(tracked, mean, rank=len(shape))
-    centred = emission.add(
-        NodeKind.SUBTRACT,
-        shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=emission.id_of(mean, layout),
-    )
-    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=centred)
-    found = _mean_of(emission, call, emission.tracked(shape, squares, layout))
+    shifted = shift_by_first(emission, tracked, axes)
+    mean = mean_over(emission, shifted, axes, keep=True, in_parts=True)
+    centred = _combined(emission, NodeKind.SUBTRACT, shifted, mean)
+    shape, layout = centred.shape, centred.preferred
+    value = emission.id_of(centred, layout)
+    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=value)
+    squared = emission.tracked(shape, squares, layout)
+    found = _mean_of(emission, call, squared, in_parts=True)
     layout = found.preferred
     value = emission.id_of(found, layout)
     factor = _count(call) / (_count(call) - _correction(call))
@@ -184,11 +271,8 @@ def _variance(emission: Emission, call: Call) -> None:
     for user in call.node.users:
         if user.args[1] == 0:
             emission.define_value(user, value, layout)
-        elif call.args.get("keepdim"):
-            emission.define(user, mean)
         else:
-            whole = shape_of(user)
-            emission.define_value(user, emission.reshaped(emission.id_of(mean), whole))
+            emission.define(user, _refined_mean(emission, call, tracked))
 
 
 def _correction(call: Call) -> float:
@@ -338,6 +422,10 @@ _DEVIATIONS = {
 _VARIANCES = {
     *(_aten.var.correction, _aten.var.dim, _aten.var.default),
     *(_aten.var_mean.correction, _aten.var_mean.dim, _aten.var_mean.default),
+}
+_VIEWS = {
+    *(_aten.view.default, _aten.reshape.default, _aten.unsqueeze.default, _aten.expand.default),
+    *(_aten.view_copy.default, _aten.unsqueeze_copy.default, _aten.expand_copy.default),
 }
 _MEANS = {_aten.mean.dim, _aten.mean.default}
 REDUCTIONS: Table = {

@@ -1,0 +1,174 @@
+"""Norms through XNNPACK are as exact as eager's: of constant rows, and far from zero.
+
+The official runtime computes, float64 judges. Norms that XNNPACK does not take run in the portable
+kernels of the same file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import to_backend
+from lowerdeck.xnnpack import XnnpackPartitioner
+from tests.interop import official
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+]
+
+WIDTHS = (
+    *(1, 2, 3, 5, 8, 17, 32, 64, 65, 100, 128),
+    *(192, 216, 300, 512, 768, 1000, 1021, 1024, 2048),
+)
+
+
+def by_hand(x: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    centred = x - mean
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def by_hand_without_keepdim(x: Tensor) -> Tensor:
+    centred = x - x.mean((1, 2)).view(-1, 1, 1)
+    return centred * torch.rsqrt(centred.square().mean((1, 2))[:, None, None] + 1e-5)
+
+
+def by_hand_of_images(x: Tensor) -> Tensor:
+    images = x.unsqueeze(2)
+    centred = images - images.mean((2, 3), keepdim=True)
+    return centred * torch.rsqrt((centred**2).mean((2, 3), keepdim=True) + 1e-5)
+
+
+def with_parameters(x: Tensor) -> Tensor:
+    scale = torch.linspace(2, 0.5, x.shape[-1], dtype=x.dtype)
+    return functional.layer_norm(x, x.shape[-1:], scale, scale - 1)
+
+
+def of_channels_last(x: Tensor) -> Tensor:
+    images = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+    return functional.group_norm(functional.relu(images) - functional.relu(-images), 1)
+
+
+def channels(x: Tensor) -> Tensor:
+    return torch.linspace(0.5, 2, x.shape[1], dtype=x.dtype)
+
+
+def narrow(x: Tensor, rows: int) -> Tensor:
+    """Return a tensor of which some rows have about as many numbers as one of all."""
+    return x[..., : -(-x.shape[-1] // rows)]
+
+
+NORMS: dict[str, Callable[[Tensor], Any]] = {
+    "layer": lambda x: functional.layer_norm(x, x.shape[-1:]),
+    "layer, two dimensions": lambda x: functional.layer_norm(
+        narrow(x, 4), narrow(x, 4).shape[-2:]
+    ),
+    "layer, with parameters": with_parameters,
+    "group": lambda x: functional.group_norm(narrow(x, 2), 2, channels(x), channels(x)),
+    "group of one": lambda x: functional.group_norm(x, 4),
+    "one group, channels last": lambda x: of_channels_last(narrow(x, 4)),
+    "instance": lambda x: functional.instance_norm(x) if x.shape[-1] > 1 else x,
+    "root of mean of squares": lambda x: functional.rms_norm(x, x.shape[-1:]),
+    "root of mean of squares, with eps": lambda x: functional.rms_norm(
+        x, x.shape[-1:], None, 1e-5
+    ),
+    "batch": lambda x: functional.batch_norm(
+        narrow(x, 3), None, None, channels(x), channels(x), training=True
+    ),
+    "batch of one": lambda x: (
+        functional.batch_norm(
+            x[:1, :, :, None], None, None, channels(x), channels(x), training=True
+        )
+        if x.shape[-1] > 1
+        else x
+    ),
+    "variance": lambda x: x.var(-1),
+    "variance of all": lambda x: narrow(x, 12).var(correction=0),
+    "variance, along the middle": lambda x: x.mT.var(1),
+    "variance of images": lambda x: x.unsqueeze(2).var((2, 3), keepdim=True),
+    "deviation": lambda x: narrow(x, 4).std((1, 2)),
+    "variance and mean": lambda x: torch.var_mean(x, -1, correction=0, keepdim=True),
+    "deviation and mean": lambda x: torch.std_mean(narrow(x, 3), (0, 2)),
+    "by hand": by_hand,
+    "by hand, over two dimensions": lambda x: by_hand_without_keepdim(narrow(x, 4)),
+    "by hand, of images": by_hand_of_images,
+}
+
+
+class Each(nn.Module):
+    """A function of each of several tensors."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        return pytree.tree_leaves([self.function(one) for one in tensors])
+
+
+def inputs() -> Iterator[tuple[Tensor, ...]]:
+    """Yield a tensor of each width: constant, with a large mean, and mixed."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(width: int) -> Tensor:
+        return torch.randn(3, 4, width, generator=generator)
+
+    for constant in (-100.0, 0.1, 1 / 3, 7.3e3):
+        yield tuple(torch.full((3, 4, width), constant) for width in WIDTHS)
+    for mean in (1e2, 1e3, 1e4):
+        yield tuple(noise(width) + mean for width in WIDTHS)
+        yield tuple(7.3 * (1 + noise(width) / mean) for width in WIDTHS)
+    for far in (0, -1):  # one number far from the others
+        outliers = [noise(width) + 3 for width in WIDTHS]
+        for one in outliers:
+            one[..., far] = 30
+        yield tuple(outliers)
+    rows = torch.tensor([[-100.0, 0.1, 0, 7.3], [0, 1e2, 1e3, 1e4], [0, 3e-3, -5, 0.0]])
+    scale = torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1e-3, 0]])
+    yield tuple(noise(width) * scale[..., None] + rows[..., None] for width in WIDTHS)
+    yield tuple(noise(width) + 3 for width in WIDTHS)
+
+
+def largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def last_place(number: float, dtype: torch.dtype) -> float:
+    """Return the unit in the last place of a number."""
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(number)) if number else 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_norm_is_as_exact_as_eager(
+    name: str, decomposed: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    calls = [tuple(one.to(dtype) for one in call) for call in inputs()]
+    model = Each(NORMS[name])
+    program = torch.export.export(model, calls[0])
+    if decomposed:
+        program = program.run_decompositions()
+    path = tmp_path / "norms.pte"
+    emit(to_backend(program, XnnpackPartitioner())).save(path)
+    outcome = official.run(path, [official.Call(call) for call in calls])
+    assert isinstance(outcome, official.Ran), outcome
+    for call, outputs in zip(calls, outcome.outputs, strict=True):
+        eager, exact = model(*call), model(*(one.double() for one in call))
+        for number, (result, plain, right) in enumerate(zip(outputs, eager, exact, strict=True)):
+            where = f"output {number} for a tensor of {call[0].flatten()[:2]}"
+            assert torch.equal(result.isnan(), plain.isnan()), where
+            known = ~plain.isnan()
+            error, own = (largest(one[known].double() - right[known]) for one in (result, plain))
+            assert error <= 4 * own + 4 * last_place(largest(right[known]), dtype), where
