@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lowerdeck.xnnpack.emit.emission import Emission
+from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, Graph, Node, NodeKind
 
-_MOVES = (NodeKind.COPY, NodeKind.STATIC_RESHAPE, NodeKind.STATIC_TRANSPOSE)
+_MOVES = (
+    *(NodeKind.COPY, NodeKind.STATIC_RESHAPE),
+    *(NodeKind.STATIC_SLICE, NodeKind.STATIC_TRANSPOSE),
+)
 
 
 def merge_moves(emission: Emission) -> None:
-    """Merge consecutive and equal reshapes, transposes and copies, in place.
+    """Merge consecutive and equal reshapes, transposes, slices and copies, in place.
 
     The runtime's graph optimiser merges what is left of them, and in executorch 1.4.1 it may write
     to memory that it has freed when it does: loading such a payload can end the process. A merged
@@ -22,6 +27,7 @@ def merge_moves(emission: Emission) -> None:
         emission: A payload whose inputs and outputs are all there.
     """
     graph, sources = emission.graph, emission.sources
+    encodings = {value.id: value.encoding for value in graph.values}
     makers: dict[int, int] = {}
     known: dict[Any, int] = {}
     renamed: dict[int, int] = {}
@@ -34,11 +40,13 @@ def merge_moves(emission: Emission) -> None:
         output = _id(node, "output_id")
         if node.kind in _MOVES:
             maker = makers.get(_id(merged, "input_id"), -1)
-            if maker >= 0 and graph.nodes[maker].kind is node.kind:
+            if maker >= 0 and _can_merge(graph.nodes[maker], merged, encodings):
                 merged = _merge(graph.nodes[maker], merged)
                 sources[number] = tuple(dict.fromkeys((*sources[maker], *sources[number])))
-            merged = _without_effect(graph, merged)
-            key = (merged.kind, *sorted({**merged.fields, "output_id": NONE}.items()))
+            if encodings[_id(merged, "input_id")] == encodings[output]:
+                merged = _without_effect(graph, merged)
+            fields = {**merged.fields, "output_id": NONE}
+            key = (merged.kind, encodings[output], *sorted(fields.items()))
             other = known.setdefault(key, output)
             if other != output:
                 merged = _copy(other, output)
@@ -48,31 +56,42 @@ def merge_moves(emission: Emission) -> None:
         makers[output] = number
 
 
+def _can_merge(first: Node, second: Node, encodings: Mapping[int, Encoding]) -> bool:
+    """Return whether two moves are of a kind, and integers keep their scale."""
+    if first.kind is not second.kind:
+        return False
+    ids = (_id(first, "input_id"), _id(second, "input_id"), _id(second, "output_id"))
+    return len({encodings[one] for one in ids}) == 1
+
+
 def _merge(first: Node, second: Node) -> Node:
     """Return one move for two of a kind, of which the second reads the first."""
     fields = {**second.fields, "input_id": first.fields["input_id"]}
     if second.kind is NodeKind.STATIC_TRANSPOSE:
-        before, after = first.fields["perm"], second.fields["perm"]
-        assert isinstance(before, tuple)
-        assert isinstance(after, tuple)
-        fields["perm"] = tuple(before[axis] for axis in after)
+        before = _numbers(first, "perm")
+        fields["perm"] = tuple(before[axis] for axis in _numbers(second, "perm"))
+    elif second.kind is NodeKind.STATIC_SLICE:
+        offsets = zip(_numbers(first, "offsets"), _numbers(second, "offsets"), strict=True)
+        sizes = zip(_numbers(first, "sizes"), _numbers(second, "sizes"), strict=True)
+        fields["offsets"] = tuple(before + after for before, after in offsets)
+        # Size 0 stands for the whole dimension.
+        fields["sizes"] = tuple(after or before for before, after in sizes)
     return replace(second, fields=fields)
 
 
 def _without_effect(graph: Graph, node: Node) -> Node:
     """Return a copy for a move that leaves its input as it is, any other node as it is."""
     source, output = _id(node, "input_id"), _id(node, "output_id")
-    if node.kind is NodeKind.COPY:
-        return node
     if node.kind is NodeKind.STATIC_TRANSPOSE:
-        perm = node.fields["perm"]
-        assert isinstance(perm, tuple)
-        moves = perm != tuple(range(len(perm)))
-    else:
+        perm = _numbers(node, "perm")
+        has_effect = perm != tuple(range(len(perm)))
+    elif node.kind is NodeKind.STATIC_RESHAPE:
         dims = graph.values[source].dims
         # Two sizes that vary may have come from other places.
-        moves = dims != node.fields.get("new_shape") or dims.count(0) > 1
-    return node if moves else _copy(source, output)
+        has_effect = dims != _numbers(node, "new_shape") or dims.count(0) > 1
+    else:
+        return node
+    return node if has_effect else _copy(source, output)
 
 
 def _copy(source: int, output: int) -> Node:
@@ -82,4 +101,10 @@ def _copy(source: int, output: int) -> Node:
 def _id(node: Node, name: str) -> int:
     value = node.fields[name]
     assert isinstance(value, int)
+    return value
+
+
+def _numbers(node: Node, name: str) -> tuple[int, ...]:
+    value = node.fields[name]
+    assert isinstance(value, tuple)
     return value
