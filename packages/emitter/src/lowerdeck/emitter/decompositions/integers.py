@@ -3,7 +3,7 @@
 Above 2^53 float64 knows not every integer, and what does not fit into an integer becomes the least
 one, where torch wraps around. In the runtime 1.4.1 products, sums of two, floored division and
 sums over several dimensions are computed in integers; powers, ``fmod``, division that truncates,
-rounding and the sum over one dimension are not.
+rounding and the sum over one dimension are not. That sum adds float64 up in float32.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return the sum over one dimension as that over two: only for one the kernel leaves integers.
+    """Return the sum over one dimension as that over two, for which the kernel keeps the type.
 
     Args:
         self: What to add up.
@@ -111,8 +111,10 @@ def total(
         keepdim: Whether they stay, as 1.
         dtype: The type of the sum.
     """
-    made = torch.int64 if dtype is None else dtype
-    if not dim or len(dim) != 1 or self.dim() == 0 or not _may_leave_float64(self.dtype, made):
+    made = dtype
+    if made is None:
+        made = self.dtype if self.is_floating_point() else torch.int64
+    if not dim or len(dim) != 1 or self.dim() == 0 or not _is_narrowed(self.dtype, made):
         return NotImplemented
     both = [dim[0] % self.dim(), self.dim()]
     result = torch.sum(self.unsqueeze(-1), both, keepdim, dtype=dtype)
@@ -217,8 +219,10 @@ def _in_range(self: torch.Tensor, other: Any) -> Any:
     return (other - known.min) % (1 << known.bits) + known.min
 
 
-def _may_leave_float64(given: torch.dtype, made: torch.dtype) -> bool:
-    """Return whether a sum may be beyond 2^53, or beyond its own type."""
+def _is_narrowed(given: torch.dtype, made: torch.dtype) -> bool:
+    """Return whether a sum may be beyond 2^53 or its own type, or is of float64."""
+    if given == made == torch.float64:
+        return True
     if made.is_floating_point or made.is_complex or made == torch.bool:
         return False
     if given.is_floating_point or given.is_complex:

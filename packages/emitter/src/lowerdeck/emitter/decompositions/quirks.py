@@ -6,29 +6,53 @@ A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import prod
 from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_known
+from lowerdeck.emitter._torch_private import is_known, reference_decompositions
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 
 
 def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return the remainder of integers: the kernel truncates, which is wrong below zero."""
+    """Return the remainder of integers, which the kernel truncates, and that of float64.
+
+    The kernel computes float64 in float32.
+    """
+    if torch.float64 in (self.dtype, other.dtype):
+        return _float64_remainder(self, other)
     if self.is_floating_point() or other.is_floating_point():
         return NotImplemented
     return self - torch.div(self, other, rounding_mode="floor") * other
 
 
 def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return the remainder of an integer tensor by a number, for the same fault."""
+    """Return the remainder of an integer or float64 tensor by a number, for the same faults."""
+    if self.dtype == torch.float64:
+        return _float64_remainder(self, other)
     if self.is_floating_point() or isinstance(other, float):
         return NotImplemented
     return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
+    rest = torch.fmod(self, other)
+    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
+
+
+def _unless_float64(target: OpOverload) -> Callable[..., Any]:
+    """Return torch's decomposition, for float64 alone: the kernel computes it in float32."""
+    rule = reference_decompositions([target])[target]
+
+    @wraps(rule)
+    def decomposed(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return NotImplemented if self.dtype != torch.float64 else rule(self, *args, **options)
+
+    return decomposed
 
 
 def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
@@ -163,6 +187,9 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
 
 
+_wide_bilinear = _unless_float64(_ATEN.upsample_bilinear2d.vec)
+
+
 def bilinear(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     output_size: Sequence[int] | None,
@@ -174,7 +201,7 @@ def bilinear(
     torch widens the image first, rounds, and then makes it higher; so does this.
     """
     if input.dtype != torch.uint8:
-        return NotImplemented
+        return _wide_bilinear(input, output_size, align_corners, scale_factors)
     made = input.to(torch.float32)
     for axis in (1, 0):
         size, scale = None, None
@@ -220,6 +247,15 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.logit.default: logit,
     _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,
+    **{
+        target: _unless_float64(target)
+        for target in (
+            _ATEN.native_layer_norm.default,
+            _ATEN.native_group_norm.default,
+            _ATEN._native_batch_norm_legit.no_stats,
+            _ATEN._adaptive_avg_pool2d.default,
+        )
+    },
     _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,

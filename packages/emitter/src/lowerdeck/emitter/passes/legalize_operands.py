@@ -80,24 +80,6 @@ def _float_scalar(call: Call, before: list[Operation]) -> None:
         call.args[0] = _cast_to(tensor, out.dtype, before)
 
 
-def _wide_variance(call: Call, before: list[Operation]) -> list[Operation] | None:
-    """Compute in float32: the kernel adds squares up in the tensor's own type, to infinity."""
-    tensor = call.args[0]
-    if tensor.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    call.args[0] = _cast_to(tensor, torch.float32, before)
-    narrow, call.outs = call.outs, []
-    casts: list[Operation] = []
-    for out in narrow:
-        assert isinstance(out, TensorValue)
-        wide = out.like(f"{out.name}.wide")
-        wide.dtype = torch.float32
-        call.outs.append(wide)
-        args = [wide, out.dtype, None, None, None, False, None]
-        casts.append(Call(_ATEN._to_copy.default, args, [out], call.origin))
-    return [call, *casts]
-
-
 def _wide_number(call: Call, before: list[Operation]) -> None:
     """Cast first: the kernel that reads a number out of a tensor knows no narrow floats."""
     tensor = call.args[0]
@@ -198,9 +180,6 @@ _RULES: dict[Any, Rule] = {
     ),
     _ATEN.clamp.default: _byte_limits,
     **dict.fromkeys([_ATEN.add.Tensor, _ATEN.sub.Tensor], _byte_factor),
-    _ATEN.var.correction: _wide_variance,
-    _ATEN.var.dim: _wide_variance,
-    _ATEN.var_mean.correction: _wide_variance,
     _ATEN.unfold.default: _unfold,
     _ATEN.unfold_copy.default: _unfold,
 }

@@ -20,6 +20,7 @@ from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
 from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
+from lowerdeck.emitter.passes.widen_sums import widen_sums
 from lowerdeck.emitter.passes.write_branches import write_branches
 
 
@@ -46,6 +47,7 @@ def run_passes(
     drop_dead_code(method)
     legalize_scalars(method, config.table)
     legalize_operands(method)
+    widen_sums(method)
     center_norms(method, config.table)
     legalize_layouts(method, config.table)
     remove_copies(method)
