@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -21,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_models import ANNOTATOR, QUANTIZE
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import to_backend
+from lowerdeck.lowered_module import lower, to_backend
+from lowerdeck.lowered_module.quantizing import float_weights
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
 
 
 def _installed(name: str) -> Any:
@@ -125,7 +128,9 @@ def test_annotations_are_those_of_executorch(name: str) -> None:
 
 @with_peer
 @pytest.mark.parametrize("name", MODELS)
-def test_of_a_dynamic_program_we_quantise_convolutions_before_a_relu_as_well(name: str) -> None:
+def test_of_a_dynamic_program_we_quantise_lines_and_what_is_before_a_relu_as_well(
+    name: str,
+) -> None:
     graph_module = exported(name, qat=False)
     nodes = {node.name: node for node in graph_module.graph.nodes}
     ours, peers = both(graph_module, "dynamic")
@@ -133,7 +138,7 @@ def test_of_a_dynamic_program_we_quantise_convolutions_before_a_relu_as_well(nam
     for more in ours.keys() - peers.keys():
         (user,) = nodes[more].users
         assert "conv" in more
-        assert "relu" in user.name
+        assert "relu" in user.name or nodes[more].meta["val"].dim() == 3
     if name in ("cnn", "unet", "fire"):
         assert len(ours) > len(peers)
 
@@ -178,3 +183,56 @@ def test_what_we_annotate_is_one_delegate_and_right(name: str, mode: str, tmp_pa
     # Ties may be rounded another way, once in each layer; dynamic: the runtime is finer, by rows.
     largest = float(wanted.abs().max())
     assert float((found - wanted).abs().max()) <= 0.03 * largest
+
+
+class Sequence(nn.Module):
+    """Each kind of layer that has a weight, over a sequence of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.conv = nn.Conv1d(64, 64, 3, padding=1)
+        self.grouped = nn.Conv1d(64, 64, 3, padding=2, dilation=2, groups=4)
+        self.depthwise = nn.Conv1d(64, 64, 5, padding=2, groups=64)
+        self.transposed = nn.ConvTranspose1d(64, 64, 3, padding=1)
+        self.lstm = nn.LSTM(64, 64, batch_first=True)
+        self.gru = nn.GRU(64, 64, batch_first=True)
+        self.normed = nn.utils.weight_norm(nn.Linear(64, 64))
+        self.odd = nn.Linear(64, 40)
+        self.last = nn.Linear(40, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens).transpose(1, 2)
+        for layer in (self.conv, self.grouped, self.depthwise, self.transposed):
+            x = torch.relu(layer(x))
+        x = self.gru(self.lstm(x.transpose(1, 2))[0])[0]
+        made: torch.Tensor = self.last(self.odd(self.normed(x)))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("mode", "floats"),
+    [
+        ("int8", {"table", "lstm", "gru"}),
+        ("int8-dynamic", {"table", "depthwise"}),
+        ("8da4w", {"table", "conv", "grouped", "depthwise", "transposed", "normed", "last"}),
+        ("fp16", set()),
+    ],
+)
+def test_a_mode_quantises_every_layer_that_it_can_and_says_why_not(
+    mode: str, floats: set[str]
+) -> None:
+    torch.manual_seed(0)
+    model, inputs = Sequence().eval(), (torch.randint(0, 50, (1, 6)),)
+    offer = XnnpackQuantization()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program, partitioner = offer.quantize(mode, model, inputs, {}, [])
+        data = lower(program, partitioner).to_bytes()
+        wanted = model(*inputs)
+    left = float_weights(offer, mode, program)
+    assert {one.name.partition(".")[0] for one in left} == floats, left
+    assert not any("is not quantised" in one.why for one in left if mode != "int8")
+    outcome = official.run(data, [official.Call(inputs)])
+    assert isinstance(outcome, official.Ran), outcome
+    torch.testing.assert_close(outcome.outputs[0][0], wanted, atol=0.02, rtol=0)

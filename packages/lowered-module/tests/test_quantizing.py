@@ -43,6 +43,11 @@ def tensor():
 def fails():
     raise KeyError("gone")
 
+def large():
+    torch.manual_seed(0)
+    table, layer = torch.nn.Embedding(100, 16), torch.nn.Linear(16, 16)
+    return torch.nn.Sequential(table, layer), (torch.tensor([3, 5]),)
+
 number = 3
 """
 
@@ -111,6 +116,20 @@ def test_it_prints_how_far_each_output_is_from_the_model(
     if importlib.util.find_spec("lowerdeck.runner") is not None:
         # Two weights become 0.1 and the bias 0.
         assert "from float     output 0: max 0.08, mean 0.08, cosine 1.000000\n" in text
+
+
+def test_it_names_the_weights_that_stay_float(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("lower", "rounded_model:large", "--backend", "Tenths", "--quantize", "tenths")
+    assert lowerdeck(*words) == 0
+    text = capsys.readouterr().out
+    # Not the bias, which no mode of any backend makes an integer of fewer bits.
+    assert [line for line in text.splitlines() if line.startswith("stays float")] == [
+        "stays float    0.weight: 6.40 kB: aten.embedding.default is not quantised",
+        "stays float    1.weight: 1.02 kB: aten.linear.default is not quantised",
+    ]
+    assert "warning        --quantize tenths leaves 7.42 kB of 7.49 kB of weights in float" in text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lowerdeck.torch_base import Extent, OwnCopies, copies, lazy_clone
+from lowerdeck.torch_base import Extent, OwnCopies, copies, copy_module, lazy_clone
 
 
 def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
@@ -150,3 +150,16 @@ def test_a_weight_with_its_storage_to_itself_is_looked_up_in_no_map(
     made[0][0] = 7
     assert own.of(weights[0])[0] == 7
     assert weights[0][0] == 0
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_a_module_whose_weight_is_computed_is_copied(share: bool) -> None:
+    layer = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
+    copied = copy_module(layer, share_parameters=share)
+    x = torch.ones(1, 3)
+    assert (copied.weight_v is layer.weight_v) is share
+    with torch.no_grad():
+        layer.weight_g.mul_(2)
+    wanted = layer(x) if share else (layer(x) - layer.bias) / 2 + layer.bias
+    torch.testing.assert_close(copied(x), wanted)

@@ -38,10 +38,16 @@ from lowerdeck.lowered_module.pipeline import (
     separate_inputs,
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
-from lowerdeck.lowered_module.quantizing import chosen_quantization, quantized, samples_from
+from lowerdeck.lowered_module.quantizing import (
+    FloatWeight,
+    chosen_quantization,
+    float_weights,
+    quantized,
+    samples_from,
+)
 from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import copy_module, pytree
 
 _SAMPLES = "MODULE:FACTORY, such as mymodel:samples"
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
@@ -266,13 +272,21 @@ def lower_model(
     figures = replace(figures, accuracy=accuracy or (), trials=lines)
     if made is None:
         return figures
-    return replace(figures, is_quantized=True, calibrated=made.samples)
+    weights = sum(one.nbytes for one in model[0].parameters() if one.is_floating_point())
+    return replace(
+        figures,
+        is_quantized=True,
+        calibrated=made.samples,
+        float_weights=made.float_weights,
+        weight_bytes=weights,
+        mode=quantize or "",
+    )
 
 
 def _eager(model: _Example) -> list[Any]:
     """Return what eager gives, flat; the state that the program begins with stays as it is."""
     module, inputs, named = model
-    module = copy.deepcopy(module, {id(each): each for each in module.parameters()})
+    module = copy_module(module, share_parameters=True)
     with torch.no_grad():
         return list(pytree.tree_leaves(module(*copy.deepcopy(inputs), **copy.deepcopy(named))))
 
@@ -298,6 +312,7 @@ class _Quantized:
     program: ExportedProgram
     partitioner: Any
     samples: int | None
+    float_weights: tuple[FloatWeight, ...]
 
 
 def _quantized(
@@ -312,7 +327,8 @@ def _quantized(
     given = samples or [(inputs, named)]
     program, partitioner = quantized(offer, mode, module, inputs, named, given)
     counted = len(samples) if mode in offer.calibrated else None
-    return _Quantized(backend, program, partitioner, counted)
+    left = float_weights(offer, mode, program)
+    return _Quantized(backend, program, partitioner, counted, left)
 
 
 def _draw(lowered: LoweredProgram, partitioners: Sequence[Any], html: Path, title: str) -> None:

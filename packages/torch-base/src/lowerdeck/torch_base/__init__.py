@@ -60,7 +60,7 @@ from lowerdeck.torch_base.callees import (
     written_arguments,
 )
 from lowerdeck.torch_base.collector import collector_held
-from lowerdeck.torch_base.copies import OwnCopies, lazy_clone
+from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
 from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
 from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
@@ -115,6 +115,7 @@ __all__ = [
     "OwnCopies",
     "bytes_of",
     "data_address",
+    "copy_module",
     "lazy_clone",
     "storage_identity",
     "tensor_in_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
@@ -127,3 +128,24 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
         and value.layout is torch.strided
         and not value.is_quantized
     )
+
+
+def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> torch.nn.Module:
+    """Return a deep copy of a module, also of one whose weights are computed.
+
+    ``torch.nn.utils.weight_norm`` keeps the weight that it computed last as an attribute, of which
+    ``copy.deepcopy`` makes no copy because it has a history of gradients; the copy keeps its
+    elements, until its next call computes them again.
+
+    Args:
+        module: The module.
+        share_parameters: Whether the copy has the parameters of the module itself.
+    """
+    memo: dict[int, Any] = {}
+    if share_parameters:
+        memo.update((id(one), one) for one in module.parameters())
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach()
+    return copy.deepcopy(module, memo)

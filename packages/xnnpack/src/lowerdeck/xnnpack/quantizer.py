@@ -46,6 +46,7 @@ class XnnpackQuantizer(Quantizer):
 
     - Dynamic: a convolution before a relu is quantised too. ExecuTorch leaves it in float, and
       with it most of a network of images.
+    - Dynamic: a convolution over one dimension is quantised too.
     - A convolution in three dimensions stays in float: XNNPACK has none.
     - Layers that share their weights are all quantised; ExecuTorch takes the first.
     - A relu in place keeps the scales of what it reads, as one that is not in place does.

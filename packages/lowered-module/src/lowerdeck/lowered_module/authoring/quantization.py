@@ -25,6 +25,9 @@ class Quantization(Protocol):
     Attributes:
         modes: What each way does, by name.
         calibrated: Those that look at samples of inputs.
+
+    A class may also have a method ``why_float(mode, node)``: it returns why the weight that a node
+    of the quantised program reads stays float, or None where the mode keeps floats.
     """
 
     modes: Mapping[str, str]

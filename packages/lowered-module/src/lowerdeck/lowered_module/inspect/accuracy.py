@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import copy_module, pytree
 
 CALLS = 3
 """Calls of a comparison: state that is lost or written twice shows from the second on."""
@@ -71,11 +71,11 @@ def call_in_eager(
     Raises:
         Exception: What the model raises on the example inputs.
     """
-    model = _copied(module)
+    model = copy_module(module, share_parameters=True)
     calls = []
     with torch.no_grad():
         for number in range(count):
-            before = _copied(model) if number else model
+            before = copy_module(model, share_parameters=True) if number else model
             inputs = pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), (args, dict(kwargs)))
             try:
                 outputs = _leaves_of(model, inputs)
@@ -164,11 +164,6 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.to(torch.complex128))
     return tensor.to(torch.float64).unsqueeze(1)
-
-
-def _copied(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy with state of its own; parameters, which no call changes, are shared."""
-    return copy.deepcopy(module, {id(one): one for one in module.parameters()})
 
 
 def _leaves_of(module: torch.nn.Module, inputs: tuple[Any, dict[str, Any]]) -> list[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark
+from lowerdeck.lowered_module.quantizing import FloatWeight
 from lowerdeck.serializer import FileRange, Storage
 
 
@@ -30,6 +31,9 @@ class LoweringFigures:
         accuracy: The difference of each output from eager's, and of each buffer in the file.
         is_quantized: Whether eager is the model before it was quantised.
         remarks: What partitioners said of nodes that they gave to backends.
+        mode: How it was quantised.
+        float_weights: The weights that stay float although it was quantised, the largest first.
+        weight_bytes: Bytes of all weights of the model in float.
         calibrated: With how many samples it was calibrated; None without calibration.
         trials: What was measured to choose backends, a line each.
     """
@@ -46,6 +50,9 @@ class LoweringFigures:
     not_compared: str = ""
     accuracy: tuple[OutputAccuracy, ...] = ()
     is_quantized: bool = False
+    mode: str = ""
+    float_weights: tuple[FloatWeight, ...] = ()
+    weight_bytes: int = 0
     calibrated: int | None = None
     remarks: tuple[Remark, ...] = ()
     trials: tuple[str, ...] = ()
@@ -128,6 +135,14 @@ def _quantization_lines(figures: LoweringFigures) -> Iterator[str]:
             else ("with the example inputs alone; --calibrate MODULE:FACTORY names better ones")
         )
         yield f"calibrated     {told}"
+    left = sum(one.nbytes for one in figures.float_weights)
+    for weight in figures.float_weights:
+        yield f"stays float    {weight.name}: {_size(weight.nbytes)}: {weight.why}"
+    if 2 * left > figures.weight_bytes:
+        yield (
+            f"warning        --quantize {figures.mode} leaves {_size(left)} of "
+            f"{_size(figures.weight_bytes)} of weights in float"
+        )
     for one in figures.accuracy if figures.is_quantized else ():
         yield f"from float     {one.name}: {one}"
 

@@ -192,8 +192,8 @@ def _can_be_quantised(node: Node, specs: Specs) -> bool:
     if node.target in TRANSPOSED:
         # The scales of channels would stand for those of each group alone.
         grouped = node.meta["val"].shape[1] != shape[1]
-        return not grouped and (not specs.dynamic or len(shape) == 4)
+        return bool(shape) and not grouped
     if node.target in CONVOLUTION and specs.dynamic:
-        # It has no depthwise one, nor one of a row, whose inputs are quantised at run time.
-        return len(shape) == 4 and shape[1] != 1
+        # It has no depthwise one whose inputs are quantised at run time.
+        return bool(shape) and shape[1] != 1
     return bool(shape)

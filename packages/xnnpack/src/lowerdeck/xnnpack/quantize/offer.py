@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
+from lowerdeck.torch_base import copy_module
 from lowerdeck.xnnpack.compile import XnnpackPartitioner
+from lowerdeck.xnnpack.quantize.recurrent import unroll_recurrent_layers
 
 _GROUP = 32
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -58,12 +60,15 @@ class XnnpackQuantization:
         if mode == "fp16":
             return torch.export.export(module, args, named), XnnpackPartitioner(precision="fp16")
         if mode == "8da4w":
-            changed = _with_four_bits(copy.deepcopy(module))
+            changed = _with_four_bits(unroll_recurrent_layers(copy_module(module)))
             return torch.export.export(changed, args, named), XnnpackPartitioner()
         steps = _torchao("torchao.quantization.pt2e.quantize_pt2e")
         dynamic = mode == "int8-dynamic"
         quantizer = _torchao("lowerdeck.xnnpack.quantizer").XnnpackQuantizer(dynamic=dynamic)
-        exported = torch.export.export(copy.deepcopy(module), args, named).module()
+        changed = copy_module(module)
+        if dynamic:
+            changed = unroll_recurrent_layers(changed)
+        exported = torch.export.export(changed, args, named).module()
         prepared = steps.prepare_pt2e(exported, quantizer)
         with torch.no_grad():
             # The weights are looked at in a call as well, whatever it is given.
@@ -71,6 +76,39 @@ class XnnpackQuantization:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
         return torch.export.export(converted, args, named), XnnpackPartitioner()
+
+    def why_float(self, mode: str, node: Node) -> str | None:
+        """Return why the weight that a node reads stays float, None where the mode keeps floats.
+
+        Args:
+            mode: One of ``modes``.
+            node: The node of the quantised program.
+        """
+        if mode == "fp16":
+            return None
+        name = str(node.target).removeprefix("aten.").partition(".")[0]
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            modes = "int8-dynamic and 8da4w quantise LSTM and GRU"
+            return f"{name} is not quantised in {mode}; {modes}"
+        if name == "embedding":
+            return "XNNPACK has no embedding"
+        if "weight_norm" in name:
+            return f"a weight is computed of it ({name}); remove_weight_norm stores the weight"
+        if name == "linear" and mode == "8da4w":
+            return f"its rows cannot be divided into groups of {_GROUP}"
+        if name.startswith("conv"):
+            return _why_float_convolution(mode, node)
+        return f"{name} is not quantised"
+
+
+def _why_float_convolution(mode: str, node: Node) -> str:
+    if mode == "8da4w":
+        return "only linear layers have weights in 4 bits; int8 and int8-dynamic take convolutions"
+    if node.meta["val"].dim() == 5:
+        return "XNNPACK has no convolution over three dimensions"
+    if "transpose" in str(node.target):
+        return "it is a transposed convolution of several groups"
+    return "XNNPACK has no depthwise convolution whose input is quantised at run time"
 
 
 def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
@@ -87,7 +125,10 @@ def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _has_groups(module: torch.nn.Module, _name: str) -> bool:
-    return isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0
+    """Return whether torchao can quantise a layer: its weight is a parameter, in whole groups."""
+    is_linear = isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0
+    # torchao fails on weights that are computed, as weight_norm does.
+    return is_linear and "weight" in dict(module.named_parameters(recurse=False))
 
 
 def _torchao(name: str) -> Any:
