@@ -141,6 +141,10 @@ def choices() -> Iterator[Case]:
         yield case(f"index_{name}", lambda x, i=chosen: torch.relu(x[:, :, i - 4]), IMAGE)
     yield case("flip", lambda x: torch.relu(x.flip((0, -1))), IMAGE)
     yield case("flip_one", lambda x, m: m(m(x).flip(1)), IMAGE, parts=(nn.Conv2d(3, 3, 1),))
+    for size in (5, 6, 7, 64, 100, 129):
+        yield case(f"flip_{size}", lambda x: torch.relu(x.flip(1)), (2, size, 3))
+    for mode in ("reflect", "replicate", "circular"):
+        yield from paddings(mode)
     channels = torch.tensor([2, 0, 1])
     yield case(
         "choose_channels",
@@ -149,6 +153,34 @@ def choices() -> Iterator[Case]:
         parts=(nn.Conv2d(3, 3, 1),),
     )
     yield case("cat_many", lambda x: torch.cat([x * n for n in range(1, 13)], 1), IMAGE)
+
+
+def paddings(mode: Any) -> Iterator[Case]:
+    """Yield paddings with elements of the tensor itself, few and many, of all ranks."""
+    prefix = "wrap" if mode == "circular" else "pad"
+    for name, shape, amounts in (
+        ("line", (2, 3, 11), (3, 2)),
+        ("line_left", (2, 3, 11), (1, 0)),
+        ("image", IMAGE, (2, 1, 0, 3)),
+        ("volume", (1, 2, 4, 5, 6), (1, 2, 3, 0, 1, 1)),
+        ("many", (1, 2, 180), (157, 0)),
+    ):
+
+        def call(x: torch.Tensor, amounts: Any = amounts) -> Any:
+            return torch.relu(F.pad(x * 2, amounts, mode=mode)) + 1
+
+        yield case(f"{prefix}_{mode}_{name}", call, shape)
+    before = nn.Conv2d(3, 4, 3, padding=2, padding_mode=mode)
+    yield case(f"{prefix}_{mode}_conv", lambda x, m: m(m(x)[:, :3]), IMAGE, parts=(before,))
+    infinite = torch.randn(1, 2, 80)
+    infinite[..., ::7] = torch.inf
+    yield case(
+        f"{prefix}_{mode}_dynamic",
+        lambda x: F.pad(x.abs(), (33, 20), mode=mode) * 2,
+        (3, 2, 80),
+        dynamic=(({0: Dim("batch", max=64)},),),
+        others=((torch.randn(7, 2, 80),), (infinite,)),
+    )
 
 
 class Recurrent(nn.Module):

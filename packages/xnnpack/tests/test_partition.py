@@ -63,7 +63,6 @@ MANY = torch.zeros(65, dtype=torch.int64)
         (lambda x: torch.relu(x[:0]), "empty"),
         (lambda x: x.reshape(1, 1, 2, 3, 4, 5)[..., ::2], "n-th element"),
         (lambda x: F.pad(x, (-1, 0)), "negative"),
-        (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "reflect|no such"),
         (lambda x: torch.pow(x, 1.7), "exponent"),
         (lambda x: F.avg_pool2d(x, 3, ceil_mode=True, divisor_override=7), "ceil_mode"),
         (lambda x: F.adaptive_avg_pool2d(x, 3), "not all of one size"),
@@ -119,7 +118,7 @@ def test_a_partition_that_computes_nothing_is_left() -> None:
 
 
 # torch divides these into operators that XNNPACK lacks; in one piece it takes them
-DIVIDED = {"prelu", "attention", "mask", "grouped", "roll"}
+DIVIDED = {"prelu", "attention", "mask", "grouped", "roll", "wrap"}
 SOME = [one for one in cases() if one.dynamic is None and one.name.split("_")[0] not in DIVIDED]
 
 
@@ -157,6 +156,19 @@ def test_a_batch_norm_that_updates_statistics_is_refused() -> None:
     partitioner = XnnpackPartitioner()
     to_backend(program, partitioner)
     assert any("batch_norm" in name for name in partitioner.refused)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("shape", [(1, 2, 600), (1, 2, 150, 90), (1, 2, 5, 6, 70)])
+def test_padding_that_is_decomposed_leaves_nothing_to_other_kernels(
+    mode: str, shape: tuple[int, ...]
+) -> None:
+    amounts = (69, 2, 3, 0, 1, 1)[: 2 * (len(shape) - 2)]
+    model = Function(lambda x: torch.relu(F.pad(x * 2, amounts, mode=mode)))
+    program = torch.export.export(model, (torch.randn(shape),)).run_decompositions()
+    lowered = to_backend(program, XnnpackPartitioner())
+    calls = [node for node in lowered.graph.nodes if node.op == "call_function"]
+    assert len([node for node in calls if node.target is not operator.getitem]) == 1
 
 
 def test_each_node_of_the_payload_maps_to_the_nodes_it_came_from() -> None:

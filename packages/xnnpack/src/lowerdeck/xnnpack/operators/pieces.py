@@ -1,8 +1,7 @@
-"""Slices, selections, splits, joins and padding."""
+"""Slices, selections, splits and joins."""
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 
@@ -10,17 +9,12 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.torch_base import describe_node
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
-from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
-_MOST_CHOSEN = 64
-"""Indices that may each become a slice; the runtime has no other way to choose."""
 
 
 def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
@@ -248,97 +242,6 @@ def _cat_refusal(call: Call) -> str | None:
     return None
 
 
-def _choose(emission: Emission, call: Call) -> None:
-    """Join the stretches of a dimension whose indices follow each other."""
-    tracked, axis = emission.of(call.args["self"]), _chosen_axis(call)
-    size = int(tracked.shape[axis])
-    indices = [int(one) for one in emission.constant(_indices(call))]
-    if any(not -size <= one < size for one in indices):
-        raise UnsupportedNodeError(
-            f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
-        )
-    emission.define(call.node, _chosen(emission, tracked, axis, [one % size for one in indices]))
-
-
-def _chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[int]) -> Tracked:
-    """Return a tensor of some indices of a dimension, those that follow each other at once."""
-    size, layout = int(tracked.shape[axis]), tracked.preferred
-    first = [
-        number
-        for number, one in enumerate(indices)
-        if not number or one != indices[number - 1] + 1
-    ]
-    runs = list(zip(first, [*first[1:], len(indices)], strict=True))
-    parts = [
-        (
-            emission.id_of(
-                tracked
-                if stop - start == size
-                else stretch(emission, tracked, axis, indices[start], stop - start),
-                layout,
-            ),
-            stop - start,
-        )
-        for start, stop in runs
-    ]
-    shape = (*tracked.shape[:axis], len(indices), *tracked.shape[axis + 1 :])
-    return emission.tracked(shape, joined(emission, parts, shape, axis, layout), layout)
-
-
-def _flip(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    for axis in _flipped(call):
-        size = int(tracked.shape[axis])
-        tracked = _chosen(emission, tracked, axis, range(size)[::-1])
-    emission.define(call.node, tracked)
-
-
-def _flipped(call: Call) -> list[int]:
-    """Return the dimensions that are turned round, of those that have more than one index."""
-    shape = call.shape("self")
-    axes = [int(axis) % len(shape) for axis in call.args["dims"]] if shape else []
-    return [axis for axis in axes if not is_one(shape[axis])]
-
-
-def _flip_refusal(call: Call) -> str | None:
-    sizes = [call.shape("self")[axis] for axis in _flipped(call)]
-    if not all(isinstance(size, int) and size <= _MOST_CHOSEN for size in sizes):
-        return f"it turns more than {_MOST_CHOSEN} indices round, each of which takes a node"
-    return None
-
-
-def _indices(call: Call) -> fx.Node:
-    """Return the node that holds the indices, of which there is one where a call is taken."""
-    if "index" in call.args:
-        node: fx.Node = call.args["index"]
-        return node
-    found: fx.Node = next(one for one in call.args["indices"] if one is not None)
-    return found
-
-
-def _chosen_axis(call: Call) -> int:
-    if "index" in call.args:
-        return call.axis()
-    return next(axis for axis, one in enumerate(call.args["indices"]) if one is not None)
-
-
-def _choose_refusal(call: Call) -> str | None:
-    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
-    tensors = [one for one in given if one is not None]
-    if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
-        return "it chooses along several dimensions"
-    value = tensors[0].meta["val"]
-    if tensors[0].name not in call.constants:
-        return "its indices are known only at run time"
-    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-        return "its indices are no list of numbers"
-    if value.shape[0] > _MOST_CHOSEN:
-        return f"it chooses more than {_MOST_CHOSEN} indices, each of which takes a node"
-    if not call.rank("self") or not is_fixed(call.shape("self")[_chosen_axis(call)]):
-        return "it cuts a symbolic size"
-    return None
-
-
 def _stack(emission: Emission, call: Call) -> None:
     shape = shape_of(call.node)
     rank = len(shape)
@@ -356,57 +259,14 @@ def _stack_refusal(call: Call) -> str | None:
     return _cat_refusal(call) or _one_symbol(shape_of(call.node))
 
 
-def _pad(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    rank, layout = len(tracked.shape), tracked.preferred
-    if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
-        layout = Layout.CHANNELS_LAST  # as those want it, who then pad themselves
-    before, after = [0] * rank, [0] * rank
-    amounts = call.args["pad"]
-    for number in range(len(amounts) // 2):
-        before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
-    value = emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
-        shape_of(call.node),
-        layout,
-        pre_paddings=layout.arrange(before),
-        post_paddings=layout.arrange(after),
-        padding_value=float(call.args["value"] or 0),
-        input_id=emission.id_of(tracked, layout),
-    )
-    emission.define_value(call.node, value, layout)
-
-
-def _pad_refusal(call: Call) -> str | None:
-    if call.args.get("mode", "constant") != "constant":
-        return f"padding of the mode {call.args['mode']!r}"
-    if not all(isinstance(amount, int) and amount >= 0 for amount in call.args["pad"]):
-        return "an amount of padding is negative or symbolic"
-    if not isinstance(call.args["value"], (int, float, type(None))):
-        return "its value is not a plain number"
-    return None
-
-
-def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
-    number = float(call.args["value"] or 0)
-    steps = number / scales.result.scale + scales.result.zero_point
-    if not math.isfinite(steps) or steps != round(steps) or not -128 <= steps <= 127:
-        return f"its value {number} is none of its input's integers"
-    return None
-
-
 _SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEPS)
 _SELECT = Operator(_select, _select_refusal, computes=False, integers=Integers.KEEPS)
 _SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
 _UNBIND = Operator(_unbind, _unbind_refusal, computes=False, integers=Integers.KEEPS)
-_CHOOSE = Operator(_choose, _choose_refusal, computes=False, integers=Integers.KEEPS)
-_PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
     _aten.stack.default: Operator(_stack, _stack_refusal, integers=Integers.JOINS),
     **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
-    **dict.fromkeys([_aten.index_select.default, _aten.index.Tensor], _CHOOSE),
-    _aten.flip.default: Operator(_flip, _flip_refusal, computes=False, integers=Integers.KEEPS),
     **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
     **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),
     **dict.fromkeys(
@@ -417,5 +277,4 @@ PIECES: Table = {
         ],
         _SPLIT,
     ),
-    **dict.fromkeys([_aten.constant_pad_nd.default, _aten.pad.default], _PAD),
 }

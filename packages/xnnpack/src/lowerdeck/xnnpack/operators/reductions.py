@@ -34,15 +34,14 @@ def _axes(call: Call) -> list[int]:
 
 
 def _mean(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    if emission.writes.is_int8:
-        emission.define(call.node, _mean_of(emission, call, tracked))
-    elif _is_subtracted(call.node, call.args["self"]):
+    source = call.args["self"]
+    tracked = emission.of(source)
+    if not emission.writes.is_int8 and _is_subtracted(call.node, source):
         emission.define(call.node, _refined_mean(emission, call, tracked))
-    else:
-        # The squares of halves may be infinite, and float32 is exact enough for their mean.
-        in_parts = _is_square(call.args["self"]) and tracked.encoding == FLOAT
-        emission.define(call.node, _mean_of(emission, call, tracked, in_parts=in_parts))
+        return
+    # The squares of halves may be infinite, and float32 is exact enough for their mean.
+    in_parts = _is_square(source) and tracked.encoding == emission.writes == FLOAT
+    emission.define(call.node, _mean_of(emission, call, tracked, in_parts=in_parts))
 
 
 def _is_subtracted(mean: Node, source: Node) -> bool:
@@ -51,10 +50,8 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
     for reader in readers:
         if reader.target in _VIEWS:
             readers.extend(reader.users)
-    return any(
-        one.target in (_aten.sub.Tensor, _aten.rsub.Tensor) and source in one.args
-        for one in readers
-    )
+    differences = (_aten.sub.Tensor, _aten.rsub.Tensor)
+    return any(one.target in differences and source in one.args for one in readers)
 
 
 def _is_square(node: Node) -> bool:

@@ -13,6 +13,7 @@ from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
+from lowerdeck.xnnpack.operators.choosing import CHOOSING
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.composed import COMPOSED
 from lowerdeck.xnnpack.operators.contract import Operator, Table
@@ -20,6 +21,7 @@ from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
 from lowerdeck.xnnpack.operators.linear import LINEAR
 from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
+from lowerdeck.xnnpack.operators.padding import PADDING
 from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION, is_constant_source
@@ -35,12 +37,14 @@ OPERATORS: Table = {
     **ARITHMETIC,
     **ATTENTION,
     **BATCH_NORMS,
+    **CHOOSING,
     **CLAMPS,
     **COMPOSED,
     **CONVOLUTIONS,
     **ELEMENTWISE,
     **LINEAR,
     **NORMALIZATION,
+    **PADDING,
     **PIECES,
     **POOLING,
     **REARRANGING,

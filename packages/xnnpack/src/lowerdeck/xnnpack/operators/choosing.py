@@ -1,0 +1,239 @@
+"""Elements of a dimension that are chosen by indices known ahead of time: index, and flips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import fx
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.lowered_module import compute_known
+from lowerdeck.torch_base import describe_node
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one
+from lowerdeck.xnnpack.errors import UnsupportedNodeError
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.operators.pieces import joined, stretch
+from lowerdeck.xnnpack.payload.layout import Layout
+
+_aten = torch.ops.aten
+_MOST_PIECES = 64
+"""Pieces of a dimension that may each take a node; the runtime has no other way to choose."""
+_FEW = 4
+"""Indices that are turned round one by one."""
+_MOST_INDICES = 1 << 16
+"""Indices that are computed to see how many pieces they are."""
+Run = tuple[int, int, int]
+
+
+def runs(indices: Sequence[int]) -> Iterator[Run]:
+    """Yield stretches of indices: the first one, their number, and the step of 1, -1 or 0."""
+    start = 0
+    while start < len(indices):
+        end, step = start + 1, 1
+        if end < len(indices) and abs(indices[end] - indices[start]) <= 1:
+            step = indices[end] - indices[start]
+            while end < len(indices) and indices[end] - indices[end - 1] == step:
+                end += 1
+        yield indices[start], end - start, step
+        start = end
+
+
+def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
+    """Return why indices of a dimension cannot be chosen, or None.
+
+    Args:
+        shape: The sizes of the tensor.
+        indices: What is chosen of one of its dimensions.
+    """
+    few = {1: 0.0, 0: _FEW, -1: _few(shape)}
+    pieces = sum(count if count <= few[step] else 1 for _, count, step in runs(indices))
+    if pieces > _MOST_PIECES:
+        return f"it chooses more than {_MOST_PIECES} pieces, each of which takes a node"
+    return None
+
+
+def _few(shape: Sequence[Dim]) -> float:
+    """Return how many indices are turned round one by one; others are reshaped."""
+    return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
+
+
+def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[int]) -> Tracked:
+    """Return a tensor of some indices of a dimension, those that follow each other at once.
+
+    Args:
+        emission: Where to add.
+        tracked: The tensor.
+        axis: The dimension, of a fixed size.
+        indices: What is taken of it, none negative.
+    """
+    size, layout, few = int(tracked.shape[axis]), tracked.preferred, _few(tracked.shape)
+    parts: list[Tracked] = []
+    for start, count, step in runs(indices):
+        if step == 1:
+            whole = count == size
+            parts.append(tracked if whole else stretch(emission, tracked, axis, start, count))
+        elif step == 0:
+            parts += _copies(emission, stretch(emission, tracked, axis, start, 1), axis, count)
+        elif count <= few:
+            parts += [stretch(emission, tracked, axis, start - one, 1) for one in range(count)]
+        else:
+            piece = stretch(emission, tracked, axis, start - count + 1, count)
+            parts.append(_reversed(emission, piece, axis))
+    shape = (*tracked.shape[:axis], len(indices), *tracked.shape[axis + 1 :])
+    values = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
+    return emission.tracked(shape, joined(emission, values, shape, axis, layout), layout)
+
+
+def _copies(emission: Emission, one: Tracked, axis: int, count: int) -> list[Tracked]:
+    """Return tensors that are a single element of a dimension so many times together."""
+    if count <= _FEW:
+        return [one] * count
+    parts = [one] * (count % 2)
+    layout, size = one.preferred, 2
+    while size <= count:
+        shape = (*one.shape[:axis], size, *one.shape[axis + 1 :])
+        half = (emission.id_of(one, layout), size // 2)
+        one = emission.tracked(shape, joined(emission, [half] * 2, shape, axis, layout), layout)
+        parts += [one] * (count // size % 2)
+        size *= 2
+    return parts
+
+
+def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
+    """Return a tensor whose dimension of a fixed size is turned round."""
+    shape = tracked.shape
+    before, size, after = math.prod(shape[:axis]), int(shape[axis]), math.prod(shape[axis + 1 :])
+    flat = (before, size, after)
+    value = emission.reshaped(emission.id_of(tracked), flat)
+    value = _turned(emission, emission.tracked(flat, value))
+    return emission.tracked(shape, emission.reshaped(value, shape))
+
+
+def _turned(emission: Emission, tracked: Tracked) -> int:
+    """Return a tensor of three dimensions whose second is turned round.
+
+    Halves change places, and then the halves of all halves at once: the nodes are as many as the
+    logarithm of the size, and the numbers only move.
+    """
+    before, size, after = tracked.shape
+    half, rest = divmod(int(size), 2)
+
+    def piece(start: int, count: int) -> Tracked:
+        return stretch(emission, tracked, 1, start, count)
+
+    def together(*parts: Tracked) -> int:
+        values = [(emission.id_of(one), one.shape[1]) for one in parts]
+        return joined(emission, values, tracked.shape, 1, Layout.PLAIN)
+
+    if size <= _FEW:
+        return together(*(piece(one, 1) for one in range(int(size))[::-1]))
+    if rest:
+        others = piece(0, 2 * half)
+        turned = emission.tracked(others.shape, _turned(emission, others))
+        return together(piece(2 * half, 1), turned)
+    halves = (before * 2, half, after)
+    value = emission.reshaped(together(piece(half, half), piece(0, half)), halves)
+    return emission.reshaped(
+        _turned(emission, emission.tracked(halves, value)), (before, size, after)
+    )
+
+
+def _choose(emission: Emission, call: Call) -> None:
+    tracked, axis = emission.of(call.args["self"]), _chosen_axis(call)
+    size = int(tracked.shape[axis])
+    indices = [int(one) for one in emission.constant(_indices(call))]
+    if any(not -size <= one < size for one in indices):
+        raise UnsupportedNodeError(
+            f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
+        )
+    emission.define(call.node, chosen(emission, tracked, axis, [one % size for one in indices]))
+
+
+def _indices(call: Call) -> fx.Node:
+    """Return the node that holds the indices, of which there is one where a call is taken."""
+    if "index" in call.args:
+        node: fx.Node = call.args["index"]
+        return node
+    found: fx.Node = next(one for one in call.args["indices"] if one is not None)
+    return found
+
+
+def _chosen_axis(call: Call) -> int:
+    if "index" in call.args:
+        return call.axis()
+    return next(axis for axis, one in enumerate(call.args["indices"]) if one is not None)
+
+
+def _choose_refusal(call: Call) -> str | None:
+    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    tensors = [one for one in given if one is not None]
+    if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
+        return "it chooses along several dimensions"
+    value = tensors[0].meta["val"]
+    if tensors[0].name not in call.constants:
+        return "its indices are known only at run time"
+    if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
+        return "its indices are no list of numbers"
+    shape = call.shape("self")
+    if not shape or not is_fixed(shape[_chosen_axis(call)]):
+        return "it cuts a symbolic size"
+    if value.shape[0] <= _MOST_PIECES:
+        return None
+    indices = _computed(tensors[0])
+    if indices is None:
+        return f"it chooses more than {_MOST_PIECES} indices, each of which takes a node"
+    return choice_refusal(shape, [one % int(shape[_chosen_axis(call)]) for one in indices])
+
+
+def _computed(node: fx.Node) -> list[int] | None:
+    """Return indices that are computed of numbers alone, None where constants are read."""
+    chain = [node]
+    for one in chain:
+        value = one.meta.get("val")
+        if one.op != "call_function" or not isinstance(value, torch.Tensor):
+            return None
+        if len(chain) > _MOST_PIECES or value.numel() > _MOST_INDICES:
+            return None
+        chain += [source for source in one.all_input_nodes if source not in chain]
+    known: dict[fx.Node, torch.Tensor] = {}
+    for one in sorted(chain):
+        known[one] = compute_known(one, known.__getitem__)
+    return [int(index) for index in known[node]]
+
+
+def _flip(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    for axis in _flipped(call):
+        size = int(tracked.shape[axis])
+        tracked = chosen(emission, tracked, axis, range(size)[::-1])
+    emission.define(call.node, tracked)
+
+
+def _flipped(call: Call) -> list[int]:
+    """Return the dimensions that are turned round, of those that have more than one index."""
+    shape = call.shape("self")
+    axes = [int(axis) % len(shape) for axis in call.args["dims"]] if shape else []
+    return [axis for axis in axes if not is_one(shape[axis])]
+
+
+def _flip_refusal(call: Call) -> str | None:
+    shape = call.shape("self")
+    for axis in _flipped(call):
+        size = shape[axis]
+        if not isinstance(size, int):
+            return "it turns a symbolic size round"
+        reason = choice_refusal(shape, range(size)[::-1])
+        if reason is not None:
+            return reason
+    return None
+
+
+CHOOSING: Table = {
+    **dict.fromkeys(
+        [_aten.index_select.default, _aten.index.Tensor],
+        Operator(_choose, _choose_refusal, computes=False, integers=Integers.KEEPS),
+    ),
+    _aten.flip.default: Operator(_flip, _flip_refusal, computes=False, integers=Integers.KEEPS),
+}

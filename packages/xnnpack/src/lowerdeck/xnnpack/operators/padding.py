@@ -1,0 +1,139 @@
+"""Padding with a number, and with elements of the tensor itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
+from lowerdeck.xnnpack.operators.choosing import choice_refusal, chosen
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import NodeKind
+
+_aten = torch.ops.aten
+
+
+def _pad(emission: Emission, call: Call) -> None:
+    if _mode(call) != "constant":
+        _repeat(emission, call)
+        return
+    tracked = emission.of(call.args["self"])
+    rank, layout = len(tracked.shape), tracked.preferred
+    if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
+        layout = Layout.CHANNELS_LAST  # as those want it, who then pad themselves
+    before, after = [0] * rank, [0] * rank
+    amounts = call.args["pad"]
+    for number in range(len(amounts) // 2):
+        before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
+    value = emission.add(
+        NodeKind.STATIC_CONSTANT_PAD,
+        shape_of(call.node),
+        layout,
+        pre_paddings=layout.arrange(before),
+        post_paddings=layout.arrange(after),
+        padding_value=float(call.args["value"] or 0),
+        input_id=emission.id_of(tracked, layout),
+    )
+    emission.define_value(call.node, value, layout)
+
+
+def _pad_refusal(call: Call) -> str | None:
+    if _mode(call) != "constant":
+        return _repeat_refusal(call)
+    if not all(isinstance(amount, int) and amount >= 0 for amount in call.args["pad"]):
+        return "an amount of padding is negative or symbolic"
+    if not isinstance(call.args["value"], (int, float, type(None))):
+        return "its value is not a plain number"
+    return None
+
+
+def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
+    number = float(call.args["value"] or 0)
+    steps = number / scales.result.scale + scales.result.zero_point
+    if not math.isfinite(steps) or steps != round(steps) or not -128 <= steps <= 127:
+        return f"its value {number} is none of its input's integers"
+    return None
+
+
+def _reflected(index: int, size: int) -> int:
+    return size - 1 - abs(size - 1 - abs(index))
+
+
+_MODES: Mapping[str, Callable[[int, int], int]] = {
+    "reflect": _reflected,
+    "replicate": lambda index, size: min(max(index, 0), size - 1),
+    "circular": lambda index, size: index % size,
+}
+"""Which element stands at an index outside of a dimension, by the mode of ``aten.pad``."""
+_MODES_OF: Mapping[object, str] = {
+    **dict.fromkeys(
+        [
+            *(_aten.reflection_pad1d.default, _aten.reflection_pad2d.default),
+            _aten.reflection_pad3d.default,
+        ],
+        "reflect",
+    ),
+    **dict.fromkeys(
+        [
+            *(_aten.replication_pad1d.default, _aten.replication_pad2d.default),
+            _aten.replication_pad3d.default,
+        ],
+        "replicate",
+    ),
+    _aten._pad_circular.default: "circular",
+}
+
+
+def _mode(call: Call) -> str:
+    return _MODES_OF.get(call.node.target) or str(call.args.get("mode", "constant"))
+
+
+def _amounts(call: Call) -> list[int]:
+    amounts: list[int] = call.args["padding" if "padding" in call.args else "pad"]
+    return amounts
+
+
+def _repeated(call: Call) -> Iterator[tuple[int, list[int]]]:
+    """Yield each dimension that is padded, and the indices that are taken of it."""
+    shape, amounts, element = call.shape("self"), _amounts(call), _MODES[_mode(call)]
+    for number in range(len(amounts) // 2):
+        axis = len(shape) - 1 - number
+        before, after = amounts[2 * number : 2 * number + 2]
+        if before or after:
+            size = int(shape[axis])
+            yield axis, [element(index, size) for index in range(-before, size + after)]
+
+
+def _repeat(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["self"])
+    for axis, indices in _repeated(call):
+        tracked = chosen(emission, tracked, axis, indices)
+    emission.define(call.node, tracked)
+
+
+def _repeat_refusal(call: Call) -> str | None:
+    shape, amounts = call.shape("self"), _amounts(call)
+    if _mode(call) not in _MODES:
+        return f"padding of the mode {_mode(call)!r}"
+    if not all(isinstance(amount, int) and amount >= 0 for amount in amounts):
+        return "an amount of padding is negative or symbolic"
+    for number, size in enumerate(reversed(shape[len(shape) - len(amounts) // 2 :])):
+        if any(amounts[2 * number : 2 * number + 2]) and not is_fixed(size):
+            return "it pads a symbolic size with its elements"
+    for _, indices in _repeated(call):
+        reason = choice_refusal(shape, indices)
+        if reason is not None:
+            return reason
+    return None
+
+
+_REPEATED = Operator(_repeat, _repeat_refusal, computes=False, integers=Integers.KEEPS)
+_PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
+PADDING: Table = {
+    **dict.fromkeys([_aten.constant_pad_nd.default, _aten.pad.default], _PAD),
+    **dict.fromkeys(_MODES_OF, _REPEATED),
+}
