@@ -86,6 +86,9 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
     "batch": lambda x: functional.batch_norm(
         narrow(x, 3), None, None, channels(x), channels(x), training=True
     ),
+    "batch, with running statistics": lambda x: torch.ops.aten._native_batch_norm_legit_functional(
+        narrow(x, 3), *[channels(x)] * 4, True, 0.1, 1e-5
+    )[0],
     "batch of one": lambda x: (
         functional.batch_norm(
             x[:1, :, :, None], None, None, channels(x), channels(x), training=True

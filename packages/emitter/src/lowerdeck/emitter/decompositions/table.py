@@ -16,6 +16,7 @@ from lowerdeck.emitter._torch_private import reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
@@ -101,6 +102,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
+    **BATCH_NORMS,
 }
 
 
@@ -131,7 +133,7 @@ def decompositions(
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
     special = {**_RULES, **quantization_rules(), **expert_rules()}
-    for target, rule in INTEGERS.items():
+    for target, rule in {**INTEGERS, **BATCH_NORMS}.items():
         if target in rules:
             special[target] = _first_of(rule, rules[target])
     if complex_numbers:
