@@ -12,11 +12,14 @@ from lowerdeck.serializer import (
     ExternalData,
     ExternalEntry,
     FileRange,
+    Hazard,
+    Program,
     ScalarType,
     TensorDataLocation,
     TensorLayout,
     serialize_ptd,
     serialize_pte,
+    verify_pte,
 )
 
 WEIGHT = torch.tensor([3.0, 4.0])
@@ -115,6 +118,21 @@ def test_a_file_that_the_verifier_refuses_is_refused(method: Any) -> None:
     content = serialize_pte(method.ends([x], [x]))
     with pytest.raises(ProgramError, match="the program cannot be used: "):
         load(content)
+
+
+def test_a_file_that_needs_a_newer_runtime_is_marked(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(data: bytes, *, on_hazard: Any) -> Program:
+        on_hazard(Hazard("needs ExecuTorch 1.5 or later", "delegate", 0, release="1.5"))
+        on_hazard(Hazard("divides by 0", "instruction", 0))
+        return verify_pte(data)
+
+    monkeypatch.setattr("lowerdeck.runner.loading.verify_pte", verify)
+    content = serialize_pte(method.ends([x := method.tensor([2])], [x]))
+    with pytest.warns(UserWarning, match="the program needs ExecuTorch 1.5") as warned:
+        load(content)
+    assert [Path(one.filename).name for one in warned] == ["test_loading.py"]
 
 
 def test_unknown_methods_and_memory_modes_are_refused(method: Any) -> None:

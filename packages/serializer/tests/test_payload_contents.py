@@ -13,6 +13,7 @@ from serializer_payloads import (  # type: ignore[import-not-found]
     linear,
     node,
     payload,
+    program,
     relu,
     value,
 )
@@ -27,6 +28,8 @@ from lowerdeck.serializer import (
     PayloadNode,
     PayloadValue,
     Program,
+    ScalarType,
+    XnnDatatype,
     XnnOperator,
     open_pte,
     serialize_pte,
@@ -47,6 +50,25 @@ def written(path: Path, *blobs: bytes, backend: str = "XnnpackBackend") -> str:
     data = [BackendDelegateInlineData(blob) for blob in blobs]
     path.write_bytes(serialize_pte(Program(execution_plan=[plan], backend_delegate_data=data)))
     return str(path)
+
+
+def test_inspect_and_verify_name_the_release_that_a_file_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = {"datatype": int(XnnDatatype.BF16)}
+    values = [value(0, external_id=0, flags=1, **narrow), value(1, external_id=1, flags=2)]
+    sine = graph(values, [node(XnnOperator.SIN, input_id=0, output_id=1)])
+    path = tmp_path / "a.pte"
+    types = (ScalarType.BFLOAT16, ScalarType.FLOAT)
+    path.write_bytes(serialize_pte(program(payload(sine), types)))
+    assert main(["inspect", str(path)]) == 0
+    assert "needs ExecuTorch 1.5 or later: Sin of BF16, FP32" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["needs"]["release"] == "1.5"
+    assert main(["verify", str(path)]) == 0
+    assert "warning: method 'forward'.delegates[0]" in capsys.readouterr().out
+    assert main(["inspect", written(path, payload(relu()))]) == 0
+    assert "needs ExecuTorch" not in capsys.readouterr().out
 
 
 def test_inspect_tells_operators_types_scales_and_bytes(

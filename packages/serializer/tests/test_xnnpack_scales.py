@@ -112,7 +112,24 @@ def convolution(
     return graph([node(XnnOperator.CONVERT, 0, output=2), layer], *values)
 
 
+def moved(result: XnnQuantization, kind: T = T.QINT8) -> XnnGraph:
+    """Return a slice of integers whose result has the scales ``result``."""
+    size: dict[str, Any] = {"num_dims": 2, "offsets": (0, 0), "sizes": (2, 4)}
+    ends = (
+        value(0, T.QINT8, quantization=tensor()),
+        value(1, kind, quantization=result),
+    )
+    return graph([node(XnnOperator.STATIC_SLICE, 0, **size)], *ends)
+
+
+def floats(operator: XnnOperator, source: T, result: T) -> XnnGraph:
+    return graph([node(operator, 0)], value(0, source), value(1, result))
+
+
 RIGHT = {
+    "slice of one scale": moved(tensor()),
+    "convert of floats": floats(XnnOperator.CONVERT, T.BF16, T.FP32),
+    "sine that 1.5 takes": floats(XnnOperator.SIN, T.BF16, T.FP32),
     "convert by 128": convert(tensor(128.0), tensor(1.0)),
     "leaky by 128": convert(tensor(64.0), tensor(1.0), negative_slope=-2.0),
     "even width": linear(T.QCINT4, channels()),
@@ -143,6 +160,15 @@ WRONG = {
     "one dimension": (convolution(dims=1), "quantised along 1 dimensions"),
     "bias of floats": (convolution(T.FP32), "with a bias of floats"),
     "transposed, bias of floats": (convolution(T.FP32, transposed=True), "with a bias of floats"),
+    "slice with another scale": (
+        moved(tensor(0.25)),
+        "0.25 .zero 0. and 0.5 .zero 0. at StaticSl",
+    ),
+    "slice with another zero point": (moved(tensor(0.5, 1)), "expected one for all"),
+    "slice to another type": (moved(tensor(), T.QUINT8), "QINT8, QUINT8 at StaticSlice"),
+    "softmax of two types": (floats(XnnOperator.SOFTMAX, T.FP32, T.FP16), "FP16, FP32 at Softmax"),
+    "softmax of bfloat16": (floats(XnnOperator.SOFTMAX, T.BF16, T.BF16), "BF16 at Softmax"),
+    "sine of halves": (floats(XnnOperator.SIN, T.FP16, T.FP32), "FP16, FP32 at Sin"),
     "constant at run time": (
         graph(
             [node(XnnOperator.CONVERT, 0)],

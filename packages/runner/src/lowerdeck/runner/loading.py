@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import get_args
@@ -14,7 +15,13 @@ from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.runner.values.sources import ExternalTensor, as_view
-from lowerdeck.serializer import Program, SerializerError, deserialize_ptd, verify_pte
+from lowerdeck.serializer import (
+    Hazard,
+    Program,
+    SerializerError,
+    deserialize_ptd,
+    verify_pte,
+)
 
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
@@ -90,10 +97,15 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
             f"serializer.Program{cure}"
         )
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the program"
+    hazards: list[Hazard] = []
     try:
-        return verify_pte(_mapped(source))
+        verified = verify_pte(_mapped(source), on_hazard=hazards.append)
     except SerializerError as error:
         raise ProgramError(f"{name} cannot be used: {error}") from error
+    for hazard in hazards:
+        if hazard.release:
+            warnings.warn(f"{name} {hazard.reason}", stacklevel=3)
+    return verified
 
 
 def _kernel_names(given: object) -> frozenset[str]:

@@ -156,6 +156,9 @@ def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
     """
     header = "with segments" if summary["header"] else "one FlatBuffer without segments"
     yield f"{name}: {size_text(summary['size'])}, schema version {summary['version']}, {header}"
+    if summary["needs"] is not None:
+        needs = summary["needs"]
+        yield f"needs ExecuTorch {needs['release']} or later: {needs['reason']}"
     for method in summary["methods"]:
         yield ""
         yield from _method_lines(method)

@@ -34,6 +34,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
 
     Returns:
         ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
+        ``needs`` (the oldest release of ExecuTorch that loads the file, if 1.4 does not),
         ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``, sizes in bytes.
 
     Raises:
@@ -41,6 +42,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
     """
     header = file.header
     methods = [_method(plan) for plan in file.program().execution_plan]
+    delegates, needs = _delegates(file)
     return {
         "summary_version": SUMMARY_VERSION,
         "size": len(file.data),
@@ -56,7 +58,8 @@ def summarise(file: PteFile) -> dict[str, Any]:
         },
         "methods": methods,
         "kernel_libraries": libraries_of(name for one in methods for name in one["operators"]),
-        "delegates": _delegates(file),
+        "needs": needs,
+        "delegates": delegates,
         "constants": _stored(file.constants),
         "state": _stored(file.mutable_data),
         "named_data": [
@@ -69,7 +72,8 @@ def summarise(file: PteFile) -> dict[str, Any]:
     }
 
 
-def _delegates(file: PteFile) -> list[dict[str, Any]]:
+def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
+    """Return the delegates, and the release that they need."""
     # Bytes that many delegates share are read once.
     seen: dict[tuple[DataLocation, int, str], Contents] = {}
     entries = []
@@ -88,7 +92,9 @@ def _delegates(file: PteFile) -> list[dict[str, Any]]:
                 "closed": seen[place].closed,
             }
         )
-    return entries
+    needed = [one.needs for one in seen.values() if one.needs is not None]
+    needs = {"release": needed[0][0], "reason": needed[0][1]} if needed else None
+    return entries, needs
 
 
 def _payload(found: Contents) -> dict[str, Any] | None:

@@ -46,6 +46,7 @@ class Contents:
         results: For numbers of arguments the line that makes them.
         left_out: How many nodes have no line.
         closed: Why nothing is told, "" where something is.
+        needs: The oldest release of ExecuTorch that loads it and why, if 1.4 does not.
     """
 
     operators: dict[str, int] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Contents:
     results: dict[int, int] = field(default_factory=dict)
     left_out: int = 0
     closed: str = ""
+    needs: tuple[str, str] | None = None
 
 
 def contents_of(blob: memoryview, backend: str = BACKEND) -> Contents:
@@ -115,6 +117,7 @@ def _contents(graph: PayloadGraph) -> Contents:
         links,
         results,
         len(graph.nodes) - len(shown),
+        needs=graph.needs,
     )
 
 

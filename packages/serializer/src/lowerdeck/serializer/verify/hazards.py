@@ -18,6 +18,7 @@ from lowerdeck.serializer.verify.number_bounds import NumberBounds
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.moves import mergeable_move
 from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
+from lowerdeck.serializer.xnnpack.verify_types import needed_release
 
 # Smaller integers are computed with 32 bits, where nothing overflows.
 _WIDE = {ScalarType.INT: "i", ScalarType.LONG: "q"}
@@ -33,12 +34,14 @@ class Hazard:
         field: The instruction, or the delegate.
         offset: Where it is in the file.
         needs: Keys of data that must come with another file, or the process ends.
+        release: The oldest release of ExecuTorch that loads the file, if 1.4 does not.
     """
 
     reason: str
     field: str
     offset: int
     needs: tuple[str, ...] = ()
+    release: str = ""
 
     def __str__(self) -> str:
         """Return it as errors of this package are told."""
@@ -105,6 +108,26 @@ def merged_moves(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
         "equal: merging them at load may end the process of executorch 1.4.1",
         field,
         offset,
+    )
+
+
+def newer_release(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
+    """Return the hazard of a delegate that ExecuTorch 1.4 refuses to load and a newer one runs.
+
+    Args:
+        payload: What XNNPACK runs.
+        field: The delegate.
+        offset: Where it is in the file.
+    """
+    needed = needed_release(payload)
+    if needed is None:
+        return None
+    release, what = needed
+    return Hazard(
+        f"needs ExecuTorch {release} or later: {what} is refused by 1.4 when the file is loaded",
+        field,
+        offset,
+        release=release,
     )
 
 

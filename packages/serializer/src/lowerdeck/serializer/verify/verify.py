@@ -29,6 +29,7 @@ from lowerdeck.serializer.verify.hazards import (
     HazardFinder,
     merged_moves,
     missing_data,
+    newer_release,
     no_images,
 )
 from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
@@ -66,8 +67,9 @@ def verify_pte(
     Args:
         data: The file.
         max_tables: How many tables the runtime may visit; its default check stops at a million.
-        on_hazard: Called with each hazard of a right file where the numbers of a run may end the
-            runtime's process, such as a division by a size that may be 0.
+        on_hazard: Called with each hazard of a right file: where the numbers of a run may end the
+            runtime's process, such as a division by a size that may be 0, or where it needs a
+            newer release of ExecuTorch.
 
     Returns:
         The program, as :func:`deserialize_pte` returns it.
@@ -193,6 +195,7 @@ class ProgramVerifier:
                 missing_data(keys, self._named, field, position),
                 no_images(payload, field, position),
                 merged_moves(payload, field, position),
+                newer_release(payload, field, position),
             ):
                 if hazard is not None:
                     tell(hazard)

@@ -11,6 +11,7 @@ from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnGraph, XnnQuantiz
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype
 from lowerdeck.serializer.xnnpack.verify_nodes import MAX_RANK, NodeVerifier, damaged
 from lowerdeck.serializer.xnnpack.verify_scales import verify_scales
+from lowerdeck.serializer.xnnpack.verify_types import verify_types
 
 _INPUT, _OUTPUT = 1, 2
 _MAX_EXTERNALS = 4096
@@ -55,6 +56,7 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
     NodeVerifier(graph, values).verify()
     verify_scales(graph, values)
     _verify_order(graph, values)
+    verify_types(graph, values)
 
 
 def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:

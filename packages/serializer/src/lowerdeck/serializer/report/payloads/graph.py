@@ -50,6 +50,7 @@ class PayloadGraph:
         arguments: For arguments of the delegate, inputs before outputs, the ids of their values.
         constant_bytes: Bytes of all constants, those that are shared once.
         nested: How often there are which operators inside the bodies of loops and branches.
+        needs: The oldest release of ExecuTorch that loads it and why, if 1.4 does not.
     """
 
     nodes: tuple[PayloadNode, ...]
@@ -57,3 +58,4 @@ class PayloadGraph:
     arguments: Mapping[int, int]
     constant_bytes: int
     nested: Mapping[str, int] = field(default_factory=dict)
+    needs: tuple[str, str] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lowerdeck.serializer.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnQuantization, XnnValue
 from lowerdeck.serializer.xnnpack.payload import decode_payload
+from lowerdeck.serializer.xnnpack.verify_types import needed_release
 
 _MAGIC = (b"XH00", b"XN00", b"XN01")
 
@@ -38,6 +39,7 @@ def xnnpack_graph(blob: memoryview) -> PayloadGraph:
         constant_bytes=sum(
             {(one.key or one.offset): one.size for one in graph.constants}.values()
         ),
+        needs=needed_release(graph),
     )
 
 

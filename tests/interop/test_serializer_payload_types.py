@@ -1,0 +1,209 @@
+"""`verify` accepts of one XNNPACK node what the official runtime loads, by types and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from lowerdeck.serializer import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BackendDelegateInlineData,
+    Chain,
+    DataLocation,
+    DelegateCall,
+    EValue,
+    ExecutionPlan,
+    FormatError,
+    Hazard,
+    Instruction,
+    Program,
+    ScalarType,
+    Tensor,
+    XnnDatatype,
+    XnnOperator,
+    serialize_pte,
+    verify_pte,
+)
+from lowerdeck.serializer.pte.schema import AllocationDetails
+from lowerdeck.xnnpack.payload.encode import encode
+from lowerdeck.xnnpack.payload.encoding import Encoding
+from lowerdeck.xnnpack.payload.schema import NONE, Constant, Graph, Node, Value
+from tests.interop import official
+
+pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
+
+T, O = XnnDatatype, XnnOperator  # noqa: E741
+TYPES = {
+    T.FP32: (ScalarType.FLOAT, torch.float32),
+    T.FP16: (ScalarType.HALF, torch.float16),
+    T.BF16: (ScalarType.BFLOAT16, torch.bfloat16),
+    T.QINT8: (ScalarType.CHAR, torch.int8),
+    T.QUINT8: (ScalarType.BYTE, torch.uint8),
+    T.INT32: (ScalarType.INT, torch.int32),
+}
+IMAGE = (1, 4, 4, 2)
+WINDOW: dict[str, Any] = {
+    f"{name}_{side}": 2 if name != "dilation" else 1
+    for name in ("pooling", "stride", "dilation")
+    for side in ("height", "width")
+}
+HALVED, FLAT = (1, 2, 2, 2), (4, 8)
+UNARY: dict[XnnOperator, tuple[dict[str, Any], Sequence[int]]] = {
+    **{
+        operator: ({}, IMAGE)
+        for operator in (
+            *(O.SOFTMAX, O.SIGMOID, O.CLAMP, O.FLOOR, O.SQUARE_ROOT, O.CEILING, O.HARDSWISH),
+            *(O.NEGATE, O.SQUARE, O.ABS, O.RECIPROCAL_SQUARE_ROOT, O.LOG, O.GELU, O.TANH),
+            *(O.EXP, O.SIN, O.COS, O.COPY, O.CONVERT),
+        )
+    },
+    O.LEAKY_RELU: ({"negative_slope": 0.5}, IMAGE),
+    O.ELU: ({"alpha": 1.0}, IMAGE),
+    O.STATIC_TRANSPOSE: ({"num_dims": 4, "perm": (0, 2, 1, 3)}, IMAGE),
+    O.STATIC_RESIZE_BILINEAR_2D: ({"new_height": 2, "new_width": 2}, HALVED),
+    O.STATIC_CONSTANT_PAD: ({"pre_paddings": (0,) * 4, "post_paddings": (0,) * 4}, IMAGE),
+    O.AVG_POOLING_2D: (WINDOW, HALVED),
+    O.MAX_POOLING_2D: (WINDOW, HALVED),
+    O.STATIC_RESHAPE: ({"num_dims": 2, "new_shape": FLAT}, FLAT),
+    O.STATIC_SLICE: ({"num_dims": 4, "offsets": (0, 1, 1, 0), "sizes": HALVED}, HALVED),
+}
+BINARY = (O.ADD, O.DIV, O.MINIMUM, O.MULTIPLY, O.SUBTRACT, O.MAXIMUM, O.PRELU)
+JOINS = (O.CONCATENATE2, O.CONCATENATE3, O.CONCATENATE4, O.CONCATENATE5)
+# Scale and zero point of each input, and of the output.
+ALIKE, COARSER, SHIFTED = (0.5, 0), (1.0, 0), (0.5, 3)
+
+
+class Case(NamedTuple):
+    operator: XnnOperator
+    types: tuple[XnnDatatype, ...]
+    scales: tuple[tuple[float, int], ...]
+    constant: XnnDatatype | None = None
+
+    def __str__(self) -> str:
+        return f"{self.operator.label} {[kind.name for kind in self.types]} {self.scales}"
+
+
+def cases(operator: XnnOperator) -> Iterator[Case]:
+    inputs = 2 if operator in BINARY else operator.joined or 1
+    for source in TYPES:
+        for result in TYPES:
+            yield Case(operator, (source,) * inputs + (result,), (ALIKE,) * (inputs + 1))
+        if inputs > 1 and source is not T.FP32:
+            yield Case(operator, (T.FP32,) + (source,) * inputs, (ALIKE,) * (inputs + 1))
+    for kind in (T.QINT8, T.QUINT8):
+        for other in (COARSER, SHIFTED):
+            for place in range(inputs + 1):
+                scales = [ALIKE] * (inputs + 1)
+                scales[place] = other
+                yield Case(operator, (kind,) * (inputs + 1), tuple(scales))
+
+
+def program(case: Case) -> tuple[bytes, tuple[torch.Tensor, ...]]:
+    """Return a program of one node, and arguments of it."""
+    count = len(case.types) - 1
+    fields, result = UNARY.get(case.operator, ({}, IMAGE))
+    if case.operator.joined:
+        fields, result = {"axis": 3}, (*IMAGE[:3], IMAGE[3] * count)
+    shapes = [IMAGE] * count + [tuple(result)]
+    if case.operator is O.FULLY_CONNECTED:
+        shapes = [(2, 4), (2, 4)]
+    values = [
+        Value(
+            *(number, shape),
+            external_id=number,
+            flags=2 if number == count else 1,
+            encoding=_encoding(kind, *scale),
+        )
+        for number, (shape, kind, scale) in enumerate(
+            zip(shapes, case.types, case.scales, strict=True)
+        )
+    ]
+    names = ["input_id"] if count == 1 else [f"input{number + 1}_id" for number in range(count)]
+    ids: dict[str, Any] = dict(zip(names, range(count), strict=True))
+    constants, data = [Constant("", 0)], b""
+    if case.constant is not None:
+        ids = {"input1_id": 0, "filter_id": 2, "bias_id": NONE}
+        values.append(Value(2, (4, 4), constant=1, encoding=_encoding(case.constant)))
+        constants.append(Constant("", 16 * case.constant.bits // 8))
+        data = bytes(64)
+    limits = (-1.0, 1.0) if case.operator is O.CLAMP else None
+    node = Node(case.operator, {**ids, "output_id": count, **fields}, limits)
+    graph = Graph(values, [node], constants, list(range(count)), [count], count + 1)
+    return _file(encode(graph, data), shapes, case.types), tuple(
+        torch.ones(shape).to(TYPES[kind][1])
+        for shape, kind in zip(shapes[:-1], case.types[:-1], strict=True)
+    )
+
+
+def _encoding(kind: XnnDatatype, scale: float = 0.0, zero: int = 0) -> Encoding:
+    return Encoding(kind, scale, zero) if kind in (T.QINT8, T.QUINT8) else Encoding(kind)
+
+
+def _file(blob: bytes, shapes: Sequence[Sequence[int]], types: Sequence[XnnDatatype]) -> bytes:
+    values, used = [], 0
+    for shape, kind in zip(shapes, types, strict=True):
+        place = AllocationDetails(1, used)
+        order = list(range(len(shape)))
+        values.append(
+            EValue(
+                Tensor(TYPES[kind][0], sizes=list(shape), dim_order=order, allocation_info=place)
+            )
+        )
+        used += -(-prod(shape) * 4 // 16) * 16
+    count = len(values)
+    plan = ExecutionPlan(
+        "forward",
+        values=values,
+        inputs=list(range(count - 1)),
+        outputs=[count - 1],
+        chains=[Chain(instructions=[Instruction(DelegateCall(0, list(range(count))))])],
+        delegates=[
+            BackendDelegate("XnnpackBackend", BackendDelegateDataReference(DataLocation.INLINE, 0))
+        ],
+        non_const_buffer_sizes=[0, used],
+    )
+    return serialize_pte(
+        Program(execution_plan=[plan], backend_delegate_data=[BackendDelegateInlineData(blob)])
+    )
+
+
+def is_accepted(written: bytes) -> bool:
+    """Return whether the verifier accepts a file for the release that is installed."""
+    hazards: list[Hazard] = []
+    try:
+        verify_pte(written, on_hazard=hazards.append)
+    except FormatError:
+        return False
+    is_newer = (official.binding_name() or "").endswith("._C")
+    return is_newer or not any(hazard.release for hazard in hazards)
+
+
+def is_garbage(case: Case) -> bool:
+    """Return whether the runtime takes a node of mixed types and gives garbage."""
+    mixed = len(set(case.types)) > 1
+    return mixed and case.operator in (O.SOFTMAX, O.AVG_POOLING_2D, O.STATIC_RESIZE_BILINEAR_2D)
+
+
+@pytest.mark.parametrize("operator", [*UNARY, *BINARY, *JOINS], ids=lambda one: one.label)
+def test_what_verify_accepts_is_what_the_runtime_loads(operator: XnnOperator) -> None:
+    wrong = []
+    for case in cases(operator):
+        written, arguments = program(case)
+        outcome = official.run(written, [official.Call(arguments)], refusable=True)
+        assert not isinstance(outcome, official.Crash), str(case)
+        if is_accepted(written) != (isinstance(outcome, official.Ran) and not is_garbage(case)):
+            wrong.append(f"{case}: {type(outcome).__name__}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("result", [T.FP32, T.BF16], ids=lambda one: one.name)
+def test_a_layer_of_bfloat16_names_the_release_that_it_needs(result: XnnDatatype) -> None:
+    case = Case(O.FULLY_CONNECTED, (T.BF16, result), (ALIKE, ALIKE), T.BF16)
+    written, arguments = program(case)
+    outcome = official.run(written, [official.Call(arguments)], refusable=True)
+    assert is_accepted(written) == isinstance(outcome, official.Ran)
