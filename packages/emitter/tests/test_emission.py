@@ -436,3 +436,24 @@ def test_memory_of_inputs_and_outputs_is_planned_by_method() -> None:
     assert planned == [(False, True), (True, False)]
     with pytest.raises(EmitterError, match=r"found plan_outputs for \['c'\]"):
         emit(exported, config=EmitConfig(plan_outputs={"c": True}))
+
+
+def test_a_missing_kernel_is_named_before_a_missing_bound() -> None:
+    def pick(x: torch.Tensor) -> torch.Tensor:
+        return x[:2].clone()
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    class Pick(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            picked: torch.Tensor = torch.ops.lowerdeck_test_pick.pick(x)
+            return picked * 2
+
+    with torch.library._scoped_library("lowerdeck_test_pick", "DEF") as library:
+        library.define("pick(Tensor x) -> Tensor")
+        library.impl("pick", pick, "CPU")
+        torch.library.register_fake("lowerdeck_test_pick::pick", fake, lib=library)
+        program = torch.export.export(Pick(), (torch.ones(5),))
+        with pytest.raises(MissingKernelError, match="lowerdeck_test_pick"):
+            emit(program)

@@ -20,7 +20,7 @@ from lowerdeck.emitter.backend import (
 )
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions import decompose
-from lowerdeck.emitter.errors import EmitterError
+from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
 from lowerdeck.emitter.frontend import (
     ConstantPool,
     DelegatePool,
@@ -33,7 +33,7 @@ from lowerdeck.emitter.frontend import (
     read_method,
 )
 from lowerdeck.emitter.memory import plan_memory
-from lowerdeck.emitter.passes import run_passes, write_in_place
+from lowerdeck.emitter.passes import require_kernels, run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
 from lowerdeck.torch_base import collector_held, mended, without_idle_modes
@@ -56,7 +56,9 @@ def emit(
             entry is a name, or a tuple of names where one state has several
             (``[("cache", "decoder.cache")]``); True stands for each name by itself. Buffers in one
             memory are one state whatever they are called, so a name that only one of them has
-            brings the others of its memory along.
+            brings the others of its memory along. In the official runtime methods share state only
+            in a C++ ``Module`` made with ``share_memory_arenas``: its Python binding gives each
+            method memory of its own.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
@@ -114,12 +116,17 @@ class _Emission:
 
     def add_method(self, name: str) -> None:
         settings = self._settings
-        method = read_method(
-            name,
-            self._decomposed[name],
-            plan_inputs=_for_method(settings.plan_inputs, name),
-            states=self._views,
-        )
+        try:
+            method = read_method(
+                name,
+                self._decomposed[name],
+                plan_inputs=_for_method(settings.plan_inputs, name),
+                states=self._views,
+            )
+        except UnboundedSizeError:
+            # A bound does not help an operator that has no kernel.
+            require_kernels(self._decomposed[name].graph_module, settings.table)
+            raise
         stem_of = self._stems(name)
         run_passes(method, settings, stem_of)
         code = linearize(method, plan_outputs=_for_method(settings.plan_outputs, name))

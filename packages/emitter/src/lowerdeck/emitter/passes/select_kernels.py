@@ -8,11 +8,12 @@ import torch
 from torch import fx
 
 from lowerdeck.emitter.errors import MissingKernel, MissingKernelError
+from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.ir.values import TensorValue
-from lowerdeck.torch_base import source_frame
+from lowerdeck.torch_base import OpOverload, source_frame
 
 _SHOWN = 5
 
@@ -41,6 +42,31 @@ def select_kernels(method: Method, table: KernelTable) -> None:
             if kernel is None:
                 entry = missing.setdefault(str(operation.target), (reason, []))
                 entry[1].append(source_of(operation.origin))
+    _refuse_missing(missing, table)
+
+
+def require_kernels(module: fx.GraphModule, table: KernelTable) -> None:
+    """Refuse operators of a graph that have no kernel.
+
+    Args:
+        module: A decomposed program, its branches and loops included.
+        table: The kernels.
+
+    Raises:
+        MissingKernelError: If any has none; it names all of them.
+    """
+    missing: dict[str, tuple[str, list[str]]] = {}
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if not isinstance(node.target, OpOverload) or is_assertion(node.target):
+                continue
+            kernel, reason = find_kernel(node.target, table)
+            if kernel is None:
+                missing.setdefault(str(node.target), (reason, []))[1].append(source_of(node))
+    _refuse_missing(missing, table)
+
+
+def _refuse_missing(missing: dict[str, tuple[str, list[str]]], table: KernelTable) -> None:
     if missing:
         raise MissingKernelError(
             [
