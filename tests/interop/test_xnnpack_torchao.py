@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lowerdeck.emitter import MissingKernelError, emit
-from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
+from lowerdeck.exir_compat import to_edge_transform_and_lower
+from lowerdeck.lowered_module import get_lowered_backend_modules, lower, to_backend
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
@@ -363,3 +364,58 @@ def test_float8_without_a_delegate_is_one_error() -> None:
     torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
     with pytest.raises(MissingKernelError, match="no floats of 8 bits"):
         emit(torch.export.export(model, (torch.randn(1, 256),)))
+
+
+def _four_ways(
+    program: ExportedProgram, make: Callable[[], Any]
+) -> tuple[bytes, dict[str, bytes]]:
+    """Return the file that `to_backend` and `emit` make, and those of the other ways."""
+    direct = emit(to_backend(program, make())).to_bytes()
+    compat = to_edge_transform_and_lower(program, partitioner=[make()]).to_executorch()
+    # The command's steps are those of `lower`; a test of the command says so.
+    return direct, {
+        "lower": lower(program, make()).to_bytes(),
+        "exir_compat": bytes(compat.buffer),
+    }
+
+
+@pytest.mark.parametrize("form", ["raw", "unwrapped", "functional"])
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, "dynamic, Int8Tensor", "alone, Int8Tensor"])
+def test_one_program_has_one_file(name: str, form: str) -> None:
+    torch.manual_seed(0)
+    make = {
+        **{known: each[0] for known, each in CONFIGURATIONS.items()},
+        "dynamic, Int8Tensor": lambda: torchao.Int8DynamicActivationInt8WeightConfig(
+            set_inductor_config=False
+        ),
+        "alone, Int8Tensor": weights_alone,
+    }[name]
+    model = Shared().eval().requires_grad_(False)
+    model.one, model.two, model.last = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 10)
+    torchao.quantize_(model, make())
+    if form == "unwrapped":
+        importlib.import_module("torchao.utils").unwrap_tensor_subclass(model)
+    program = torch.export.export(model, (torch.randn(3, 64),))
+    if form == "functional":
+        program = program.run_decompositions({})
+    direct, others = _four_ways(program, XnnpackPartitioner)
+    assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dynamic": True, "weight_bits": 4}])
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_one_program_of_pt2e_or_floats_has_one_file(
+    precision: str | None, options: dict[str, Any]
+) -> None:
+    pt2e = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+    quantizer = importlib.import_module("lowerdeck.xnnpack.quantizer").XnnpackQuantizer
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
+    model, inputs = nn.Sequential(*layers, nn.Linear(512, 10)).eval(), (torch.randn(1, 3, 8, 8),)
+    program = torch.export.export(model, inputs)
+    prepared = pt2e.prepare_pt2e(program.module(), quantizer(**options))
+    prepared(*inputs)
+    quantised = torch.export.export(pt2e.convert_pt2e(prepared), inputs)
+    for one in (program, quantised):
+        direct, others = _four_ways(one, lambda: XnnpackPartitioner(precision))
+        assert others == dict.fromkeys(others, direct)

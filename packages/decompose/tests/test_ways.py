@@ -13,6 +13,7 @@ from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from lowerdeck.decompose import (
     DecomposeError,
@@ -42,6 +43,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 noted.register_effect(_EffectType.ORDERED)
 
 GELU: Any = torch.ops.aten.gelu.default
+LINEAR: Any = torch.ops.aten.linear.default
 
 
 class Layers(nn.Module):
@@ -254,11 +256,12 @@ def test_what_neither_way_takes_apart_is_told() -> None:
         decompose(program, _table(_doubled_by_new))
 
 
-def test_operators_with_effects_go_torchs_way() -> None:
-    class Noting(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.ops.lowerdeck_decompose_tests.noted(x) + 1
+class Noting(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.ops.lowerdeck_decompose_tests.noted(x) + 1
 
+
+def test_operators_with_effects_go_torchs_way() -> None:
     program = torch.export.export(Noting(), (torch.randn(2, 4),))
     assert "effects that torch orders by tokens" in str(explain(program))
     found = decompose(program)
@@ -267,14 +270,125 @@ def test_operators_with_effects_go_torchs_way() -> None:
     assert not differences(decompose(found), found)
 
 
-def test_tensor_subclasses_go_torchs_way() -> None:
-    # Their parts become inputs, and each call whatever the subclass makes of it.
+class Product(torch.Tensor):
+    """The product of two tensors, which layers multiply with as torchao's tensors are."""
+
+    def __new__(cls, a: torch.Tensor, _: torch.Tensor) -> Product:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls, a.shape, dtype=a.dtype, requires_grad=False
+        )
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.a, self.b = a, b
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, *_: Any) -> Product:
+        return Product(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is nn.functional.linear:
+            x, weight, bias = args
+            return function(x, _dense(weight), bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # What nn.Parameter and the tracer ask for: a tensor on the same memory.
+        (held,) = args
+        made = cls(function(held.a), function(held.b))
+        return return_and_correct_aliasing(function, args, kwargs or {}, made)  # type: ignore[no-untyped-call]
+
+
+def _dense(held: Any) -> Any:
+    return _dense(held.a) * _dense(held.b) if isinstance(held, Product) else held
+
+
+def _product(*tensors: torch.Tensor) -> torch.Tensor:
+    return Product(*tensors)
+
+
+def _parameter(model: nn.Module, held: torch.Tensor) -> None:
+    model.layers[0].weight = nn.Parameter(held, requires_grad=False)  # type: ignore[index,union-attr]
+
+
+def _tied(model: nn.Module, held: torch.Tensor) -> None:
+    for layer in model.layers:  # type: ignore[union-attr]
+        layer.weight = nn.Parameter(held, requires_grad=False)
+
+
+def _buffer(model: nn.Module, held: torch.Tensor) -> None:
+    del model.layers[0].weight  # type: ignore[index,union-attr]
+    model.layers[0].register_buffer("weight", held)  # type: ignore[index,union-attr]
+
+
+def _left_out(model: nn.Module, held: torch.Tensor) -> None:
+    del model.layers[0].weight  # type: ignore[index,union-attr]
+    model.layers[0].register_buffer("weight", held, persistent=False)  # type: ignore[index,union-attr]
+
+
+def test_subclasses_that_export_left_whole_go_torchs_way() -> None:
+    # Each call is whatever the subclass makes of it.
     model = Layers(4, 2)
     held = TwoTensor(torch.randn(4, 4), torch.randn(4, 4))  # type: ignore[no-untyped-call]
-    model.layers[0].weight = nn.Parameter(held, requires_grad=False)
+    _parameter(model, held)
     program = _exported(model, 4)
-    assert "is a TwoTensor, a tensor subclass" in str(explain(program))
+    assert "is a tensor subclass, and 'linear' reads" in str(explain(program))
     assert not differences(decompose(program), program.run_decompositions())
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize("hold", [_parameter, _tied, _buffer, _left_out])
+def test_inner_tensors_of_subclasses_become_inputs(hold: Any, nested: bool) -> None:
+    # torch.export has traced through the subclass already.
+    model = Layers(4, 2)
+    weight = _product(torch.randn(4, 4), torch.randn(4, 4))
+    if nested:
+        weight = _product(weight, _product(torch.randn(4, 4), torch.randn(4, 4)))
+    hold(model, weight)
+    program = _exported(model, 4)
+    before = str(program)
+    assert explain(program).reason is None
+    found, wanted = decompose(program), program.run_decompositions()
+    assert not differences(found, wanted)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(found.module()(x), wanted.module()(x))
+    assert str(program) == before
+
+
+@pytest.mark.parametrize("names", [[], ["linear"], ["linear_1", "linear_2"]])
+@pytest.mark.parametrize("way", ["plain", "subclass", "effects"])
+def test_what_is_asked_to_stay_stays_whatever_the_way(way: str, names: list[str]) -> None:
+    model = Layers(4, 3)
+    if way == "subclass":
+        _parameter(model, _product(torch.randn(4, 4), torch.randn(4, 4)))
+    if way == "effects":
+        model.layers.append(Noting())
+    program = torch.export.export(model, (torch.randn(2, 4),))
+    nodes = set(program.graph.nodes)
+
+    def asked(call: torch.fx.Node) -> bool:
+        # Nodes of the program that was given, by which partitioners know them.
+        assert call in nodes
+        return call.name in names
+
+    found = decompose(program, keep={LINEAR: asked})
+    reason = explain(program).reason
+    assert (reason is None) == (way != "effects"), reason
+    # torch's own way keeps all calls of an operator, or none.
+    wanted = len(names) if reason is None else 3 * bool(names)
+    assert [n.target for n in found.graph.nodes].count(LINEAR) == wanted
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(found.module()(x), program.run_decompositions().module()(x))
 
 
 class Told(nn.Module):

@@ -6,6 +6,7 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.decomposing import decompose, explain, take_apart
 from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
 from lowerdeck.decompose.errors import DecomposeError
+from lowerdeck.decompose.inner_tensors import unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import can_keep
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, stay
@@ -23,4 +24,5 @@ __all__ = [
     "on_cpu",
     "stay",
     "take_apart",
+    "unwrap_subclass_parameters",
 ]

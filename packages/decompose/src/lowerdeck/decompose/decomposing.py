@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import (
     assemble,
@@ -26,6 +26,7 @@ from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.inner_tensors import subclass_reader, unwrapped
 from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
@@ -45,7 +46,6 @@ from lowerdeck.torch_base import (
     describe_node,
     explicit,
     graphs_of,
-    is_traceable_wrapper_subclass,
     mended,
     writes_in_place,
     written_aliases,
@@ -70,7 +70,8 @@ def decompose(
             None.
         keep: Operators that stay whole whatever the table says; in a mapping, each with a
             function that says of a call (its node in ``exported_program``) whether it stays, or
-            None for all its calls. torch's own way knows no calls: it asks no such function.
+            None for all its calls. torch's own way cannot tell calls apart: it keeps all calls of
+            an operator if one of them is to stay.
         cache: Where templates outlive this call; for a program of fixed sizes.
 
     Raises:
@@ -79,9 +80,11 @@ def decompose(
             that it is given; what the rule raised is the cause.
     """
     kept = _checked(exported_program, table, keep, cache)
+    program, originals = unwrapped(exported_program)
+    kept = _of_originals(kept, originals)
     rules = Rules.of(table, kept)
     with collector_held():
-        said, writes = _explicit(exported_program)
+        said, writes = _explicit(program)
         try:
             calls = Calls(said.module_call_graph)
             parts, _ = _by_calls(said, rules, cache, writes=writes, calls=calls)
@@ -114,8 +117,10 @@ def take_apart(
         DecomposeError: The program writes memory that no program of values can tell, or a rule
             fails.
     """
+    program, originals = unwrapped(exported_program)
+    rules = replace(rules, chosen=_of_originals(rules.chosen, originals))
     with collector_held():
-        said, writes = _explicit(exported_program)
+        said, writes = _explicit(program)
         try:
             return _by_calls(said, rules, cache, writes=writes)[0]
         except WholeProgramError as error:
@@ -131,6 +136,17 @@ def take_apart(
         raise
     except Exception as error:
         raise _refused(said, reason, error) from error
+
+
+def _of_originals(keep: Any, originals: Mapping[Node, Node]) -> Any:
+    """Return what stays whole, with functions that take nodes of a copy of the program."""
+    if not originals or not isinstance(keep, Mapping):
+        return keep
+
+    def asked(which: Callable[[Node], bool]) -> Callable[[Node], bool]:
+        return lambda call: which(originals.get(call, call))
+
+    return {op: None if which is None else asked(which) for op, which in keep.items()}
 
 
 def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedProgram:
@@ -173,7 +189,9 @@ def explain(
         cache: Likewise.
     """
     kept = _checked(exported_program, table, keep, cache)
-    said, writes = _explicit(exported_program)
+    program, originals = unwrapped(exported_program)
+    kept = _of_originals(kept, originals)
+    said, writes = _explicit(program)
     try:
         _, templates = _by_calls(said, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
@@ -291,9 +309,13 @@ def _check(program: ExportedProgram) -> None:
     for spec in signature.input_specs:
         if spec.kind in {InputKind.TOKEN, InputKind.CUSTOM_OBJ}:
             raise WholeProgramError(f"an input is a {spec.kind.name}")
-    for name, held in (*program.state_dict.items(), *program.constants.items()):
-        if isinstance(held, torch.Tensor) and is_traceable_wrapper_subclass(held):
-            raise WholeProgramError(f"{name!r} is a {type(held).__name__}, a tensor subclass")
+    read = subclass_reader(program)
+    if read is not None:
+        name, reader = read
+        raise WholeProgramError(
+            f"{name!r} is a tensor subclass, and {reader.name!r} reads more of it than its inner "
+            "tensors"
+        )
 
 
 def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
@@ -316,10 +338,17 @@ def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
 
 
 def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
-    """Return what torch's own way gives, which knows no calls: operators kept in part are not."""
+    """Return what torch's own way gives, which keeps all calls of an operator or none."""
     own: Any = default_decompositions() if table is None else dict(Counted(table))
+    rules = Rules.of(table, keep)
+    wanted = {
+        node.target
+        for graph_module in graphs_of(program.graph_module)
+        for node in graph_module.graph.nodes
+        if node.op == "call_function" and rules.keeps_call(node)
+    }
     for operator in keep:
-        if not isinstance(keep, Mapping) or keep[operator] is None:
+        if operator not in rules.chosen or operator in wanted:
             own.pop(operator, None)
     for node in written_aliases(program.graph_module):
         parts = composite_parts(node.target)

@@ -19,6 +19,7 @@ from lowerdeck.decompose import (
     can_keep,
     decompose,
     methods_on_cpu,
+    unwrap_subclass_parameters,
 )
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
@@ -335,7 +336,9 @@ def decomposed_for(
     cache = DecompositionCache()
     always: dict[OpOverload, Any] = dict.fromkeys(keep)
     found = {}
-    for name, program in programs.items():
+    for name, given in programs.items():
+        # As exir does: partitioners look for weights among the inputs.
+        program = unwrap_subclass_parameters(given)
         kept = _kept(program, partitioners.get(name, ())) | always
         try:
             found[name] = _decomposed(program, kept, cache)

@@ -1,0 +1,170 @@
+"""Programs whose parameters are tensor subclasses, such as torchao's: inner tensors as inputs.
+
+``torch.export`` has traced through most such classes: its graph reads only the inner tensors of
+the parameter, by calls of ``export.access_subclass_inner_tensor``. Placeholders of their own take
+the place of these calls, under the names that ``run_decompositions`` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from lowerdeck.torch_base import (
+    copy_graph_module,
+    graphs_of,
+    is_traceable_wrapper_subclass,
+    set_program_parts,
+    with_graph_module,
+)
+
+_ACCESS = "export.access_subclass_inner_tensor.default"
+_PREFIXES = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}
+
+
+def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that takes the inner tensors of tensor subclasses as inputs of their own.
+
+    It is what ``run_decompositions({})`` does to such parameters, without tracing anything again.
+    A program in which no parameter is a tensor subclass, or one is read as a whole, is returned
+    as it is.
+
+    Args:
+        program: Any program; not changed. Memory is shared.
+
+    Example:
+        >>> import torch
+        >>> program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+        >>> unwrap_subclass_parameters(program) is program
+        True
+    """
+    return unwrapped(program)[0]
+
+
+def unwrapped(program: ExportedProgram) -> tuple[ExportedProgram, dict[Node, Node]]:
+    """Return what ``unwrap_subclass_parameters`` returns, and the original node of each node.
+
+    Args:
+        program: Any program; not changed.
+    """
+    held = {**program.constants, **program.state_dict}
+    wrapped = {name for name, tensor in held.items() if is_subclass(tensor)}
+    if not wrapped or subclass_reader(program) is not None:
+        return program, {}
+    copied = with_graph_module(program, copy_graph_module(program.graph_module))
+    originals = {
+        node: source
+        for new, old in zip(
+            graphs_of(copied.graph_module), graphs_of(program.graph_module), strict=True
+        )
+        for node, source in zip(new.graph.nodes, old.graph.nodes, strict=True)
+    }
+    state_dict, constants = dict(program.state_dict), dict(program.constants)
+    specs: list[InputSpec] = []
+    placeholders = copied.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.target not in wrapped:
+            specs.append(spec)
+            continue
+        tensors = state_dict if spec.target in state_dict else constants
+        tensor = tensors.pop(spec.target)
+        module, _, name = spec.target.rpartition(".")
+        stem = f"{module}.parametrizations.{name}.original".lstrip(".")
+        for count, (path, inner) in enumerate(_leaves(tensor)):
+            target = f"{stem}{count}"
+            tensors[target] = _as_parameter(inner, tensor)
+            made = _placeholder(node, path, f"{_PREFIXES.get(spec.kind, 'c')}_{target}")
+            specs.append(replace(spec, arg=TensorArgument(name=made.name), target=target))
+        _erase(node)
+    signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
+    set_program_parts(copied, signature=signature, state_dict=state_dict, constants=constants)
+    return copied, originals
+
+
+def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:
+    """Return the name of a tensor subclass, and a node that reads it as a whole; None for none.
+
+    Args:
+        program: Any program.
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        target = str(spec.target)
+        tensor = program.state_dict.get(target, program.constants.get(target))
+        if not is_subclass(tensor):
+            continue
+        reader = _whole_reader(node)
+        if reader is not None:
+            return target, reader
+    return None
+
+
+def is_subclass(tensor: object) -> bool:
+    """Return whether something is a tensor that holds others, and no elements of its own.
+
+    Args:
+        tensor: Anything.
+    """
+    return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
+
+
+def _whole_reader(node: Node) -> Node | None:
+    for user in node.users:
+        if str(user.target) != _ACCESS:
+            return user
+        inner = _whole_reader(user) if is_subclass(user.meta.get("val")) else None
+        if inner is not None:
+            return inner
+    return None
+
+
+def _leaves(tensor: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the plain tensors inside a tensor subclass, with the attributes that lead to each."""
+    for name in tensor.__tensor_flatten__()[0]:
+        inner = getattr(tensor, name)
+        if is_subclass(inner):
+            yield from _leaves(inner, (*path, name))
+        elif isinstance(inner, torch.Tensor):
+            yield (*path, name), inner
+
+
+def _as_parameter(inner: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an inner tensor, as a parameter if the tensor subclass is one."""
+    if not isinstance(tensor, torch.nn.Parameter):
+        return inner
+    differentiable = tensor.requires_grad and inner.is_floating_point()
+    return torch.nn.Parameter(inner, requires_grad=differentiable)
+
+
+def _placeholder(node: Node, path: tuple[str, ...], name: str) -> Node:
+    """Add the placeholder of an inner tensor, which takes the place of the calls that read it."""
+    fake, readers = node.meta["val"], [node]
+    for attribute in path:
+        fake = getattr(fake, attribute)
+        readers = [
+            user for reader in readers for user in reader.users if user.args[1] == attribute
+        ]
+    with node.graph.inserting_before(node):
+        made = node.graph.placeholder(name.replace(".", "_"))
+    made.target = made.name
+    made.meta = {**node.meta, "val": fake}
+    for reader in readers:
+        reader.replace_all_uses_with(made)
+    return made
+
+
+def _erase(node: Node) -> None:
+    for user in list(node.users):
+        _erase(user)
+    node.graph.erase_node(node)
