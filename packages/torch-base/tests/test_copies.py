@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,8 +156,8 @@ def test_a_weight_with_its_storage_to_itself_is_looked_up_in_no_map(
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 def test_a_module_whose_weight_is_computed_is_copied(share: bool) -> None:
-    layer = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
-    copied = copy_module(layer, share_parameters=share)
+    layer: Any = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
+    copied: Any = copy_module(layer, share_parameters=share)
     x = torch.ones(1, 3)
     assert (copied.weight_v is layer.weight_v) is share
     with torch.no_grad():
