@@ -9,8 +9,10 @@ at most (s + S) / 2 times the sum of the weights' absolute values apart.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from torch.export import Dim, ExportedProgram
 from lowerdeck.emitter import MissingKernelError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import get_lowered_backend_modules, lower, to_backend
+from lowerdeck.lowered_module.commands import lower_model
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
 from tests.interop import official
@@ -366,13 +369,10 @@ def test_float8_without_a_delegate_is_one_error() -> None:
         emit(torch.export.export(model, (torch.randn(1, 256),)))
 
 
-def _four_ways(
-    program: ExportedProgram, make: Callable[[], Any]
-) -> tuple[bytes, dict[str, bytes]]:
+def _ways(program: ExportedProgram, make: Callable[[], Any]) -> tuple[bytes, dict[str, bytes]]:
     """Return the file that `to_backend` and `emit` make, and those of the other ways."""
     direct = emit(to_backend(program, make())).to_bytes()
     compat = to_edge_transform_and_lower(program, partitioner=[make()]).to_executorch()
-    # The command's steps are those of `lower`; a test of the command says so.
     return direct, {
         "lower": lower(program, make()).to_bytes(),
         "exir_compat": bytes(compat.buffer),
@@ -398,7 +398,7 @@ def test_one_program_has_one_file(name: str, form: str) -> None:
     program = torch.export.export(model, (torch.randn(3, 64),))
     if form == "functional":
         program = program.run_decompositions({})
-    direct, others = _four_ways(program, XnnpackPartitioner)
+    direct, others = _ways(program, XnnpackPartitioner)
     assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
 
 
@@ -417,5 +417,48 @@ def test_one_program_of_pt2e_or_floats_has_one_file(
     prepared(*inputs)
     quantised = torch.export.export(pt2e.convert_pt2e(prepared), inputs)
     for one in (program, quantised):
-        direct, others = _four_ways(one, lambda: XnnpackPartitioner(precision))
+        direct, others = _ways(one, lambda: XnnpackPartitioner(precision))
         assert others == dict.fromkeys(others, direct)
+
+
+class Decoder(nn.Module):
+    """One block of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.norm = nn.RMSNorm(64)
+        self.qkv, self.out = nn.Linear(64, 192, bias=False), nn.Linear(64, 64, bias=False)
+        self.gate, self.up = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
+        self.down, self.head = nn.Linear(128, 64, bias=False), nn.Linear(64, 50, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        heads = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        gated = nn.functional.silu(self.gate(self.norm(x))) * self.up(self.norm(x))
+        logits: Tensor = self.head(x + self.down(gated))
+        return logits
+
+
+# The static scale is of a matrix, and the model has batches of tokens.
+@pytest.mark.parametrize("name", ["float", *(one for one in CONFIGURATIONS if one != "static")])
+def test_a_language_model_has_one_file_from_the_command_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval().requires_grad_(False)
+    if name != "float":
+        torchao.quantize_(model, CONFIGURATIONS[name][0]())
+    tokens = torch.randint(0, 50, (1, 8))
+    direct, others = _ways(torch.export.export(model, (tokens,)), XnnpackPartitioner)
+    # `to_backend` takes the program as it is: what unbinds heads is written otherwise, as large.
+    assert len(direct) == len(others["lower"])
+    assert others["exir_compat"] == others["lower"]
+    made = ModuleType("one_file_model")
+    made.make = lambda: (model, (tokens,))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    path = tmp_path / "model.pte"
+    lower_model("one_file_model:make", ["XnnpackBackend"], path, check=False)
+    assert path.read_bytes() == others["lower"]

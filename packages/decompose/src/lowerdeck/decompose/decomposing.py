@@ -24,7 +24,6 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted
 from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
-from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrapped
 from lowerdeck.decompose.keeping import Keep, check_kept
@@ -32,7 +31,7 @@ from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
-from lowerdeck.decompose.signature import keep_what_was, new_outputs, say_outputs
+from lowerdeck.decompose.signature import LiftedConstants, keep_what_was, new_outputs, say_outputs
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.wholeness import check_whole

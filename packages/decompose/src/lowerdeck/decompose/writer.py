@@ -15,8 +15,8 @@ from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_so
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Constant, Passed, Step, Template, is_static
-from lowerdeck.decompose.constants import LiftedConstants
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.signature import LiftedConstants
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,

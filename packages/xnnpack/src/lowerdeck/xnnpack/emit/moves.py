@@ -37,13 +37,13 @@ def merge_moves(emission: Emission) -> None:
             for name, value in node.fields.items()
         }
         merged = replace(node, fields=fields)
-        output = _id(node, "output_id")
+        output = node.number("output_id")
         if node.kind in _MOVES:
-            maker = makers.get(_id(merged, "input_id"), -1)
+            maker = makers.get(merged.number("input_id"), -1)
             if maker >= 0 and _can_merge(graph.nodes[maker], merged, encodings):
                 merged = _merge(graph.nodes[maker], merged)
                 sources[number] = tuple(dict.fromkeys((*sources[maker], *sources[number])))
-            if encodings[_id(merged, "input_id")] == encodings[output]:
+            if encodings[merged.number("input_id")] == encodings[output]:
                 merged = _without_effect(graph, merged)
             fields = {**merged.fields, "output_id": NONE}
             key = (merged.kind, encodings[output], *sorted(fields.items()))
@@ -51,7 +51,7 @@ def merge_moves(emission: Emission) -> None:
             if other != output:
                 merged = _copy(other, output)
             if merged.kind is NodeKind.COPY and not graph.values[output].flags:
-                renamed[output] = _id(merged, "input_id")
+                renamed[output] = merged.number("input_id")
         graph.nodes[number] = merged
         makers[output] = number
 
@@ -60,7 +60,7 @@ def _can_merge(first: Node, second: Node, encodings: Mapping[int, Encoding]) -> 
     """Return whether two moves are of a kind, and integers keep their scale."""
     if first.kind is not second.kind:
         return False
-    ids = (_id(first, "input_id"), _id(second, "input_id"), _id(second, "output_id"))
+    ids = (first.number("input_id"), second.number("input_id"), second.number("output_id"))
     return len({encodings[one] for one in ids}) == 1
 
 
@@ -68,11 +68,11 @@ def _merge(first: Node, second: Node) -> Node:
     """Return one move for two of a kind, of which the second reads the first."""
     fields = {**second.fields, "input_id": first.fields["input_id"]}
     if second.kind is NodeKind.STATIC_TRANSPOSE:
-        before = _numbers(first, "perm")
-        fields["perm"] = tuple(before[axis] for axis in _numbers(second, "perm"))
+        before = first.numbers("perm")
+        fields["perm"] = tuple(before[axis] for axis in second.numbers("perm"))
     elif second.kind is NodeKind.STATIC_SLICE:
-        offsets = zip(_numbers(first, "offsets"), _numbers(second, "offsets"), strict=True)
-        sizes = zip(_numbers(first, "sizes"), _numbers(second, "sizes"), strict=True)
+        offsets = zip(first.numbers("offsets"), second.numbers("offsets"), strict=True)
+        sizes = zip(first.numbers("sizes"), second.numbers("sizes"), strict=True)
         fields["offsets"] = tuple(before + after for before, after in offsets)
         # Size 0 stands for the whole dimension.
         fields["sizes"] = tuple(after or before for before, after in sizes)
@@ -81,14 +81,14 @@ def _merge(first: Node, second: Node) -> Node:
 
 def _without_effect(graph: Graph, node: Node) -> Node:
     """Return a copy for a move that leaves its input as it is, any other node as it is."""
-    source, output = _id(node, "input_id"), _id(node, "output_id")
+    source, output = node.number("input_id"), node.number("output_id")
     if node.kind is NodeKind.STATIC_TRANSPOSE:
-        perm = _numbers(node, "perm")
+        perm = node.numbers("perm")
         has_effect = perm != tuple(range(len(perm)))
     elif node.kind is NodeKind.STATIC_RESHAPE:
         dims = graph.values[source].dims
         # Two sizes that vary may have come from other places.
-        has_effect = dims != _numbers(node, "new_shape") or dims.count(0) > 1
+        has_effect = dims != node.numbers("new_shape") or dims.count(0) > 1
     else:
         return node
     return node if has_effect else _copy(source, output)
@@ -96,15 +96,3 @@ def _without_effect(graph: Graph, node: Node) -> Node:
 
 def _copy(source: int, output: int) -> Node:
     return Node(NodeKind.COPY, {"input_id": source, "output_id": output})
-
-
-def _id(node: Node, name: str) -> int:
-    value = node.fields[name]
-    assert isinstance(value, int)
-    return value
-
-
-def _numbers(node: Node, name: str) -> tuple[int, ...]:
-    value = node.fields[name]
-    assert isinstance(value, tuple)
-    return value

@@ -64,18 +64,6 @@ def _inputs(node: Node) -> Iterator[int]:
             yield int(value)  # type: ignore[arg-type]
 
 
-def _number(node: Node, name: str) -> int:
-    value = node.fields.get(name, 0)
-    assert isinstance(value, int)
-    return value
-
-
-def _numbers(node: Node, name: str) -> tuple[int, ...]:
-    value = node.fields[name]
-    assert isinstance(value, tuple)
-    return value
-
-
 class _Uses:
     """Who makes and who reads each value."""
 
@@ -84,7 +72,7 @@ class _Uses:
         self.maker: dict[int, int] = {}
         self.readers: defaultdict[int, list[int]] = defaultdict(list)
         for number, node in enumerate(graph.nodes):
-            self.maker[_number(node, "output_id")] = number
+            self.maker[node.number("output_id")] = number
             for value in _inputs(node):
                 self.readers[value].append(number)
 
@@ -116,9 +104,9 @@ def _keep_images(emission: Emission) -> None:
     renamed: dict[int, int] = {}
     changed: dict[int, list[tuple[Node, int]]] = {}
     for number, node in enumerate(graph.nodes):
-        result = graph.values[_number(node, "output_id")]
+        result = graph.values[node.number("output_id")]
         if node.kind is NodeKind.STATIC_RESHAPE:
-            source = graph.values[_number(node, "input_id")]
+            source = graph.values[node.number("input_id")]
             if len(result.dims) == 3 and source.dims == _row(result.dims):
                 images[result.id] = renamed.get(source.id, source.id)
             elif len(source.dims) == 3 and result.dims == _row(source.dims) and not result.flags:
@@ -139,7 +127,7 @@ def _operands(
     graph: Graph, uses: _Uses, node: Node, images: Mapping[int, int]
 ) -> dict[int, int] | None:
     """Return what a node reads as images, or None if it cannot be computed of images."""
-    if node.kind not in _BY_ELEMENT or len(graph.values[_number(node, "output_id")].dims) != 3:
+    if node.kind not in _BY_ELEMENT or len(graph.values[node.number("output_id")].dims) != 3:
         return None
     operands = {}
     for one in _inputs(node):
@@ -175,23 +163,23 @@ def _fold_padding(graph: Graph) -> None:
 
 
 def _kernel(node: Node) -> tuple[int, int]:
-    return _number(node, "kernel_height"), _number(node, "kernel_width")
+    return node.number("kernel_height"), node.number("kernel_width")
 
 
 def _padding(graph: Graph, uses: _Uses, node: Node) -> Node:
     """Return a convolution that pads what another node pads, be it as an image of one row."""
-    image = _number(node, "input1_id")
+    image = node.number("input1_id")
     line = uses.made_for_one(image, NodeKind.STATIC_RESHAPE)
-    padded = image if line is None else _number(line, "input_id")
+    padded = image if line is None else line.number("input_id")
     pad = uses.made_for_one(padded, NodeKind.STATIC_CONSTANT_PAD)
     if pad is None or pad.fields.get("padding_value", 0.0) != 0.0:
         return node
-    source = _number(pad, "input_id")
+    source = pad.number("input_id")
     dims = graph.values[source].dims
-    before, after = _numbers(pad, "pre_paddings"), _numbers(pad, "post_paddings")
+    before, after = pad.numbers("pre_paddings"), pad.numbers("post_paddings")
     if line is not None:
         wide = graph.values[padded].dims
-        if len(wide) != 3 or _numbers(line, "new_shape") != _row(wide):
+        if len(wide) != 3 or line.numbers("new_shape") != _row(wide):
             return node
         dims, before, after = _row(dims), _row(before, 0), _row(after, 0)
     # A size that varies may be 0: the runtime pads nothing, but convolves no image of nothing.
@@ -203,7 +191,7 @@ def _padding(graph: Graph, uses: _Uses, node: Node) -> Node:
         graph.nodes[number] = replace(line, fields=fields)
         graph.values[image].dims, source = dims, image
     amounts = zip(_SIDES, (before[1], after[2], after[1], before[2]), strict=True)
-    sides = {name: _number(node, name) + amount for name, amount in amounts}
+    sides = {name: node.number(name) + amount for name, amount in amounts}
     return replace(node, fields={**node.fields, "input1_id": source, **sides})
 
 
@@ -241,14 +229,14 @@ def _part_layers(emission: Emission) -> None:
 
 
 def _weights(node: Node) -> list[int]:
-    found = (_number(node, name) for name in ("filter_id", "bias_id"))
+    found = (node.number(name) for name in ("filter_id", "bias_id"))
     return [one for one in found if one != NONE]
 
 
 def _has_rows(graph: Graph, node: Node) -> bool:
     """Return whether each output channel of a node is a row of its constant filters."""
     if node.kind is NodeKind.CONV2D:
-        if _number(node, "groups") != 1:
+        if node.number("groups") != 1:
             return False
     elif node.kind is not NodeKind.FULLY_CONNECTED or node.fields.get("flags"):
         return False
@@ -258,14 +246,14 @@ def _has_rows(graph: Graph, node: Node) -> bool:
 def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]:
     """Return the reshape of a result, if there is one, and the slices that take it apart."""
     shaped: list[int] = []
-    value = _number(node, "output_id")
-    channels = graph.values[_number(node, "filter_id")].dims[0]
+    value = node.number("output_id")
+    channels = graph.values[node.number("filter_id")].dims[0]
     readers = uses.readers[value]
     if len(readers) == 1 and graph.nodes[readers[0]].kind is NodeKind.STATIC_RESHAPE:
         if graph.values[value].flags:
             return [], []
         shaped = readers
-        value = _number(graph.nodes[shaped[0]], "output_id")
+        value = graph.nodes[shaped[0]].number("output_id")
     dims = graph.values[value].dims
     if graph.values[value].flags or dims[-1:] != (channels,) or len(uses.readers[value]) < 2:
         return [], []
@@ -274,7 +262,7 @@ def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]
         node = graph.nodes[number]
         if node.kind is not NodeKind.STATIC_SLICE:
             return [], []
-        offsets, sizes = _numbers(node, "offsets"), _numbers(node, "sizes")
+        offsets, sizes = node.numbers("offsets"), node.numbers("sizes")
         whole = not any(offsets[:-1]) and not any(sizes[:-1])
         if not whole or offsets[-1] != ends or sizes[-1] % _TILE or not sizes[-1]:
             return [], []
@@ -283,7 +271,7 @@ def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]
 
 
 def _start(node: Node) -> int:
-    return _numbers(node, "offsets")[-1] if node.kind is NodeKind.STATIC_SLICE else -1
+    return node.numbers("offsets")[-1] if node.kind is NodeKind.STATIC_SLICE else -1
 
 
 def _layer_of_part(
@@ -291,22 +279,22 @@ def _layer_of_part(
 ) -> Iterator[Node]:
     """Yield the layer that computes what a slice takes, and views of it as there are of all."""
     graph = emission.graph
-    start, size = _start(part), _numbers(part, "sizes")[-1]
+    start, size = _start(part), part.numbers("sizes")[-1]
     fields = dict(layer.fields)
     for name in ("filter_id", "bias_id"):
         if fields[name] != NONE:
-            fields[name] = emission.rows_of(_number(layer, name), start, size)
+            fields[name] = emission.rows_of(layer.number(name), start, size)
     if layer.kind is NodeKind.CONV2D:
         fields["group_output_channels"] = size
-    result = _number(part, "output_id")
+    result = part.number("output_id")
     if not views:
         yield replace(layer, fields={**fields, "output_id": result})
         return
     (view,) = views
-    whole = graph.values[_number(layer, "output_id")]
+    whole = graph.values[layer.number("output_id")]
     made = emission.value_like(whole, (*whole.dims[:-1], size))
     yield replace(layer, fields={**fields, "output_id": made})
-    shape = (*_numbers(view, "new_shape")[:-1], size)
+    shape = (*view.numbers("new_shape")[:-1], size)
     yield replace(
         view, fields={**view.fields, "input_id": made, "new_shape": shape, "output_id": result}
     )
@@ -337,7 +325,7 @@ def _drop_unread(emission: Emission) -> None:
     read = {value.id for value in graph.values if value.flags & EXTERNAL_OUTPUT}
     unread: dict[int, Sequence[tuple[Node, int]]] = {}
     for number, node in reversed(list(enumerate(graph.nodes))):
-        if _number(node, "output_id") in read:
+        if node.number("output_id") in read:
             read.update(_inputs(node))
         else:
             unread[number] = ()
@@ -348,7 +336,7 @@ def _drop_unread(emission: Emission) -> None:
 def _number_anew(emission: Emission) -> None:
     """Keep the values and constants that nodes read or make, and count all without gaps."""
     graph = emission.graph
-    used = {one for node in graph.nodes for one in (*_inputs(node), _number(node, "output_id"))}
+    used = {one for node in graph.nodes for one in (*_inputs(node), node.number("output_id"))}
     values = [one for one in graph.values if one.id in used or one.external_id != NONE]
     numbers = {value.id: number for number, value in enumerate(values)}
     held = {number for one in values for number in (one.constant, one.encoding.scales)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
@@ -66,6 +66,26 @@ class Node:
     fields: Mapping[str, int | float | tuple[int, ...]]
     output_range: tuple[float, float] | None = None
     debug_handle: int = 0
+
+    def number(self, name: str) -> int:
+        """Return a field that is an integer, such as the id of a value.
+
+        Args:
+            name: The field.
+        """
+        value = self.fields.get(name, 0)
+        assert isinstance(value, int)
+        return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return a field that is a list of integers, such as offsets.
+
+        Args:
+            name: The field.
+        """
+        value: Any = self.fields[name]
+        assert isinstance(value, tuple)
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
         for layer in module.modules()
         if type(layer) in (nn.LSTM, nn.GRU)
     }
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may have several names
-            if child in unrolled:
-                setattr(parent, name, unrolled[child])
+    # A layer may have several names.
+    for name, child in list(module.named_modules(remove_duplicate=False)):
+        if name and child in unrolled:
+            module.set_submodule(name, unrolled[child])
     return unrolled.get(module, module)
 
 
