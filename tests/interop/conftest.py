@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.interop import official
 
-MOVES = {"Copy", "StaticReshape", "StaticSlice", "StaticTranspose"}
+MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
 
 
 def pytest_report_header() -> str:

@@ -193,7 +193,7 @@ def test_quantised_programs_are_not_traced_either(mode: str) -> None:
 
 
 @pytest.mark.parametrize("unwrapped", [False, True])
-def test_programs_of_torchaos_tensors_are_traced_once_unless_unwrapped(unwrapped: bool) -> None:
+def test_programs_of_torchaos_tensors_are_not_traced_as_a_whole(unwrapped: bool) -> None:
     pytest.importorskip("torchao")
     torchao = importlib.import_module("torchao.quantization")
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
@@ -204,7 +204,7 @@ def test_programs_of_torchaos_tensors_are_traced_once_unless_unwrapped(unwrapped
         program = torch.export.export(model, (torch.randn(2, 64),))
     with counted() as traced:
         decompose(program)
-    assert bool(traced) is not unwrapped
+    assert traced == []
 
 
 def test_what_torch_fails_on_while_it_traces_such_a_program_is_named() -> None:
@@ -215,5 +215,5 @@ def test_what_torch_fails_on_while_it_traces_such_a_program_is_named() -> None:
     program = torch.export.export(model, (torch.randn(2, 64),))
     (node,) = (one for one in program.graph.nodes if "choose_qparams" in str(one.target))
     node.args = (*node.args[:2], [1, 7], *node.args[3:])
-    with pytest.raises(UnsupportedError, match=f"to be divisible.* 7 .node '{node.name}'"):
+    with pytest.raises(UnsupportedError, match=f"node '{node.name}'"):
         emit(program)

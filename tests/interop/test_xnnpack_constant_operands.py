@@ -92,6 +92,10 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "softmax.int": [(ROWS, -1)],
     "scaled_dot_product_attention.default": [((2, 2, 3, 4),) * 3],
     "batch_norm.default": [(IMAGE, *STATISTICS, False, 0.1, 1e-5, False)],
+    "_native_batch_norm_legit.no_stats": [(IMAGE, (4,), (4,), True, 0.1, 1e-5)],
+    "instance_norm.default": [
+        (IMAGE, (4,), (4,), None, None, True, 0.1, 1e-5, False),
+    ],
     "_native_batch_norm_legit_no_training.default": [(IMAGE, *STATISTICS, 0.1, 1e-5)],
     "conv1d.default": [((2, 4, 6), (6, 4, 3), (6,)), ((2, 4, 6), (6, 4, 3))],
     "conv1d.padding": [((2, 4, 6), (6, 4, 2), (6,), [1], "same")],
@@ -150,6 +154,12 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "split.sizes": [(ROWS, [1, 2], 1)],
     "constant_pad_nd.default": [(ROWS, [1, 2], 0.5)],
     "pad.default": [(ROWS, [1, 2])],
+    **{
+        f"{kind}_pad{rank}d.default": [(sizes, [1, 2] * rank)]
+        for kind in ("reflection", "replication")
+        for rank, sizes in ((1, ROWS), (2, IMAGE), (3, VOLUME))
+    },
+    "_pad_circular.default": [(ROWS, [1, 2])],
     "max_pool2d.default": [(IMAGE, *POOL)],
     "max_pool2d_with_indices.default": [(IMAGE, *POOL)],
     "avg_pool2d.default": [(IMAGE, *POOL[:3])],

@@ -13,7 +13,7 @@ from lowerdeck.xnnpack import XnnpackBackend
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-MOVES = {"Copy", "StaticReshape", "StaticSlice", "StaticTranspose"}
+MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
 
 
 @pytest.fixture(autouse=True, scope="session")

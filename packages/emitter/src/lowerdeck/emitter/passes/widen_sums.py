@@ -185,7 +185,7 @@ def _count(source: TensorValue, dims: Sequence[int]) -> int | None:
 
 def _positions(dims: Sequence[int] | None, rank: int) -> list[int]:
     """Return reduced dimensions in ascending order, all where none is given."""
-    return sorted({dim % rank for dim in dims}) if dims else list(range(rank))
+    return sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
 
 
 def _reduced(source: TensorValue, dims: list[int], *, keep: bool, name: str) -> TensorValue:

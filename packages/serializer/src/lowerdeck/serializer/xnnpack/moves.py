@@ -7,10 +7,7 @@ from collections import Counter
 from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode
 from lowerdeck.serializer.xnnpack.operators import XnnOperator
 
-_MOVES = (
-    *(XnnOperator.COPY, XnnOperator.STATIC_RESHAPE),
-    *(XnnOperator.STATIC_SLICE, XnnOperator.STATIC_TRANSPOSE),
-)
+_MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STATIC_TRANSPOSE)
 
 
 def mergeable_move(graph: XnnGraph) -> XnnNode | None:

@@ -10,14 +10,11 @@ from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, Graph, Node, NodeKind
 
-_MOVES = (
-    *(NodeKind.COPY, NodeKind.STATIC_RESHAPE),
-    *(NodeKind.STATIC_SLICE, NodeKind.STATIC_TRANSPOSE),
-)
+_MOVES = (NodeKind.STATIC_RESHAPE, NodeKind.STATIC_SLICE, NodeKind.STATIC_TRANSPOSE)
 
 
 def merge_moves(emission: Emission) -> None:
-    """Merge consecutive and equal reshapes, transposes, slices and copies, in place.
+    """Merge consecutive and equal reshapes, transposes and slices, in place.
 
     The runtime's graph optimiser merges what is left of them, and in executorch 1.4.1 it may write
     to memory that it has freed when it does: loading such a payload can end the process. A merged
@@ -87,8 +84,8 @@ def _without_effect(graph: Graph, node: Node) -> Node:
         has_effect = perm != tuple(range(len(perm)))
     elif node.kind is NodeKind.STATIC_RESHAPE:
         dims = graph.values[source].dims
-        # Two sizes that vary may have come from other places.
-        has_effect = dims != node.numbers("new_shape") or dims.count(0) > 1
+        # A reshape sets the sizes of a result that is computed of nothing, where one may be 0.
+        has_effect = dims != node.numbers("new_shape") or 0 in dims
     else:
         return node
     return node if has_effect else _copy(source, output)
