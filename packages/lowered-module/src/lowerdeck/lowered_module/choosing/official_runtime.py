@@ -115,9 +115,11 @@ class OfficialRuntime:
     def _asked(self, what: Mapping[str, Any]) -> Any:
         """Return what this module says as a program of its own."""
         log = self._path("log")
+        # A new process may have said why it ends before anybody looks at its log.
+        begin = 0 if self._process is None else log.stat().st_size
         if self._process is None:
             self._process = _started(log)
-        process, begin = self._process, log.stat().st_size
+        process = self._process
         late = threading.Event()
 
         def give_up() -> None:
