@@ -40,15 +40,15 @@ class UnrolledRecurrent(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.is_lstm = isinstance(layer, nn.LSTM)
+        self.is_lstm: bool = isinstance(layer, nn.LSTM)
         self.batch_first: bool = layer.batch_first
         self.hidden_size: int = layer.hidden_size
         self.result_size: int = layer.proj_size or layer.hidden_size
         self.num_layers: int = layer.num_layers
         self.directions: int = 2 if layer.bidirectional else 1
-        self.inputs = nn.ModuleList()
-        self.states = nn.ModuleList()
-        self.projections = nn.ModuleList()
+        self.inputs: nn.ModuleList = nn.ModuleList()
+        self.states: nn.ModuleList = nn.ModuleList()
+        self.projections: nn.ModuleList = nn.ModuleList()
         for number in range(layer.num_layers * self.directions):
             suffix = f"_l{number // self.directions}{'_reverse' * (number % self.directions)}"
             self.inputs.append(_linear(layer, f"weight_ih{suffix}", f"bias_ih{suffix}"))
