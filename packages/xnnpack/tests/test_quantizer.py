@@ -168,4 +168,4 @@ def test_an_unrolled_recurrent_layer_computes_the_same(
         state = (first, torch.randn(count, *batch, 8)) if kind is nn.LSTM else first
     unrolled = unroll_recurrent_layers(nn.ModuleDict({"one": layer, "other": layer}))
     assert unrolled["one"] is unrolled["other"]  # type: ignore[index]  # a ModuleDict
-    torch.testing.assert_close(unrolled["one"](x, state), layer(x, state))  # type: ignore[index]
+    torch.testing.assert_close(unrolled["one"](x, hx=state), layer(x, hx=state))  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""LSTM and GRU layers of linear layers, which can be quantised."""
+"""LSTM and GRU written as linear layers, which can be quantised."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class UnrolledRecurrent(nn.Module):
         """Do nothing: only layers on a GPU have their parameters in one piece."""
 
     def forward(
-        self, x: torch.Tensor, given: Any = None
+        self, x: torch.Tensor, hx: Any = None
     ) -> tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return the results of all steps, and the last state.
 
         Args:
             x: Of shape (time, batch, features), or as ``batch_first`` says, or without a batch.
-            given: The first state; zeros for None.
+            hx: The first state, by the name that torch's layers have for it; zeros for None.
         """
         is_single = x.dim() == 2
         steps = x.unsqueeze(1) if is_single else x.transpose(0, 1) if self.batch_first else x
         first: list[Any] = [None] * len(self.inputs)
-        if given is not None:
-            parts = given if self.is_lstm else (given,)
+        if hx is not None:
+            parts = hx if self.is_lstm else (hx,)
             tensors = [part.unsqueeze(1) if is_single else part for part in parts]
             first = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
         last = []
@@ -116,10 +116,10 @@ class UnrolledRecurrent(nn.Module):
             update = torch.sigmoid(update + update_more)
             new = torch.tanh(new + torch.sigmoid(reset + reset_more) * new_more)
             return (new + update * (state[0] - new),)
-        enter, forget, cell, leave = (gate + more).chunk(4, -1)
-        kept = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(cell)
-        hidden = torch.sigmoid(leave) * torch.tanh(kept)
-        return self.projections[number](hidden) if self.projections else hidden, kept
+        input_gate, forget, new, output = (gate + more).chunk(4, -1)
+        cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(input_gate) * torch.tanh(new)
+        hidden = torch.sigmoid(output) * torch.tanh(cell)
+        return self.projections[number](hidden) if self.projections else hidden, cell
 
 
 def _linear(layer: nn.Module, weight: str, bias: str | None) -> nn.Linear:
