@@ -623,3 +623,21 @@ def test_a_module_is_no_program_to_tell_of() -> None:
     for tell in (delegation_summary, graph_html):
         with pytest.raises(LoweringError, match="found a Tanh, expected an exported program"):
             tell(torch.nn.Tanh())  # type: ignore[arg-type]
+
+
+def test_the_kit_holds_each_element_and_dtype_to_eagers() -> None:
+    pytest.importorskip("lowerdeck.runner")
+
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 0
+
+    class Off(PocketRuntime):
+        """Is wrong where elements are small, by less than is allowed of the large ones."""
+
+        def execute(self, handle: Any, inputs: Any) -> Any:
+            return [one + torch.tensor([0.0, 0.01]) for one in super().execute(handle, inputs)]
+
+    sample = Sample("adding", Adding(), (torch.tensor([1e4, 1e-3]),))
+    report = check_backend(Pocket.partitioner(), samples=[sample], runtimes={"Pocket": Off()})
+    assert not report.passed, str(report)

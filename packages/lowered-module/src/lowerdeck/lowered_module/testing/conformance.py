@@ -17,7 +17,7 @@ from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
 from lowerdeck.lowered_module.testing.programs import Sample, generated
 from lowerdeck.serializer import installed_entries
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.torch_base import graphs_of, pytree
 
 
 @dataclass(slots=True)
@@ -175,11 +175,24 @@ def _compare(
     calls, state = call_in_eager(sample.module, sample.inputs, {})
     largest = max((_magnitude(one) for call in calls for one in call.outputs), default=0.0)
     allowed = tolerance * (1 + largest)
-    for one in compare_calls(calls, run, state, state_of):
+    recorded: list[list[Any]] = []
+
+    def record(*args: Any, **kwargs: Any) -> list[Any]:
+        recorded.append(pytree.tree_leaves(run(*args, **kwargs)))
+        return recorded[-1]
+
+    for one in compare_calls(calls, record, state, state_of):
         _expect(
             one.largest <= allowed,
             f"{one.name} differs from eager's in call {one.call} of {len(calls)}: {one}",
         )
+    # Each element is held to its own size, and each output to its dtype.
+    for call, outputs in zip(calls, recorded, strict=True):
+        for output, wanted in zip(outputs, call.outputs, strict=True):
+            if isinstance(wanted, torch.Tensor):
+                torch.testing.assert_close(
+                    output, wanted, atol=tolerance, rtol=tolerance, equal_nan=True
+                )
 
 
 def _magnitude(output: Any) -> float:
