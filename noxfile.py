@@ -19,25 +19,17 @@ nox.options.error_on_missing_interpreters = False
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
-from tools.mixes import (  # noqa: E402  (tools/ stands beside this file, not on the path)
-    covering_mixes,
-    known_versions,
-    largest_mixes,
-    oldest_siblings,
-)
-from tools.workspace import (  # noqa: E402
+from tools.workspace import (  # noqa: E402  (tools/ is beside this file, not on the path)
     PACKAGES,
     TORCH_FREE,
     extract,
     import_name,
     is_known,
-    project,
+    oldest_siblings,
     released_commit,
-    requirements_of,
     restore_tag,
     siblings,
     umbrella,
-    wishes,
 )
 
 ENVIRONMENTS = ROOT / ".nox"
@@ -131,6 +123,11 @@ def _build_released(session: nox.Session, package: str, version: str, folder: Pa
     return next(folder.glob(f"lowerdeck_{import_name(package)}-{version}-*.whl"))
 
 
+# Packages that the example of a README uses beside those that its package declares.
+README_NEEDS = {
+    "runner": ("decompose", "emitter"),
+    "exir-compat": ("graph-fuser", "runner", "xnnpack"),
+}
 OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
 WITH_TORCHAO = (
     "docs/how-to/move-from-exir.md",
@@ -199,14 +196,20 @@ def types(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that span packages, or those of the packages named after ``--``."""
+    """Run the tests of the repository and of every package, or of those named after ``--``.
+
+    Packages without torch are left out unless they are named: ``alone`` runs all their tests.
+    """
     _borrow_torch(session)
-    # What was released before needs flatbuffers: a test puts the old demo-backends beside the new.
-    session.install(*TEST_TOOLS, "griffe", "flatbuffers", *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, "griffe", *EDITABLE, *DEV)
     chosen, options = _chosen(session)
-    named = any(arg in PACKAGES for arg in session.posargs)
-    where = [f"packages/{package}/tests" for package in chosen] if named else ["tests/repository"]
-    session.run("pytest", *where, *options)
+    if any(arg in PACKAGES for arg in session.posargs):
+        folders = [f"packages/{package}/tests" for package in chosen]
+    else:
+        with_torch = [package for package in PACKAGES if package not in TORCH_FREE]
+        folders = ["tests/repository", *(f"packages/{package}/tests" for package in with_torch)]
+        options = [*SIDE_BY_SIDE, *options]
+    session.run("pytest", *folders, *options)
 
 
 def _test_with_own_torch(session: nox.Session) -> None:
@@ -244,11 +247,10 @@ def docs(session: nox.Session) -> None:
     # The tutorial quantises.
     session.install("--no-deps", "torchao", *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
-    pages = ["README.md", "docs", *(f"packages/{package}/README.md" for package in PACKAGES)]
-    pages.append("umbrella/README.md")
     session.run(
         *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
-        *(*(f"--ignore={page}" for page in WITH_TORCHAO), *pages),
+        *(f"--ignore={page}" for page in WITH_TORCHAO),
+        *("README.md", "umbrella/README.md", "docs"),
         env={"PYTHONPATH": str(ROOT)},
     )
 
@@ -285,21 +287,33 @@ def build(session: nox.Session) -> None:
 @nox.session(requires=["build", "torch"], reuse_venv=False)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
-    """Test one built wheel with nothing but what it declares; its names must be typed."""
+    """Import one wheel and run its README with only what it declares; ``-- whole``: its tests too.
+
+    A package without torch has its whole suite run here always.
+    """
     if package not in TORCH_FREE:
         _borrow_torch(session)
-    session.install(*TEST_TOOLS, *DEV)
-    session.install(*_wheels(package, *siblings(package)), *DEV)
+    whole = package in TORCH_FREE or "whole" in session.posargs
+    tools = TEST_TOOLS if whole else ("pytest",)
+    session.install(*tools, "sybil", *_wheels(package, *siblings(package)), *DEV)
     session.run("python", "-m", "pip", "check")
     check = str(ROOT / "tools/check_installed.py")
     with session.chdir(Path(session.create_tmp())):
         session.run("python", check, package, *sorted(siblings(package)))
-        session.run(
-            *(str(ENVIRONMENTS / "build/bin/pyright"), "--ignoreexternal", "--verifytypes"),
-            f"lowerdeck.{import_name(package)}",
-            external=True,
-        )
-    _test_installed(session, package, *session.posargs)
+        if "whole" in session.posargs:
+            session.run(
+                *(str(ENVIRONMENTS / "build/bin/pyright"), "--ignoreexternal", "--verifytypes"),
+                f"lowerdeck.{import_name(package)}",
+                external=True,
+            )
+    if whole:
+        _test_installed(session, package, *(arg for arg in session.posargs if arg != "whole"))
+    if package in README_NEEDS:
+        session.install("--no-deps", *_wheels(*README_NEEDS[package]))
+    session.run(
+        *("pytest", "-p", "tools.run_code_blocks", f"packages/{package}/README.md"),
+        env={"PYTHONPATH": str(ROOT)},
+    )
 
 
 @nox.session(requires=["torch"], reuse_venv=False, default=False)
@@ -327,72 +341,13 @@ def oldest(session: nox.Session, package: str) -> None:
     _test_installed(session, package)
 
 
-@nox.session(requires=["build", "torch"], reuse_venv=False, default=False)
-def wheels(session: nox.Session) -> None:
-    """Install every set of wheels that layers allow, and old ones with new; do the main job.
-
-    Old and new together: so that any three stand together once; ``-- all`` tries every mix.
-    """
-    _borrow_torch(session)
-    needed = {r for package in PACKAGES for r in requirements_of(package)}
-    session.install(*sorted({*needed, "flatbuffers"}))  # which releases before today's need
-    check = str(ROOT / "tools/check_installed.py")
-    with session.chdir(Path(session.create_tmp())):
-        for asked, brought in wishes():
-            session.run(
-                *("python", "-m", "pip", "uninstall", "-qy"),
-                *(f"lowerdeck-{package}" for package in PACKAGES),
-                silent=True,
-            )
-            session.install(
-                *("--no-index", "--find-links", str(DIST)),
-                *(f"lowerdeck-{package}" for package in asked),
-            )
-            session.run("python", "-m", "pip", "check", silent=True)
-            session.run("python", check, *sorted(brought))
-        session.install("--no-index", "--find-links", str(DIST), f"lowerdeck[{UMBRELLA_EXTRAS}]")
-        session.run("python", "-m", "pip", "check", silent=True)
-        session.run("python", check, *PACKAGES)
-        shutil.copy(ROOT / "examples/resnet18.py", ".")
-        factories = {"resnet18": "resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
-        _do_main_job(session, factories, Path())
-        _test_mixes(session)
-
-
-def _test_mixes(session: nox.Session) -> None:
-    """Install old and new wheels together, in mixes that the pins allow; do small jobs."""
-    session.install("build", "hatchling", *DEV)
-    shutil.rmtree("old", ignore_errors=True)
-    known = known_versions()
-    files = {
-        (package, version): Path(*_wheels(package))
-        if version == project(package)["version"]
-        else _build_released(session, package, version, Path("old").resolve())
-        for package in known
-        for version in known[package]
-    }
-    every = largest_mixes(known)
-    for mix in every if "all" in session.posargs else covering_mixes(every):
-        session.log(", ".join(" ".join(one) for one in mix.items()))
-        session.run(
-            *("python", "-m", "pip", "uninstall", "-qy", "lowerdeck"),
-            *(f"lowerdeck-{package}" for package in PACKAGES),
-            silent=True,
-        )
-        session.install("--no-deps", *(str(files[one]) for one in mix.items()))
-        session.run("python", "-m", "pip", "check", silent=True)
-        session.run("python", str(ROOT / "tools/check_installed.py"), *mix)
-        session.run("python", str(ROOT / "tools/small_job.py"))
-        _do_main_job(session, {"conv_relu_tan": CONV_RELU_TAN}, Path())
-
-
 @nox.session(requires=["build", "torch"], default=False)
 def release(session: nox.Session) -> None:
     """Say what stands between ``-- PACKAGE`` and its tag; test it alone and with the oldest."""
     session.install("griffe", "build", "hatchling", *DEV)
     session.run("python", "-m", "tools.release", *session.posargs)
     for package in session.posargs:
-        session.notify(f"alone({package})", posargs=())
+        session.notify(f"alone({package})", posargs=("whole",))
         session.notify(f"oldest({package})", posargs=())
 
 

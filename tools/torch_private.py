@@ -1,8 +1,7 @@
 """Where a package touches what is private in torch, and the table of it in the pages.
 
-``python -m tools.torch_private`` writes the table into ``docs/explanation/compatibility.md``; the
-tests in ``tests/repository`` hold that the table is fresh and that nothing private of torch is
-touched outside each package's ``_torch_private.py``.
+``python -m tools.torch_private`` writes the table into ``docs/explanation/compatibility.md``. The
+tests in ``tests/repository`` require that only each package's ``_torch_private.py`` uses them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import subprocess
 import tarfile
@@ -65,10 +64,15 @@ def project_urls() -> dict[str, str]:
     return {"Source": HOME_URL} if HOME_URL else {}
 
 
+def pins_of(table: dict[str, Any]) -> dict[str, str]:
+    """Return the lower bound of each sibling in a ``[project]`` table's dependencies."""
+    matches = (_PIN.match(requirement) for requirement in table["dependencies"])
+    return {match[1]: match[2] for match in matches if match}
+
+
 def sibling_pins(package: str) -> dict[str, str]:
     """Return the lower bound of each sibling that a package declares itself."""
-    matches = (_PIN.match(requirement) for requirement in project(package)["dependencies"])
-    return {match[1]: match[2] for match in matches if match}
+    return pins_of(project(package))
 
 
 def siblings(package: str) -> set[str]:
@@ -77,37 +81,6 @@ def siblings(package: str) -> set[str]:
     for other in sibling_pins(package):
         found |= {other} | siblings(other)
     return found
-
-
-def requirements_of(package: str) -> list[str]:
-    """Return what a package and its extras declare beside its siblings."""
-    table = project(package)
-    declared: list[str] = [*table["dependencies"]]
-    for extra in table.get("optional-dependencies", {}).values():
-        declared += extra
-    return [r for r in declared if not r.startswith(f"{BRAND}-")]
-
-
-def wishes() -> list[tuple[tuple[str, ...], frozenset[str]]]:
-    """Return every different thing that a user can ask pip for, with the packages it must bring.
-
-    Each set of packages that lacks none of its dependencies is asked for by its tops (the members
-    that no other member brings along), and each optional extra by its name.
-    """
-    found = []
-    bring = {package: siblings(package) for package in PACKAGES}
-    for size in range(1, len(PACKAGES) + 1):
-        for chosen in itertools.combinations(PACKAGES, size):
-            brought = set().union(*(bring[package] for package in chosen))
-            # Asking for a package that another one brings is asking for the same set again.
-            if not brought & set(chosen):
-                found.append((chosen, brought | set(chosen)))
-    for package in PACKAGES:
-        for extra, requirements in project(package).get("optional-dependencies", {}).items():
-            added = {m[1] for r in requirements if (m := _PIN.match(r))}
-            wanted = {package, *siblings(package), *added}.union(*map(siblings, added))
-            found.append(((f"{package}[{extra}]",), wanted))
-    return [(asked, frozenset(wanted)) for asked, wanted in found]
 
 
 def git(*args: str) -> str:
@@ -183,3 +156,22 @@ def extract(commit: str, path: str, folder: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
     return folder / path
+
+
+def oldest_siblings(package: str) -> dict[str, str]:
+    """Return the lowest version of each sibling that a package, and these siblings, admit."""
+    oldest: dict[str, str] = {}
+    pending = [project(package)]
+    while pending:
+        for sibling, version in pins_of(pending.pop()).items():
+            if newest((version, oldest.get(sibling, "0.0.0"))) != oldest.get(sibling):
+                oldest[sibling] = version
+                pending.append(_project_of(sibling, version))
+    return oldest
+
+
+def _project_of(package: str, version: str) -> dict[str, Any]:
+    table, commit = project(package), released_commit(package, version)
+    if table["version"] != version and commit is not None and is_known(commit):
+        table = project_at(commit, package)
+    return table

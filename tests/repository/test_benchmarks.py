@@ -1,10 +1,6 @@
-"""The results that the README links are those that were measured, as they were measured."""
+"""Benchmark records, figures that do not depend on load, and the models that are measured."""
 
 from __future__ import annotations
-
-import re
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +8,8 @@ import torch
 from benchmarks import xnnpack_models
 from benchmarks.harness import Row, chosen, count_calls, growth_exponent, in_rounds
 from benchmarks.page import page, plot_name
-from benchmarks.readme import with_table
 from benchmarks.records import Record, state_of
 
-HERE = Path(__file__).resolve().parents[2] / "benchmarks"
-RECORDS = sorted((HERE / "records").glob("*.json"))
 ROWS = [
     Row("serializer", "write", 1.0, 4.0, "s", ">= 2x", True, "peer: theirs"),
     Row("serializer", "growth", 1.5, unit="exponent", goal="<= 1.1", met=False,
@@ -54,18 +47,6 @@ def test_models_are_chosen_by_patterns():
         chosen(names, ["resnet"])
 
 
-def test_the_page_has_a_part_for_what_is_lost_or_missed():
-    lost = Row("runner", "load", 3.0, 2.0, "s", ">= 1x", False)
-    text = "\n".join(page([record(rows=[*ROWS, lost])]))
-    _, _, behind = text.partition("## Where we are not ahead")
-    behind, _, _ = behind.partition("## Growth")
-    assert "1 of 2 comparisons are lost:" in behind
-    assert behind.index("| runner | load |") < behind.index("the goal is not met")
-    assert behind.index("the goal is not met") < behind.index("| serializer | growth |")
-    assert "| serializer | write" not in behind
-    assert "not ahead" not in "\n".join(page([record(rows=ROWS[:1])]))
-
-
 def test_a_record_is_out_of_date_when_a_source_changes(monkeypatch, tmp_path):
     before = state_of("serializer")
     assert before == state_of("serializer")
@@ -99,41 +80,3 @@ def test_batch_norms_let_through_what_inputs_say(name):
     for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert inputs[0].shape[0] == 1
-
-
-@pytest.mark.skipif(not RECORDS, reason="benchmarks/records is empty: run nox -s bench")
-def test_the_page_and_plots_are_those_of_the_records():
-    text = (HERE / "RESULTS.md").read_text()
-    assert text == "\n".join(page([Record.load(path) for path in RECORDS])) + "\n", (
-        "run nox -s bench -- --redraw"
-    )
-    shown = set(re.findall(r"\(plots/(\S+\.svg)\)", text))
-    assert shown == {path.name for path in (HERE / "plots").iterdir()}
-    for name in shown:
-        plot = (HERE / "plots" / name).read_text()
-        assert len(plot) < 64_000, name
-        assert "<dc:date>" not in plot
-
-
-@pytest.mark.skipif(not RECORDS, reason="benchmarks/records is empty: run nox -s bench")
-def test_the_readme_shows_what_was_measured():
-    readme = (HERE.parent / "README.md").read_text()
-    assert readme == with_table(readme, [Record.load(path) for path in RECORDS]), (
-        "run nox -s bench -- --redraw"
-    )
-
-
-def test_the_site_has_the_page_and_its_plots():
-    pytest.importorskip("mkdocs")
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-
-    hook = runpy.run_path(str(HERE.parent / "docs" / "benchmarks_page.py"))
-    config = MkDocsConfig(str(HERE.parent / "mkdocs.yml"))
-    config.load_dict({"site_name": "site", "docs_dir": str(HERE.parent / "docs")})
-    config.validate()
-    config.plugins._current_plugin = None  # as while hooks are called
-    found = {file.src_uri: file for file in hook["on_files"](Files([]), config)}
-    assert found.pop("benchmarks/index.md").content_string == (HERE / "RESULTS.md").read_text()
-    assert set(found) == {f"benchmarks/plots/{plot.name}" for plot in (HERE / "plots").iterdir()}
-    assert "benchmarks/index.md" in (HERE.parent / "mkdocs.yml").read_text()

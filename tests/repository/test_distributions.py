@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,55 +136,3 @@ def test_an_index_can_tell_whose_a_package_is_and_where_it_runs(package):
     # The licence stands in `license`; a classifier beside it is an error on indexes (PEP 639).
     assert "License" not in topics
     assert table.get("urls", {}) == workspace.project_urls()
-
-
-@pytest.mark.parametrize("package", workspace.PACKAGES)
-def test_the_pythons_named_are_those_that_a_session_tests(package):
-    table = workspace.project(package)
-    oldest = table["requires-python"].removeprefix(">=")
-    sessions = re.findall(r'name="tests-(3\.\d+)"', (ROOT / "noxfile.py").read_text())
-    named = [re.fullmatch(r"Programming .* :: (3\.\d+)", text) for text in table["classifiers"]]
-    assert [match[1] for match in named if match] == [oldest, *sessions]
-    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    assert ruff["target-version"] == f"py{oldest.replace('.', '')}"
-
-
-def _targets(markdown: str) -> list[str]:
-    """Return where the links and pictures of a page lead, code left out."""
-    text = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"`[^`\n]*`", "", text)
-    inline = re.findall(r"\]\(\s*<?([^)\s>]+)", text)
-    named = re.findall(r"^\s*\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
-    return inline + named + re.findall(r"""(?:href|src)\s*=\s*["']([^"']+)""", text)
-
-
-@pytest.mark.parametrize("package", workspace.PACKAGES)
-def test_no_link_of_a_readme_breaks_where_only_the_readme_is(package):
-    targets = _targets((ROOT / "packages" / package / "README.md").read_text())
-    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
-
-
-@pytest.mark.parametrize(
-    ("page", "targets"),
-    [
-        ("[a](../b.md) and ![c](d.png)", ["../b.md", "d.png"]),
-        ("[a][b]\n\n[b]: docs/c.md", ["docs/c.md"]),
-        ('<a href="x.md">x</a>', ["x.md"]),
-        ("```python\ny = a[0](b)\n```\n`a[0](b)`", []),
-    ],
-)
-def test_links_are_found_however_they_are_written(page, targets):
-    assert _targets(page) == targets
-
-
-@pytest.mark.parametrize("package", workspace.PACKAGES)
-def test_a_version_of_a_changelog_has_each_heading_once(package):
-    text = (workspace.ROOT / "packages" / package / "CHANGELOG.md").read_text()
-    twice = []
-    for version in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        headings = re.findall(r"^### (\w+)$", version, re.MULTILINE)
-        if len(set(headings)) < len(headings):
-            twice.append((package, version[1:].partition("]")[0]))
-    # A page that changes alone would need a release: this one waits for the package's next.
-    waits = {("demo-backends", "0.2.0")}
-    assert set(twice) == {one for one in waits if one[0] == package}

@@ -1,8 +1,7 @@
-"""What is private in torch stands in one module a package, with tests, and in a table."""
+"""Private names of torch are used in one module per package, and each name in one package."""
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 
 import pytest
@@ -11,7 +10,7 @@ from torch.fx import Graph, symbolic_trace
 
 from tools import torch_private
 from tools.torch_private import private_module
-from tools.workspace import PACKAGES, ROOT, TORCH_FREE
+from tools.workspace import PACKAGES, ROOT
 
 
 def _torchs_own_attributes():
@@ -37,32 +36,6 @@ def test_only_one_module_touches_what_is_private_in_torch(package):
     assert not found, f"take it from {private_module(package)}"
 
 
-@pytest.mark.parametrize("package", [p for p in PACKAGES if private_module(p).exists()])
-def test_each_private_use_has_a_test_of_what_is_expected_of_it(package):
-    tree = ast.parse(private_module(package).read_text())
-    offered = {
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    } | {
-        target.id
-        for node in tree.body
-        if isinstance(node, ast.AnnAssign | ast.Assign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and not target.id.startswith("_")
-    }
-    listed = next((ast.literal_eval(node.value) for node in tree.body if _is_all(node)), [])
-    tests = (ROOT / f"packages/{package}/tests/test_torch_private.py").read_text()
-    asked = {
-        name
-        for node in ast.walk(ast.parse(tests))
-        for name in ([node.attr] if isinstance(node, ast.Attribute) else [])
-        + ([node.id] if isinstance(node, ast.Name) else [])
-    }
-    bare = sorted((offered | set(listed)) - asked)
-    assert not bare, "say in the package's tests/test_torch_private.py what is expected of these"
-
-
 def test_what_two_packages_need_is_in_torch_base():
     users = defaultdict(list)
     for package in PACKAGES:
@@ -70,16 +43,6 @@ def test_what_two_packages_need_is_in_torch_base():
             users[name].append(package)
     doubled = {name: packages for name, packages in users.items() if len(packages) > 1}
     assert not doubled, "each fact has one place: offer it in torch_base, and take it from there"
-
-
-def test_a_package_without_torch_needs_no_such_module():
-    for package in TORCH_FREE:
-        assert not private_module(package).exists()
-
-
-def test_the_page_tells_what_is_touched():
-    text = torch_private.PAGE.read_text()
-    assert text == torch_private.page_with_table(text), "run: python -m tools.torch_private"
 
 
 @pytest.mark.parametrize(
@@ -110,9 +73,3 @@ def test_private_uses_are_recognised(code, found, tmp_path):
     path.write_text(code)
     names = [name for _, name in torch_private.private_uses(path, {"_ours"}, {"_parameters"})]
     assert (found in names) if found else not names
-
-
-def _is_all(node):
-    return isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
-    )

@@ -1,4 +1,4 @@
-"""What importing a part of this package makes known to others, and what it still offers."""
+"""Which backends importing a part of this package registers, and which names it offers."""
 
 import subprocess
 import sys
@@ -7,18 +7,7 @@ from importlib.metadata import entry_points
 import pytest
 
 import lowerdeck.demo_backends
-import lowerdeck.xnnpack
 
-OF_0_1_0 = """
-    BackendWithCompilerDemo BackendWithDelegateMappingDemo BackendWithSharedWeightsDemo
-    BackendWithStateDemo BlobError CompilerDemoPartitioner CompilerDemoRuntime
-    CompilerMissingError DelegateInputError DelegateMappingDemoPartitioner
-    DelegateMappingDemoRuntime DelegateRunError DemoBackendError ExecutorBackend
-    ExecutorPartitioner ExecutorRuntime InductorBackend InductorPartitioner InductorRuntime
-    KvCacheAttention NativeCodeError OWN_IDENTIFIERS SharedWeightsDemoPartitioner
-    SharedWeightsDemoRuntime StateDemoPartitioner StateDemoRuntime UnsupportedNodeError
-    XnnpackBackend XnnpackPartitioner XnnpackRuntime
-"""
 KNOWN = """
 from lowerdeck.lowered_module import BackendDetails
 {}
@@ -48,22 +37,6 @@ def test_every_offered_name_is_there_and_no_other() -> None:
         assert name.isupper() or found.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = lowerdeck.demo_backends.Nothing
-
-
-@pytest.mark.filterwarnings("ignore:.* has moved and goes in 0.3:DeprecationWarning")
-def test_every_name_of_the_first_release_can_still_be_imported() -> None:
-    names = OF_0_1_0.split()
-    assert len(names) == 30
-    for name in names:
-        assert getattr(lowerdeck.demo_backends, name) is not None
-
-
-@pytest.mark.parametrize("name", ["XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime"])
-def test_what_has_moved_is_the_same_object_and_says_where_it_is_now(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"from lowerdeck.xnnpack import {name}") as told:
-        found = getattr(lowerdeck.demo_backends, name)
-    assert found is getattr(lowerdeck.xnnpack, name)
-    assert [one.filename for one in told] == [__file__]  # the line that has to change
 
 
 def test_runtime_halves_are_found_where_they_are_registered() -> None:

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.demo_backends import (
     BlobError,
+    CompilerDemoPartitioner,
     DelegateInputError,
     DelegateRunError,
     KvCacheAttention,
@@ -21,7 +22,6 @@ from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
-from lowerdeck.xnnpack import XnnpackPartitioner
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
@@ -109,7 +109,7 @@ def test_a_forged_state_that_changes_its_size_is_refused() -> None:
 
 def test_a_buffer_that_is_written_in_place_is_no_constant_to_other_backends() -> None:
     # Straight from torch.export, where the signature does not yet say that it is written.
-    program, model = to_backend(exported(), XnnpackPartitioner()), KvCacheAttention()
+    program, model = to_backend(exported(), CompilerDemoPartitioner()), KvCacheAttention()
     runnable = program.module()
     for position in range(3):
         torch.testing.assert_close(runnable(*step(position)), model(*step(position)))

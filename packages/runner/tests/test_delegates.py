@@ -1,12 +1,7 @@
 """Delegates: found, initialised, called, refused."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -223,39 +218,3 @@ def test_an_error_of_a_runtime_says_how_many_inputs_it_was_given(method: Any) ->
     program = load(doubled(method), backends={"Doubler": Faulty(fail)})
     with pytest.raises(ExecutionError, match=r"KeyError: 7 \(it was given 1 inputs.*input_count"):
         program.run("forward", torch.ones(2))
-
-
-def test_a_runtime_that_moved_is_that_of_the_distribution_that_took_over(tmp_path: Path) -> None:
-    for name, claim in {
-        "a-old": "",
-        "z-new": "[lowerdeck.supersedes]\na-old = z_new\n",
-    }.items():
-        module = name.replace("-", "_")
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (tmp_path / f"{module}.py").write_text("class Runtime: pass\n")
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(
-            f"[lowerdeck.runtimes]\nMoved = {module}:Runtime\n{claim}"
-        )
-    code = (
-        "import json, warnings\n"
-        "from lowerdeck.runner.commands.listing import installed_backends\n"
-        "from lowerdeck.runner.delegates import find_runtime, installed_runtimes\n"
-        "with warnings.catch_warnings(record=True) as told:\n"
-        "    warnings.simplefilter('always')\n"
-        "    found = [type(find_runtime('Moved', {})).__module__, installed_runtimes()['Moved']]\n"
-        "    listed = [one for one in installed_backends() if one.name == 'Moved']\n"
-        # torch's compile workers, which one of these backends starts, add one on Python 3.12.
-        "told = [one for one in told if 'Moved' in str(one.message)]\n"
-        "print(json.dumps([found, [one.distribution for one in listed], len(told)]))"
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == [["z_new", "z_new:Runtime"], ["z-new 1.0"], 1]

@@ -3,15 +3,11 @@
 Importing this package alone makes no backend known by its name: running a file needs its runtime
 half only, and another compiler's backend of the same id may be in use. The first use of any other
 part imports all of them.
-
-``XnnpackBackend``, ``XnnpackPartitioner`` and ``XnnpackRuntime`` have moved to
-``lowerdeck.xnnpack``; their old names work until 0.3, with a ``DeprecationWarning``.
 """
 
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.demo_backends.errors import (
@@ -99,19 +95,10 @@ _DEMOS = (
     *("compiler_demo", "delegate_mapping_demo", "executor_backend"),
     *("inductor_backend", "shared_weights_demo", "state_demo"),
 )
-_MOVED = ("XnnpackBackend", "XnnpackPartitioner", "XnnpackRuntime")
 
 
 def __getattr__(name: str) -> Any:
     """Return a part of the backends, importing all of them at the first use."""
-    if name in _MOVED:
-        warnings.warn(
-            f"{__name__}.{name} has moved and goes in 0.3: write "
-            f"'from lowerdeck.xnnpack import {name}'",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(importlib.import_module("lowerdeck.xnnpack"), name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     demos = [importlib.import_module(f"{__name__}.{demo}") for demo in _DEMOS]

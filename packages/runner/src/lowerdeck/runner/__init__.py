@@ -1,7 +1,5 @@
 """Run, watch and compare .pte programs in Python."""
 
-from typing import TypeAlias
-
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
@@ -27,9 +25,6 @@ from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.runner.program import LoadedProgram
 
-Place: TypeAlias = SourceLocation
-"""The name of ``SourceLocation`` until 0.1.2; the emitter has a ``Place``, too, in memory."""
-
 __all__ = [
     # Loading and running
     "load",
@@ -45,7 +40,6 @@ __all__ = [
     "Profile",
     "Event",
     "save_etdump",
-    "Place",
     "SourceLocation",
     "compare",
     "Comparison",

@@ -5,11 +5,8 @@ What the official runtime's kernels can do is data of ``lowerdeck.serializer``, 
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
 
 from lowerdeck.serializer import RUNTIME_VERSION, runtime_kernels
 
@@ -20,7 +17,6 @@ class KernelTable:
 
     Attributes:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.
-        contiguous_only: Deprecated, and read by nothing: it goes in 0.2.
         channels_last: Operators whose kernels take channels-last tensors.
         channels_last_alike: Operators whose kernels do so if all their tensors have one shape.
         in_place_safe: Operators whose output may be the memory of an input that is alike.
@@ -32,7 +28,6 @@ class KernelTable:
     """
 
     names: frozenset[str]
-    contiguous_only: frozenset[str] = field(compare=False)
     channels_last: frozenset[str]
     channels_last_alike: frozenset[str]
     in_place_safe: frozenset[str]
@@ -61,26 +56,6 @@ class KernelTable:
         return replace(self, names=self.names | frozenset(names))
 
 
-def _deprecated(slot: Any) -> property:
-    def read(table: KernelTable) -> frozenset[str]:
-        # Whoever copies or pickles a table reads all of it, and has not asked for this.
-        if sys._getframe(1).f_globals.get("__name__") != "dataclasses":
-            warnings.warn(
-                "KernelTable.contiguous_only goes in lowerdeck-emitter 0.2: ask "
-                "lowerdeck.serializer.runtime_kernels() for kernels with the word 'contiguous'",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-        return cast("frozenset[str]", slot.__get__(table))
-
-    return property(read, slot.__set__)
-
-
-# After the class is made, so that everything else about the field stays as it was.
-_FIELD = "contiguous_only"
-type.__setattr__(KernelTable, _FIELD, _deprecated(KernelTable.__dict__[_FIELD]))
-
-
 def _operators(word: str) -> frozenset[str]:
     return frozenset(
         kernel.operator for kernel in runtime_kernels().values() if word in kernel.words
@@ -89,7 +64,6 @@ def _operators(word: str) -> frozenset[str]:
 
 OFFICIAL_KERNELS = KernelTable(
     names=frozenset(runtime_kernels()),
-    contiguous_only=_operators("contiguous"),
     channels_last=_operators("channels_last"),
     channels_last_alike=_operators("channels_last_alike"),
     in_place_safe=_operators("in_place"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -30,15 +29,6 @@ class Lifetime:
     first: int
     last: int
     accesses: int = 1
-
-    def overlaps(self, other: Lifetime) -> bool:
-        """Return whether both matter at some step (deprecated: goes in 0.2)."""
-        warnings.warn(
-            "Lifetime.overlaps goes in lowerdeck-emitter 0.2: compare first and last",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.first <= other.last and other.first <= self.last
 
 
 def spans(code: Code) -> tuple[Spans, Spans]:

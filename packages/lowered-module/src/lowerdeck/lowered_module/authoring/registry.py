@@ -62,8 +62,7 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     subclasses of ``BackendDetails``, then those of ExecuTorch's class of that name, or the other
     way round if ``peers``. Where none has the name, installed ones are (entry points
     ``lowerdeck.backends``): a distribution that is only installed never stands in the way of a
-    class that the program uses. Where one distribution supersedes another (entry points
-    ``lowerdeck.supersedes``), its class is taken, with a warning.
+    class that the program uses.
 
     Args:
         name: The backend id.
@@ -85,8 +84,6 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
         found = found or _different(c for c in _subclasses(base) if backend_name(c) == name)
     if not found:
         found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
-    if len(found) > 1:
-        found = _without_superseded(found, name)
     if len(found) > 1 and all(map(is_peers_backend, found)):
         # exir never asks: of several methods the newest class compiles, of one the oldest.
         warnings.warn(
@@ -167,22 +164,6 @@ def _different(candidates: Iterable[Any]) -> list[Any]:
     for candidate in candidates:
         newest[candidate.__module__, candidate.__qualname__] = candidate
     return list(newest.values())
-
-
-def _without_superseded(found: list[Any], name: str) -> list[Any]:
-    """Return the classes that are not of a distribution which another one supersedes."""
-    current = installed_entries(BACKENDS, name)
-    old = [
-        entry
-        for entry in importlib.metadata.entry_points(group=BACKENDS)
-        if entry.name == name and entry not in current
-    ]
-    return [cls for cls in found if not any(_is_from(cls, entry) for entry in old)]
-
-
-def _is_from(cls: Any, entry: importlib.metadata.EntryPoint) -> bool:
-    # By name, not by loading the entry: nobody needs what is superseded.
-    return f"{cls.__module__}.".startswith(f"{entry.module}.") and cls.__qualname__ == entry.attr
 
 
 def _subclasses(base: Any) -> Iterator[Any]:
