@@ -54,6 +54,7 @@ DEV = ("-c", str(ROOT / "constraints/dev.txt"))
 UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
 TEST_TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
+INTEROP_TOOLS = ("distributed", "expecttest", "flatbuffers", "ruamel.yaml", "tabulate", "pandas")
 # A process per core for the long suites; more than four want more memory than most machines have.
 # A test that hangs is named and fails: by a thread, as tests' forks count on SIGALRM's default.
 SIDE_BY_SIDE = (
@@ -360,17 +361,7 @@ def interop(session: nox.Session) -> None:
     in the test of the page on moving from it, exir, whose devtools need pandas.
     """
     _borrow_torch(session)
-    session.install(
-        *TEST_TOOLS,
-        "distributed",
-        "expecttest",
-        "flatbuffers",
-        "ruamel.yaml",
-        "tabulate",
-        "pandas",
-        *EDITABLE,
-        *DEV,
-    )
+    session.install(*TEST_TOOLS, *INTEROP_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     # What is named after ``--`` is looked at in one process, where a debugger works.
@@ -408,14 +399,13 @@ def mutants(session: nox.Session) -> None:
 def code_mutants(session: nox.Session) -> None:
     """Change the code a little, and list what no test notices (hours, resumable).
 
-    ``-- [AREA...] [--count 40] [--seed 16] [--again]``: the areas, and the tests that must
-    notice, stand in ``tools/code_mutants/areas.toml``. What came of each change is kept in
-    ``out/code-mutants`` and not tried again while its file stays the same, unless it survived
-    and ``--again`` asks for it.
+    ``-- [--count 300] [--seed 48] [--shard 0/2] [--root FOLDER]``: which tests reach a mutant is
+    measured first, a test file at a time. All is kept in ``out/code-mutants``.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "cosmic-ray", "coverage", "expecttest", *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, "cosmic-ray", "coverage", *INTEROP_TOOLS, *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.install("--no-deps", "torchao", *DEV)
     session.run("python", "-m", "tools.code_mutants.run", *session.posargs)
 
 

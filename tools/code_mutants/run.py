@@ -1,156 +1,175 @@
-"""Draw mutants of each area, run the tests that reach them, and keep what came of each.
+"""Draw mutants of all packages, run the tests that reach each, and record which of them fail.
 
-``python -m tools.code_mutants.run [AREA...] [--count 40] [--seed 16] [--again]``
+``python -m tools.code_mutants.run [--count 300] [--seed 48] [--root FOLDER] [--shard 0/2]``
+
+The sample is text (``out/code-mutants/sample-SEED-COUNT.jsonl``): with ``--root`` the same mutants
+are tried on another version of the repository, where their lines are still there.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import hashlib
 import json
+import os
 import sys
 import time
-import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tools.code_mutants import trial
-from tools.code_mutants.mutants import Mutant, sample
-from tools.workspace import ROOT
+from tools.code_mutants.mutants import Mutant, sample, statement_lines
+from tools.workspace import PACKAGES, ROOT
 
-STATE = ROOT / "out/code-mutants"
-AREAS = Path(__file__).with_name("areas.toml")
+OUT = ROOT / "out/code-mutants"
+LONGEST = 600.0
+"""Seconds of tests for one mutant; the fastest tests run first."""
+AT_IMPORT = 200
+"""How many tests, the fastest first, try a mutant that runs when its module is imported."""
 
 
 def main() -> None:
-    """Try the mutants of the areas that are named, and list those that no test noticed."""
-    areas = tomllib.loads(AREAS.read_text())
+    """Try the mutants of a sample and print how many a test noticed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("areas", nargs="*", metavar="AREA", help=", ".join(areas))
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=16)
-    parser.add_argument("--again", action="store_true", help="try survivors once more")
-    chosen = parser.parse_args()
-    STATE.mkdir(parents=True, exist_ok=True)
-    # tests/interop and the packages import it; a fork has it already.
-    trial.preload("torch")
-    for name in chosen.areas or areas:
-        _try_area(name, areas[name], chosen)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=48)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the version to try")
+    parser.add_argument("--shard", default="0/1", help="INDEX/COUNT of the test files and mutants")
+    options = parser.parse_args()
+    index, count = map(int, options.shard.split("/"))
+    root = options.root.resolve()
+    state = OUT / ("here" if root == ROOT else root.name)
+    state.mkdir(parents=True, exist_ok=True)
+    mutants = _sample(options.count, options.seed)
+    trial.preload(root, "torch")
+    files = test_files(root)
+    _measure(root, state, mutants, files[index::count])
+    measured = [state / "reach" / _flat(file) for file in files]
+    if missing := [path.name for path in measured if not path.exists()]:
+        sys.exit(f"{len(missing)} test files are still to be measured by the other shards")
+    reach = [json.loads(path.read_text()) for path in measured]
+    for mutant in mutants[index::count]:
+        _try(root, state, mutant, reach)
+    _report(state, mutants)
 
 
-def _try_area(name: str, area: dict[str, list[str]], chosen: argparse.Namespace) -> None:
-    paths = _files(area["sources"])
-    seconds, reach = _baseline(name, area["tests"], paths)
-    records = _records(name)
-    drawn = sample(paths, chosen.count, chosen.seed)
-    for mutant in drawn:
-        known = records.get(mutant.identity())
-        if known is None or (chosen.again and known["outcome"] == "survived"):
-            record = _try_mutant(mutant, seconds, reach, STATE / f"{name}.log")
-            records[record["id"]] = record
-            with (STATE / f"{name}.jsonl").open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            print(
-                f"{name}: {record['place']} {record['operator']} {record['outcome']}", flush=True
+def test_files(root: Path) -> list[str]:
+    """Return the test files that CI runs, relative to ``root``."""
+    folders = [*(root / f"packages/{package}/tests" for package in PACKAGES)]
+    folders += [root / "tests/interop", root / "tests/repository"]
+    return sorted(
+        str(path.relative_to(root)) for folder in folders for path in folder.glob("test_*.py")
+    )
+
+
+def _sample(count: int, seed: int) -> list[Mutant]:
+    path = OUT / f"sample-{seed}-{count}.jsonl"
+    if not path.exists():
+        sources = sorted(ROOT.glob("packages/*/src/**/*.py"))
+        drawn = sample(ROOT, sources, count, seed)
+        path.write_text("".join(json.dumps(mutant.as_dict()) + "\n" for mutant in drawn))
+    return [Mutant(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "-") + ".json"
+
+
+def _measure(root: Path, state: Path, mutants: list[Mutant], files: list[str]) -> None:
+    """Record which tests of each file reach which mutant, and how long they take."""
+    lines: dict[str, dict[str, list[int] | None]] = {}
+    for mutant in mutants:
+        applied = mutant.apply(root)
+        if applied is not None:
+            reached = statement_lines((root / mutant.path).read_text(), applied[1])
+            lines.setdefault(str(root / mutant.path), {})[mutant.identity] = (
+                None if reached is None else list(reached)
             )
-    survivors = [r for m in drawn if (r := records[m.identity()])["outcome"] == "survived"]
-    for record in survivors:
-        print(f"\n{record['place']} ({record['tests']} tests reach it)\n{record['change']}")
-    print(f"{name}: {len(drawn) - len(survivors)} of {len(drawn)} noticed\n", flush=True)
+    folder = state / "reach"
+    folder.mkdir(exist_ok=True)
+    for file in files:
+        path = folder / _flat(file)
+        if path.exists():
+            continue
 
-
-def _files(sources: list[str]) -> list[Path]:
-    found: list[Path] = []
-    for source in sources:
-        path = ROOT / source
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        if not files or not files[0].exists():
-            sys.exit(f"{source} is not there: mend {AREAS.name}")
-        found += files
-    return found
-
-
-def _records(name: str) -> dict[str, dict[str, Any]]:
-    path = STATE / f"{name}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {record["id"]: record for record in map(json.loads, lines)}
-
-
-def _baseline(
-    name: str, tests: list[str], paths: list[Path]
-) -> tuple[dict[str, float], trial.Reach]:
-    """Return each test's time, and what it reaches; measured again when any file changed."""
-    files = [*paths, *(p for test in tests for p in sorted((ROOT / test).parent.rglob("*.py")))]
-    digest = hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
-    path = STATE / f"{name}.reach.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    if known.get("digest") != digest:
-
-        def watch() -> int:
-            watcher = trial.Watcher(paths)
-            watcher.coverage.start()
-            status = trial.run_tests(tests, watcher)
-            watcher.coverage.stop()
-            for test in watcher.failed:
-                watcher.seconds.pop(test, None)
-            found = {"digest": digest, "seconds": watcher.seconds, "reach": watcher.reach()}
-            path.write_text(json.dumps({**found, "failed": watcher.failed}))
+        def watch(file: str = file, path: Path = path) -> int:
+            watcher = trial.Watcher(list(lines))
+            status = trial.run_tests([file], watcher)
+            found = {
+                "file": file,
+                "failed": watcher.failed,
+                "seconds": {
+                    test: seconds
+                    for test, seconds in watcher.seconds.items()
+                    if test not in watcher.failed
+                },
+                "reach": watcher.reach(lines),
+            }
+            path.with_suffix(".part").write_text(json.dumps(found))
+            path.with_suffix(".part").rename(path)
             return status
 
         began = time.monotonic()
-        if trial.in_child(watch, 7200, STATE / f"{name}.log") not in {
-            0,
-            pytest.ExitCode.TESTS_FAILED,
-        }:
-            sys.exit(f"{name}: its tests do not run: see {STATE / f'{name}.log'}")
-        print(f"{name}: {time.monotonic() - began:.0f} s for all tests", flush=True)
-        known = json.loads(path.read_text())
-        for test in known["failed"]:
-            print(f"{name}: {test} fails without any change, and is left out", flush=True)
-    reach = {f: {int(line): t for line, t in lines.items()} for f, lines in known["reach"].items()}
-    return known["seconds"], reach
+        status = trial.in_child(watch, 7200, state / f"{_flat(file)}.log")
+        print(f"{file}: {status}, {time.monotonic() - began:.0f} s", flush=True)
+        if not path.exists():
+            sys.exit(f"{file} does not run: see {state / f'{_flat(file)}.log'}")
 
 
-def _try_mutant(
-    mutant: Mutant, seconds: dict[str, float], reach: trial.Reach, log: Path
-) -> dict[str, Any]:
-    lines = trial.statement_lines(mutant.path, mutant.line)
-    touched = reach.get(str(mutant.path), {})
-    names = (
-        seconds
-        if lines is None
-        else {t for line in lines for t in touched.get(line, ())} & set(seconds)
-    )
-    chosen = {test: seconds[test] for test in names}
-    source = mutant.source()
+def _try(root: Path, state: Path, mutant: Mutant, reach: list[dict[str, Any]]) -> None:
+    record = state / f"{mutant.identity}.json"
+    applied = mutant.apply(root)
+    if record.exists() or applied is None:
+        return
+    source, line = applied
+    seconds = {test: s for one in reach for test, s in one["seconds"].items()}
+    if statement_lines((root / mutant.path).read_text(), line) is None:
+        package = "/".join(mutant.path.split("/")[:2])
+        near = sorted((s, test) for test, s in seconds.items() if test.startswith(package))
+        chosen = {test: s for s, test in near[:AT_IMPORT]}
+    else:
+        names = {test for one in reach for test in one["reach"].get(mutant.identity, ())}
+        chosen = {test: seconds[test] for test in names & seconds.keys()}
 
     def test() -> int:
-        sys.meta_path.insert(0, trial.Replaced(mutant.path, source))
+        sys.meta_path.insert(0, trial.Replaced(root / mutant.path, source))
         files = sorted({test.split("::")[0] for test in chosen})
-        return trial.run_tests(files, trial.Chosen(chosen), "-x")
+        return trial.run_tests(files, trial.Chosen(chosen, LONGEST), "-x")
 
     began = time.monotonic()
-    # Without any test that reaches it there is nothing to run.
-    status = trial.in_child(test, 120 + 5 * sum(chosen.values()), log) if chosen else 0
-    return {
-        "id": mutant.identity(),
-        "place": f"{mutant.path.relative_to(ROOT)}:{mutant.line}",
-        "operator": mutant.operator.removeprefix("core/"),
-        "outcome": "survived" if status in {0, pytest.ExitCode.NO_TESTS_COLLECTED} else "noticed",
+    limit = 120 + 5 * min(sum(chosen.values()), LONGEST)
+    log = state / f"{mutant.identity}.log"
+    status = trial.in_child(test, limit, log) if chosen else 0
+    survived = status in {0, pytest.ExitCode.NO_TESTS_COLLECTED}
+    result = {
+        "outcome": "survived" if survived else "noticed",
         "status": status,
         "tests": len(chosen),
         "seconds": round(time.monotonic() - began, 1),
-        "change": _change(mutant.path.read_text(), source),
     }
+    record.write_text(json.dumps({**mutant.as_dict(), **result}))
+    print(f"{mutant.path}:{line} {mutant.operator} {result['outcome']}", flush=True)
 
 
-def _change(before: str, after: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-    return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in {"---", "+++"})
+def _report(state: Path, mutants: list[Mutant]) -> None:
+    paths = [state / f"{mutant.identity}.json" for mutant in mutants]
+    records = [json.loads(path.read_text()) for path in paths if path.exists()]
+    for record in records:
+        if record["outcome"] == "survived":
+            print(f"\n{record['path']}:{record['line']} ({record['tests']} tests reach it)")
+            print(f"{record['before']}-- {record['operator']} -->\n{record['after']}")
+    tried, noticed = Counter[str](), Counter[str]()
+    for record in records:
+        package = record["path"].split("/")[1]
+        tried[package] += 1
+        noticed[package] += record["outcome"] == "noticed"
+    for package in sorted(tried):
+        print(f"{package}: {noticed[package]} of {tried[package]} noticed")
+    print(f"all: {noticed.total()} of {tried.total()} noticed, {len(mutants)} drawn", flush=True)
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

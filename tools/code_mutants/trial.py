@@ -7,7 +7,6 @@ imports the mutant from memory, and runs only those tests that reach the changed
 
 from __future__ import annotations
 
-import ast
 import importlib.machinery
 import importlib.util
 import os
@@ -16,7 +15,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -24,8 +23,8 @@ import coverage
 import hypothesis
 import pytest
 
-Reach = dict[str, dict[int, list[str]]]
-"""By file and line: the tests that run it."""
+Reach = dict[str, list[str]]
+"""By mutant: the tests that run its statement."""
 
 
 def in_child(job: Callable[[], int], seconds: float, log: Path) -> int | None:
@@ -74,52 +73,69 @@ def run_tests(files: Sequence[str], plugin: object, *options: str) -> int:
 
 
 class Chosen:
-    """Keeps the tests that can reach a mutant, the shortest first."""
+    """Keep the tests that can reach a mutant, the fastest first, within a total of seconds."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: dict[str, float], longest: float) -> None:
+        self.seconds, self.longest = seconds, longest
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Called by pytest with all that it found."""
-        kept = [item for item in items if item.nodeid in self.seconds]
-        items[:] = sorted(kept, key=lambda item: self.seconds[item.nodeid])
+        """Called by pytest with all collected tests."""
+        reaching = [item for item in items if item.nodeid in self.seconds]
+        reaching.sort(key=lambda item: self.seconds[item.nodeid])
+        total, kept = 0.0, list[pytest.Item]()
+        for item in reaching:
+            total += self.seconds[item.nodeid]
+            if total > self.longest and kept:
+                break
+            kept.append(item)
+        items[:] = kept
 
 
 class Watcher:
-    """Notes which lines each test runs, and how long it takes."""
+    """Record which lines each test runs, and how long it takes."""
 
-    def __init__(self, sources: Sequence[Path]) -> None:
+    def __init__(self, sources: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
-        self.coverage = coverage.Coverage(
-            data_file=None, include=[str(path) for path in sources], config_file=False
-        )
+        self._coverage = coverage.Coverage(data_file=None, include=sources, config_file=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Called by pytest around each test."""
         began = time.perf_counter()
-        self.coverage.switch_context(item.nodeid)
+        self._coverage.switch_context(item.nodeid)
         done = yield
-        self.coverage.switch_context("")
+        self._coverage.switch_context("")
         self.seconds[item.nodeid] = time.perf_counter() - began
         return done
 
+    def pytest_sessionstart(self) -> None:
+        """Called by pytest before it collects."""
+        self._coverage.start()
+
+    def pytest_sessionfinish(self) -> None:
+        """Called by pytest after the last test."""
+        self._coverage.stop()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Called by pytest with what came of each test."""
+        """Called by pytest with the outcome of each test."""
         if report.failed:
             self.failed.append(report.nodeid)
 
-    def reach(self) -> Reach:
-        """Return which tests ran each line."""
-        data = self.coverage.get_data()
-        return {
-            path: {
-                line: sorted(filter(None, names))
-                for line, names in data.contexts_by_lineno(path).items()
-            }
-            for path in data.measured_files()
-        }
+    def reach(self, lines: Mapping[str, Mapping[str, Sequence[int] | None]]) -> Reach:
+        """Return the tests that run some line of each mutant.
+
+        Args:
+            lines: By file and mutant: the lines of its statement.
+        """
+        data = self._coverage.get_data()
+        reach: Reach = {}
+        for path, mutants in lines.items():
+            contexts = data.contexts_by_lineno(path)
+            for identity, numbers in mutants.items():
+                tests = {test for number in numbers or () for test in contexts.get(number, ())}
+                reach[identity] = sorted(filter(None, tests))
+        return reach
 
 
 class Replaced(MetaPathFinder):
@@ -148,31 +164,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return self.code
 
 
-def statement_lines(path: Path, line: int) -> range | None:
-    """Return the lines of the statement, or of its head, in which ``line`` stands.
-
-    None: it runs when the module is imported, not in a test.
-    """
-    inside = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    if not inside:
-        return None  # A decorator: its line is before that of the function.
-    statement = max(inside, key=lambda node: node.lineno)
-    functions = [node for node in inside if isinstance(node, ast.FunctionDef)]
-    last = statement.end_lineno or statement.lineno
-    body = getattr(statement, "body", None)
-    if body:
-        last = max(statement.lineno, body[0].lineno - 1)
-    if not functions or (statement is functions[-1]):
-        return None
-    return range(statement.lineno, last + 1)
-
-
-def preload(*modules: str) -> None:
-    """Import what every trial needs, once; nothing of ours, which may be changed."""
+def preload(root: Path, *modules: str) -> None:
+    """Import what every trial needs once, and make the packages of ``root`` the ones that run."""
+    os.chdir(root)
+    sources = [str(path) for path in sorted(root.glob("packages/*/src"))]
+    sys.path[:0] = [*sources, str(root)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sources, str(root)])
     for module in modules:
         importlib.import_module(module)
     assert not any(name.startswith("lowerdeck") for name in sys.modules)
