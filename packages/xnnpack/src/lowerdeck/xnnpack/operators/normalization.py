@@ -19,13 +19,15 @@ from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NONE, NodeKind
 
 _aten = torch.ops.aten
 _PART = 32
-"""Numbers of a row that are summed at once where a sum must be as exact as eager's."""
+"""The most numbers that one sum adds up where it must be as exact as eager's."""
 _MOST_PARTS = 64
 """The most parts of a row at once; a linear layer computes 16 results in the time of one."""
+_ELSEWHERE = 2.0**-64
+"""Weight of a number in the sums of the other parts, too small to change them. With a weight of 0,
+an infinity would make these sums NaN; with this weight they are infinite, as the row's sum is."""
 _LONG = 256
-"""Tokens of at most so many numbers are summed at once: parts take 1 % of a small encoder's time,
-and only those of few different numbers, such as half a row of one and half of another, would be
-more exact for it."""
+"""The widest rows of a layer norm that are summed at once. Parts would take 1 % of the time of a
+small encoder; they are more exact only for rows of few distinct numbers."""
 
 
 def row_mean(
@@ -47,18 +49,21 @@ def row_mean(
         offset: What to add to the mean.
         in_parts: Sum parts of a long row first. The linear layer adds number by number, which is
             off by hundreds of units in the last place for rows of thousands; parts are as exact as
-            eager. An infinity makes the mean NaN, since the other parts multiply it by 0.
+            eager.
 
     Returns:
         The id of the mean.
     """
-    count = left = int(shape[-1])
-    while in_parts and left > _PART:
-        parts = min(_MOST_PARTS, math.ceil(left / _PART))
-        owner = torch.arange(left) * parts // left
-        rows = torch.nn.functional.one_hot(owner).T.float()
-        value, left = _linear(emission, value, (*shape[:-1], parts), rows), parts
-    row, bias = torch.full((1, left), 1 / count), torch.tensor([offset]) if offset else None
+    width = int(shape[-1])
+    share = 1 / width
+    while in_parts and width > _PART:
+        parts = min(_MOST_PARTS, math.ceil(width / _PART))
+        owner = torch.arange(width) * parts // width
+        # A power of two keeps sums small without rounding them.
+        rows = torch.where(owner == torch.arange(parts)[:, None], 1 / _PART, _ELSEWHERE)
+        value, width = _linear(emission, value, (*shape[:-1], parts), rows), parts
+        share *= _PART
+    row, bias = torch.full((1, width), share), torch.tensor([offset]) if offset else None
     return _linear(emission, value, (*shape[:-1], 1), row, bias)
 
 
@@ -156,7 +161,7 @@ def _rms_norm(emission: Emission, call: Call) -> None:
     if len(flat) < len(shape):
         value = emission.reshaped(value, flat)
     eps = args["eps"]
-    if eps is None:  # of the type in which eager computes, be the input of fewer bits
+    if eps is None:  # Eager computes in float32, also where the input is float16.
         eps = torch.finfo(torch.float32).eps
     squares = emission.add(NodeKind.SQUARE, flat, input_id=value)
     mean = row_mean(emission, squares, flat, offset=float(eps), in_parts=True)

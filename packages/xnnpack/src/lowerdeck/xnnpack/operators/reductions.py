@@ -39,8 +39,7 @@ def _mean(emission: Emission, call: Call) -> None:
     if not emission.writes.is_int8 and _is_subtracted(call.node, source):
         emission.define(call.node, _refined_mean(emission, call, tracked))
         return
-    # The squares of halves may be infinite, and float32 is exact enough for their mean.
-    in_parts = _is_square(source) and tracked.encoding == emission.writes == FLOAT
+    in_parts = _is_square(source) and emission.writes == FLOAT
     emission.define(call.node, _mean_of(emission, call, tracked, in_parts=in_parts))
 
 
