@@ -379,27 +379,70 @@ def _ways(program: ExportedProgram, make: Callable[[], Any]) -> tuple[bytes, dic
     }
 
 
+class Convolved(nn.Module):
+    """A convolution over time, and linear layers beside views that are written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 64, 3, padding=1), nn.GroupNorm(2, 64)
+        self.qkv, self.last = nn.Linear(64, 192), nn.Linear(64, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(self.conv(x[:, :3])).relu_().transpose(1, 2)
+        one, two, three = self.qkv(rows).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)
+        mixed = (one @ two.mT).softmax(-1) @ three
+        rows = mixed.transpose(1, 2).flatten(2)
+        rows.flatten(1).add_(1)
+        rows.mT.mul_(2)
+        result: Tensor = self.last(rows)
+        return result
+
+
+def _matrix_model() -> nn.Module:
+    model = Shared()
+    model.one, model.two, model.last = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 10)
+    return model
+
+
+# The static scale is of a matrix.
+ONE_FILE_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "matrix": (_matrix_model, (3, 64)),
+    "batch": (_matrix_model, (2, 5, 64)),
+    "convolution": (Convolved, (2, 4, 12)),
+}
+
+
 @pytest.mark.parametrize("form", ["raw", "unwrapped", "functional"])
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, "dynamic, Int8Tensor", "alone, Int8Tensor"])
-def test_one_program_has_one_file(name: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in ["float", *CONFIGURATIONS, "dynamic, Int8Tensor", "alone, Int8Tensor"]
+        for kind in ONE_FILE_MODELS
+        if name != "static" or kind == "matrix"
+    ],
+)
+def test_one_program_has_one_file(name: str, kind: str, form: str) -> None:
     torch.manual_seed(0)
-    make = {
+    configs = {
         **{known: each[0] for known, each in CONFIGURATIONS.items()},
         "dynamic, Int8Tensor": lambda: torchao.Int8DynamicActivationInt8WeightConfig(
             set_inductor_config=False
         ),
         "alone, Int8Tensor": weights_alone,
-    }[name]
-    model = Shared().eval().requires_grad_(False)
-    model.one, model.two, model.last = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 10)
-    torchao.quantize_(model, make())
+    }
+    make, shape = ONE_FILE_MODELS[kind]
+    model = make().eval().requires_grad_(False)
+    if name != "float":
+        torchao.quantize_(model, configs[name]())
     if form == "unwrapped":
         importlib.import_module("torchao.utils").unwrap_tensor_subclass(model)
-    program = torch.export.export(model, (torch.randn(3, 64),))
+    program = torch.export.export(model, (torch.randn(shape),))
     if form == "functional":
         program = program.run_decompositions({})
-    direct, others = _ways(program, XnnpackPartitioner)
-    assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
+    for precision in (None, "fp16") if name == "float" else (None,):
+        direct, others = _ways(program, lambda one=precision: XnnpackPartitioner(one))
+        assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dynamic": True, "weight_bits": 4}])
@@ -453,12 +496,10 @@ def test_a_language_model_has_one_file_from_the_command_too(
         torchao.quantize_(model, CONFIGURATIONS[name][0]())
     tokens = torch.randint(0, 50, (1, 8))
     direct, others = _ways(torch.export.export(model, (tokens,)), XnnpackPartitioner)
-    # `to_backend` takes the program as it is: what unbinds heads is written otherwise, as large.
-    assert len(direct) == len(others["lower"])
-    assert others["exir_compat"] == others["lower"]
+    assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
     made = ModuleType("one_file_model")
     made.make = lambda: (model, (tokens,))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, made.__name__, made)
     path = tmp_path / "model.pte"
     lower_model("one_file_model:make", ["XnnpackBackend"], path, check=False)
-    assert path.read_bytes() == others["lower"]
+    assert path.read_bytes() == direct

@@ -86,6 +86,11 @@ def test_a_weight_that_two_layers_read_stays_one() -> None:
         (lambda x: (x.mT, x.mT, x.relu()), {"StaticTranspose": 1, "Copy": 1}),
         (lambda x: (x.mT, x.mT.mT.sigmoid()), {"StaticTranspose": 1}),
         (lambda x: (x.relu(), x.mT.mT), {"Copy": 1}),
+        # A write through a view is functionalized to a view and the view back.
+        (lambda x: x.relu().view(-1, 4).view(x.shape), {}),
+        (lambda x: x.relu().flatten().view(-1, 6, 2).view(x.shape), {}),
+        (lambda x: x[:, :1].unbind(1)[0].relu(), {"StaticSlice": 1, "StaticReshape": 1}),
+        (lambda x: x.mT[:, :, :1].relu().split(1, 2)[0], {"StaticTranspose": 1, "StaticSlice": 1}),
     ],
 )
 @pytest.mark.parametrize("dynamic", [False, True])

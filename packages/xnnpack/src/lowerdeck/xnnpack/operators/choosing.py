@@ -68,12 +68,11 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
         axis: The dimension, of a fixed size.
         indices: What is taken of it, none negative.
     """
-    size, layout, few = int(tracked.shape[axis]), tracked.preferred, _few(tracked.shape)
+    layout, few = tracked.preferred, _few(tracked.shape)
     parts: list[Tracked] = []
     for start, count, step in runs(indices):
         if step == 1:
-            whole = count == size
-            parts.append(tracked if whole else stretch(emission, tracked, axis, start, count))
+            parts.append(stretch(emission, tracked, axis, start, count))
         elif step == 0:
             parts += _copies(emission, stretch(emission, tracked, axis, start, 1), axis, count)
         elif count <= few:

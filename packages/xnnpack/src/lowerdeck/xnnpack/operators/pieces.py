@@ -11,6 +11,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.operators.shapes import define_reshaped
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
@@ -27,6 +28,8 @@ def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: i
         start: The first index of the part.
         size: How many there are.
     """
+    if size == tracked.shape[axis]:
+        return tracked
     layout = tracked.preferred
     rank = len(tracked.shape)
     shape = (*tracked.shape[:axis], size, *tracked.shape[axis + 1 :])
@@ -50,9 +53,6 @@ def _slice(emission: Emission, call: Call) -> None:
     start, size = _bounds(call)
     if call.args["step"] != 1:
         _define_every(emission, call, tracked, start, size)
-        return
-    if size == tracked.shape[axis]:
-        emission.define(call.node, tracked)
         return
     emission.define(call.node, stretch(emission, tracked, axis, start, size))
 
@@ -108,15 +108,7 @@ def _select(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     axis = call.axis()
     index = int(call.args["index"]) % int(tracked.shape[axis])
-    _define_selected(emission, call.node, tracked, axis, index)
-
-
-def _define_selected(
-    emission: Emission, node: fx.Node, tracked: Tracked, axis: int, index: int
-) -> None:
-    one = stretch(emission, tracked, axis, index, 1)
-    value = emission.reshaped(emission.id_of(one), shape_of(node))
-    emission.define_value(node, value)
+    define_reshaped(emission, call.node, stretch(emission, tracked, axis, index, 1))
 
 
 def _select_refusal(call: Call) -> str | None:
@@ -134,21 +126,28 @@ def _one_symbol(shape: Sequence[Dim]) -> str | None:
 
 
 def _split(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    axis = call.axis()
-    sizes = [int(piece.shape[axis]) for piece in call.node.meta["val"]]
-    for user in call.node.users:
-        number = int(user.args[1]) % len(sizes)  # type: ignore[arg-type]  # the index of a getitem
-        start = sum(sizes[:number])
-        emission.define(user, stretch(emission, tracked, axis, start, sizes[number]))
+    for user, piece in _split_pieces(emission, call):
+        emission.define(user, piece)
 
 
 def _unbind(emission: Emission, call: Call) -> None:
+    # All slices come before the reshapes, as in the decomposed program: both get one payload.
+    for user, piece in _split_pieces(emission, call):
+        define_reshaped(emission, user, piece)
+
+
+def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked]]:
+    """Return the pieces that are read, by their index, each with its dimension still there."""
     tracked = emission.of(call.args["self"])
-    count = len(call.node.meta["val"])
-    for user in call.node.users:
-        index = int(user.args[1]) % count  # type: ignore[arg-type]  # the index of a getitem
-        _define_selected(emission, user, tracked, call.axis(), index)
+    axis = call.axis()
+    pieces = call.node.meta["val"]
+    is_kept = pieces[0].dim() == len(tracked.shape)
+    sizes = [int(piece.shape[axis]) if is_kept else 1 for piece in pieces]
+    users = [(int(user.args[1]) % len(sizes), user) for user in call.node.users]  # type: ignore[arg-type]  # the index of a getitem
+    return [
+        (user, stretch(emission, tracked, axis, sum(sizes[:number]), sizes[number]))
+        for number, user in sorted(users, key=lambda one: one[0])
+    ]
 
 
 def _split_refusal(call: Call) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, fake, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -16,6 +16,7 @@ from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_RESHAPED_FROM = "reshaped from"
 
 
 def _same(emission: Emission, call: Call) -> None:
@@ -44,18 +45,33 @@ def _to_copy_refusal(call: Call) -> str | None:
 
 
 def _reshape(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    shape = shape_of(call.node)
-    if tuple(map(str, shape)) == tuple(map(str, tracked.shape)):
-        emission.define(call.node, tracked)
-        return
+    define_reshaped(emission, call.node, emission.of(call.args["self"]))
+
+
+def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None:
+    """Define a node's result as a tensor with other sizes, of which one may be symbolic.
+
+    Args:
+        emission: Where to add.
+        node: The node.
+        tracked: The tensor.
+    """
+    shape = shape_of(node)
+    # A write through a view is functionalized to a round trip: view, compute, view back.
+    origin: Tracked | None = tracked
+    while origin is not None:
+        if tuple(map(str, shape)) == tuple(map(str, origin.shape)):
+            emission.define(node, origin)
+            return
+        origin = origin.derived.get(_RESHAPED_FROM)
     ids = tracked.ids
     # One pixel: the plain order and the channels-last order are the same bytes.
     if Layout.PLAIN not in ids and len(tracked.shape) >= 3 and all(map(is_one, tracked.shape[2:])):
         source = ids[Layout.CHANNELS_LAST]
     else:
         source = emission.id_of(tracked)
-    emission.define_value(call.node, emission.reshaped(source, shape))
+    emission.define_value(node, emission.reshaped(source, shape))
+    emission.of(node).derived[_RESHAPED_FROM] = tracked
 
 
 def _reshape_refusal(call: Call) -> str | None:
