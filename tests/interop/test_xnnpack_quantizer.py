@@ -228,11 +228,16 @@ def test_a_mode_quantises_every_layer_that_it_can_and_says_why_not(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program, partitioner = offer.quantize(mode, model, inputs, {}, [])
-        data = lower(program, partitioner).to_bytes()
+        lowered = lower(program, partitioner)
         wanted = model(*inputs)
     left = float_weights(offer, mode, program)
+    summary = lowered.delegation()
+    assert [(one.name, one.nbytes) for one in summary.float_weights] == [
+        (one.name, one.nbytes) for one in left
+    ]
+    assert str(summary).count("stays float: ") == len(left)
     assert {one.name.partition(".")[0] for one in left} == floats, left
     assert not any("is not quantised" in one.why for one in left if mode != "int8")
-    outcome = official.run(data, [official.Call(inputs)])
+    outcome = official.run(lowered.to_bytes(), [official.Call(inputs)])
     assert isinstance(outcome, official.Ran), outcome
     torch.testing.assert_close(outcome.outputs[0][0], wanted, atol=0.02, rtol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 import pytest
@@ -83,6 +84,51 @@ def test_the_summary_shows_what_a_partitioner_says_of_what_it_took() -> None:
     (remark,) = summary.remarks
     assert (remark.node, remark.why) == ("tan", "it is odd")
     assert "done slowly: aten.tan.default at tan: it is odd" in str(summary)
+
+
+class HalfQuantized(torch.nn.Module):
+    """A layer of stored integers, one of floats and a table, each of more than 1 kB."""
+
+    def __init__(self, *, quantized: bool) -> None:
+        super().__init__()
+        self.quantized = quantized
+        self.table, self.layer = torch.nn.Embedding(30, 20), torch.nn.Linear(20, 15)
+        self.register_buffer("stored", torch.ones(20, 20, dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.stored.float()
+        if self.quantized:
+            weight = torch.ops.quantized_decomposed.dequantize_per_tensor.default(
+                self.stored, 0.1, 0, -128, 127, torch.int8
+            )
+        result: torch.Tensor = self.layer((self.table(x) @ weight).sin())
+        return result
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("delegated", ["linear", "sin", ""])
+def test_the_summary_names_what_stays_float_in_a_quantised_program(
+    delegated: str, quantized: bool
+) -> None:
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    model, x = HalfQuantized(quantized=quantized), torch.zeros(2, dtype=torch.long)
+    # A weight that a partition alone reads goes with it, as it does for every backend.
+    tagged = (
+        {delegated, "p_layer_weight", "p_layer_bias"} if delegated == "linear" else {delegated}
+    )
+    lowered = to_backend(
+        torch.export.export(model, (x,)),
+        TaggingPartitioner(lambda node: "t" if node.name in tagged else None),
+    )
+    summary = delegation_summary({"forward": lowered})
+    named = [
+        "stays float: table.weight: 2400 bytes: aten.embedding.default is not quantised",
+        "stays float: layer.weight: 1200 bytes: aten.linear.default is not quantised",
+    ]
+    assert [str(one) for one in summary.float_weights] == (named if quantized else [])
+    assert [line for line in str(summary).splitlines() if line.startswith("stays")] == (
+        named if quantized else []
+    )
 
 
 def test_reporters_are_each_their_own() -> None:

@@ -46,6 +46,7 @@ from lowerdeck.lowered_module.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
+from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.inspection import (
     format_delegated_graph,
     get_delegates,
@@ -135,6 +136,7 @@ __all__ = [
     "unregister_backend",
     # Looking at what was lowered
     "DelegationSummary",
+    "FloatWeight",
     "Remark",
     "WhyNoPartition",
     "WhyNoPartitionReporter",

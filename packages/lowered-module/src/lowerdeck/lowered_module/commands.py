@@ -28,6 +28,7 @@ from lowerdeck.lowered_module.inspect.accuracy import (
     call_in_eager,
     compare_calls,
 )
+from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of, report_lines
 from lowerdeck.lowered_module.pipeline import (
@@ -39,7 +40,6 @@ from lowerdeck.lowered_module.pipeline import (
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.quantizing import (
-    FloatWeight,
     chosen_quantization,
     float_weights,
     quantized,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.quantization import (
@@ -17,10 +16,13 @@ from lowerdeck.lowered_module.authoring.quantization import (
     find_quantization,
     quantization_names,
 )
-from lowerdeck.lowered_module.authoring.rejects import operator_name
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.inspect.float_weights import (
+    FloatWeight,
+    list_float_weights,
+    why_not_quantized,
+)
 from lowerdeck.serializer import CommandError, ExitStatus
-from lowerdeck.torch_base import OpOverload, returns_view
 
 
 def chosen_quantization(
@@ -95,21 +97,6 @@ def quantized(
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class FloatWeight:
-    """A weight that a mode leaves in float.
-
-    Attributes:
-        name: Its name in the model.
-        nbytes: Its size.
-        why: The reason.
-    """
-
-    name: str
-    nbytes: int
-    why: str
-
-
 def float_weights(
     offer: Quantization, mode: str, program: ExportedProgram
 ) -> tuple[FloatWeight, ...]:
@@ -121,38 +108,9 @@ def float_weights(
         program: What it made.
     """
     why_float = getattr(offer, "why_float", None)
-    left = []
-    placeholders = program.graph.find_nodes(op="placeholder")
-    tensors = {**program.state_dict, **program.constants}
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        tensor = tensors.get(str(spec.target))
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            continue
-        reader = _reader_of(node)
-        if tensor.dim() < 2 or tensor.nbytes <= _SMALL or reader is None:
-            continue
-        why: Any = f"{operator_name(reader)} is not quantised"
-        if why_float is not None:
-            why = why_float(mode, reader)
-        if why is not None:
-            left.append(FloatWeight(str(spec.target), tensor.nbytes, why))
-    return tuple(sorted(left, key=lambda one: (-one.nbytes, one.name)))
-
-
-_SMALL = 1000
-"""Weights of at most so many bytes are not listed."""
-
-
-def _reader_of(node: Node) -> Node | None:
-    """Return the first call that reads a weight itself; None for scales of integers."""
-    for user in node.users:
-        if user.op == "call_function" and "quantize" in str(user.target):
-            continue
-        moves = isinstance(user.target, OpOverload) and returns_view(user.target)
-        reader = _reader_of(user) if moves and user.users else user
-        if reader is not None and reader.op == "call_function":
-            return reader
-    return None
+    return list_float_weights(
+        program, why_not_quantized if why_float is None else partial(why_float, mode)
+    )
 
 
 def samples_from(factory: str, made: Any) -> list[Sample]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
+from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark
-from lowerdeck.lowered_module.quantizing import FloatWeight
 from lowerdeck.serializer import FileRange, Storage
 
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from lowerdeck.lowered_module.authoring.rejects import operator_name, table
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_weights_of_parts
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
 from lowerdeck.torch_base import graphs_of
@@ -50,6 +51,8 @@ class DelegationSummary:
         left: Number of nodes left to the program, by operator.
         reasons: Why an operator's nodes were left, where a partitioner said so.
         remarks: What a partitioner said of nodes that it gave to a backend.
+        float_weights: The weights of more than 1 kB that stay float in a quantised program, the
+            largest first; empty for graph modules, which hold no weights.
     """
 
     delegates: Mapping[str, int]
@@ -58,6 +61,7 @@ class DelegationSummary:
     left: Mapping[str, int]
     reasons: Mapping[str, tuple[str, ...]]
     remarks: tuple[Remark, ...] = ()
+    float_weights: tuple[FloatWeight, ...] = ()
 
     @property
     def share(self) -> float:
@@ -77,7 +81,8 @@ class DelegationSummary:
         taken, left = sum(self.delegated.values()), sum(self.left.values())
         lines.append(f"{taken} of {taken + left} nodes delegated ({self.share:.0%})")
         heads = ("operator", "delegated", "left", "why left")
-        return "\n".join([*lines, table(heads, rows), *map(str, self.remarks)])
+        notes = map(str, (*self.remarks, *self.float_weights))
+        return "\n".join([*lines, table(heads, rows), *notes])
 
 
 def delegation_summary(
@@ -91,10 +96,8 @@ def delegation_summary(
     Raises:
         LoweringError: It is something else.
     """
-    tops = [
-        one.graph_module if isinstance(one, ExportedProgram) else one
-        for one in (program.values() if isinstance(program, Mapping) else [program])
-    ]
+    given = list(program.values()) if isinstance(program, Mapping) else [program]
+    tops = [one.graph_module if isinstance(one, ExportedProgram) else one for one in given]
     for one in tops:
         if not isinstance(one, GraphModule):
             raise LoweringError(
@@ -104,6 +107,7 @@ def delegation_summary(
     size: Counter[str] = Counter()
     delegated: Counter[str] = Counter()
     remarks: list[Remark] = []
+    parts = [one for one in given if isinstance(one, ExportedProgram)]
     for gm in chain.from_iterable(map(graphs_of, tops)):
         for call in delegate_calls(gm):
             module = cast("LoweredBackendModule", delegate_of(gm, call))
@@ -111,6 +115,7 @@ def delegation_summary(
             size[module.backend_id] += len(module.processed_bytes)
             delegated += _inside(module)
             remarks += _remarks_in(module)
+            parts.append(module.original_module)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
     for node in chain.from_iterable(map(computing_nodes, tops)):
@@ -125,6 +130,7 @@ def delegation_summary(
         left=dict(left),
         reasons={name: tuple(found) for name, found in reasons.items()},
         remarks=tuple(remarks),
+        float_weights=float_weights_of_parts(parts),
     )
 
 

@@ -1,0 +1,106 @@
+"""Weights that stay float in quantised programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from lowerdeck.lowered_module.authoring.rejects import operator_name
+from lowerdeck.torch_base import OpOverload, graphs_of, returns_view
+
+_SMALL = 1000
+"""Weights of at most so many bytes are not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatWeight:
+    """A weight that stays float in a quantised program.
+
+    Attributes:
+        name: Its name in the model.
+        nbytes: Its size.
+        why: The reason.
+    """
+
+    name: str
+    nbytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"stays float: {self.name}: {self.nbytes} bytes: {self.why}"
+
+
+def why_not_quantized(node: Node) -> str:
+    """Return the reason that holds for any backend.
+
+    Args:
+        node: The node that reads the weight.
+    """
+    return f"{operator_name(node)} is not quantised"
+
+
+def list_float_weights(
+    program: ExportedProgram, why_float: Callable[[Node], str | None] = why_not_quantized
+) -> tuple[FloatWeight, ...]:
+    """Return the weights of more than 1 kB that stay float, the largest first, but no biases.
+
+    Args:
+        program: A quantised program.
+        why_float: Returns why the weight that a node reads stays float; None leaves it out.
+    """
+    weights = []
+    placeholders = program.graph.find_nodes(op="placeholder")
+    tensors = {**program.state_dict, **program.constants}
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        tensor = tensors.get(str(spec.target))
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            continue
+        reader = _reader_of(node)
+        if tensor.dim() < 2 or tensor.nbytes <= _SMALL or reader is None:
+            continue
+        why = why_float(reader)
+        if why is not None:
+            weights.append(FloatWeight(str(spec.target), tensor.nbytes, why))
+    return _sorted(weights)
+
+
+def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWeight, ...]:
+    """Return the weights that stay float in what a quantised program was cut into.
+
+    Args:
+        programs: The lowered programs and those of their delegates; nothing is returned if no
+            call of any of them quantises.
+    """
+    parts = list(programs)
+    if not any(map(_quantizes, (gm for one in parts for gm in graphs_of(one.graph_module)))):
+        return ()
+    # A weight that several delegates read is one.
+    return _sorted({one.name: one for part in parts for one in list_float_weights(part)}.values())
+
+
+def _sorted(weights: Iterable[FloatWeight]) -> tuple[FloatWeight, ...]:
+    return tuple(sorted(weights, key=lambda one: (-one.nbytes, one.name)))
+
+
+def _quantizes(gm: GraphModule) -> bool:
+    return any("quantize" in str(node.target) for node in gm.graph.nodes if _is_call(node))
+
+
+def _is_call(node: Node) -> bool:
+    return node.op == "call_function"
+
+
+def _reader_of(node: Node) -> Node | None:
+    """Return the first call that reads a weight itself; None for scales of integers."""
+    for user in node.users:
+        if _is_call(user) and "quantize" in str(user.target):
+            continue
+        moves = isinstance(user.target, OpOverload) and returns_view(user.target)
+        reader = _reader_of(user) if moves and user.users else user
+        if reader is not None and _is_call(reader):
+            return reader
+    return None
