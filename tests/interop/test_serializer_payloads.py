@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     ExternalData,
     ExternalEntry,
@@ -17,7 +18,6 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.report.operators import contents_of
 
 HERE = Path(__file__).parent

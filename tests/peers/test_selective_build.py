@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lowerdeck.emitter import emit
-from lowerdeck.serializer.command_line import main
+from lowerdeck.script import main
 
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("executorch.codegen.tools.selective_build")

@@ -322,7 +322,7 @@ def test_a_device_may_be_the_output(model: str, capsys: pytest.CaptureFixture[st
     assert "file size      0 B\n" in capsys.readouterr().out
 
 
-_SCRIPT = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+_SCRIPT = "import sys; from lowerdeck.script import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize("debug", [False, True])

@@ -24,8 +24,8 @@ from lowerdeck.openvino import BlobError, OpenvinoPartitioner, decode_payload
 from lowerdeck.openvino.payload import HEADER, crossed
 from lowerdeck.openvino.precision import text_of
 from lowerdeck.runner import load
+from lowerdeck.script import main
 from lowerdeck.serializer import PayloadGraph
-from lowerdeck.serializer.command_line import main
 
 aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ def test_opening_imports_neither_openvino_nor_torch(tmp_path: Path) -> None:
     path = tmp_path / "a.pte"
     emit(lowered(*MODELS["mlp"])).save(path)
     code = (
-        "import sys; from lowerdeck.serializer.command_line import main; main(sys.argv[1:]); "
+        "import sys; from lowerdeck.script import main; main(sys.argv[1:]); "
         "assert not {'openvino', 'torch'} & {*sys.modules}"
     )
     done = subprocess.run(

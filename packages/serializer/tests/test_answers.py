@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck import script
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     BackendDelegate,
     BackendDelegateDataReference,
@@ -41,7 +42,6 @@ from lowerdeck.serializer import (
     write_ptd,
     write_pte,
 )
-from lowerdeck.serializer.command_line import main
 
 _EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
 _COMMANDS = ("inspect", "verify", "diff", "extract")
@@ -385,7 +385,7 @@ def test_the_script_runs_commands(files: dict[str, Path]) -> None:
 
 
 def _run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    code = "import sys; from lowerdeck.script import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, check=False, **options
     )
@@ -447,7 +447,7 @@ def test_every_command_prints_in_ascii_whatever_python_does_with_other_letters(
         ["--version"],
     ]
     code = (
-        "import json, sys; from lowerdeck.serializer.command_line import main\n"
+        "import json, sys; from lowerdeck.script import main\n"
         "name = sys.argv[2]\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    print('status', main([word.replace('NAME', name) for word in words]), words)"
@@ -481,7 +481,7 @@ def test_hostile_names_in_a_page_turn_nothing(files: dict[str, Path], tmp_path: 
 
 
 def test_a_reader_that_goes_away_is_no_error(files: dict[str, Path]) -> None:
-    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    code = "import sys; from lowerdeck.script import main; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "inspect", "--json", str(files["hostile"])],
         stdout=subprocess.PIPE,
@@ -504,7 +504,7 @@ def test_a_full_disk_under_the_output_is_status_4_and_names_it(
 ) -> None:
     words = [str(files.get(word, word)) for word in words]
     with Path("/dev/full").open("wb") as full:
-        code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+        code = "import sys; from lowerdeck.script import main; sys.exit(main())"
         done = subprocess.run(
             [sys.executable, "-c", code, *words],
             stdout=full,
@@ -543,7 +543,7 @@ def test_closed_streams_are_told_where_they_can_be(
 ) -> None:
     words = [str(files.get(word, word)) for word in words]
     name = " ".join(("lowerdeck", *words[:1]))
-    code = "import sys; from lowerdeck.serializer.command_line import main; sys.exit(main())"
+    code = "import sys; from lowerdeck.script import main; sys.exit(main())"
     for closed in (">&-", ">&- 2>&-", "2>&-"):
         done = subprocess.run(
             ["/bin/sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", code, *words],

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     AllocationDetails,
     BackendDelegate,
@@ -38,7 +39,6 @@ from lowerdeck.serializer import (
     serialize_pte,
     write_pte,
 )
-from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.commands.sizes import size_text
 
 
@@ -141,7 +141,7 @@ def test_inspect_html_writes_one_page(
 
 def test_inspect_never_imports_torch_or_numpy(pte: Path) -> None:
     code = (
-        "import sys; from lowerdeck.serializer.command_line import main;"
+        "import sys; from lowerdeck.script import main;"
         f"main(['inspect', {str(pte)!r}]); print({{'torch', 'numpy'}} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     ExternalEntry,
     ScalarType,
@@ -17,7 +18,6 @@ from lowerdeck.serializer import (
     serialize_ptd,
     write_ptd,
 )
-from lowerdeck.serializer.command_line import main
 
 OFFICIAL = Path(__file__).parent / "data/external_ptd.ptd"
 PROGRAM = OFFICIAL.with_suffix(".pte")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lowerdeck.serializer.command_line import main
+from lowerdeck.script import main
 from lowerdeck.serializer.commands.completion import completion_script
 
 pty = pytest.importorskip("pty", reason="there are no terminals as of POSIX here")

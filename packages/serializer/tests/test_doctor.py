@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.serializer.command_line import main
+from lowerdeck.script import main
 from lowerdeck.serializer.commands import doctor
 from lowerdeck.serializer.commands.loading import Failure, failures
 

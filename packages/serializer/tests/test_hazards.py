@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     AllocationDetails,
     Bool,
@@ -34,7 +35,6 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from lowerdeck.serializer.command_line import main
 
 LEAST = -(1 << 63)
 

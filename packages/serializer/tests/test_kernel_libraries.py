@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
+from lowerdeck.script import main
 from lowerdeck.serializer import Operator, write_pte
-from lowerdeck.serializer.command_line import main
 
 
 def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, list[str]]]:

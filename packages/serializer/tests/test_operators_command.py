@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     Chain,
     EValue,
@@ -22,7 +23,6 @@ from lowerdeck.serializer import (
     TensorList,
     serialize_pte,
 )
-from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.commands.operators import operator_kernels, selective_build_lines
 
 

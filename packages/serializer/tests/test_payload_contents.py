@@ -18,6 +18,7 @@ from serializer_payloads import (  # type: ignore[import-not-found]
     value,
 )
 
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     BackendDelegate,
     BackendDelegateDataReference,
@@ -34,7 +35,6 @@ from lowerdeck.serializer import (
     open_pte,
     serialize_pte,
 )
-from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.report import operators
 from lowerdeck.serializer.report.operators import contents_of

@@ -10,6 +10,7 @@ import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
+from lowerdeck.script import main
 from lowerdeck.serializer import (
     TraceError,
     deserialize_pte,
@@ -19,7 +20,6 @@ from lowerdeck.serializer import (
     serialize_pte,
     write_pte,
 )
-from lowerdeck.serializer.command_line import main
 from lowerdeck.serializer.report.trace import watched_by, watched_entry
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lowerdeck.lowered_module import PreprocessError, delegation_summary, to_backend
-from lowerdeck.serializer.command_line import main
+from lowerdeck.script import main
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
 from lowerdeck.xnnpack.quantize.recurrent import unroll_recurrent_layers
