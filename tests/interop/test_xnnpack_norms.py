@@ -221,3 +221,27 @@ def test_squares_that_overflow(name: str, decomposed: bool, tmp_path: Path) -> N
             where = f"output {number} for a tensor of {call[0].flatten()[:2]}"
             assert not (result.isnan() & ~plain.isnan()).any(), where
             assert_as_exact(result, plain, right, where)
+
+
+@pytest.mark.parametrize("norm", [functional.layer_norm, functional.rms_norm])
+@pytest.mark.parametrize("free", [(0,), (0, 1)])
+def test_rows_of_varying_number(norm: Callable[..., Tensor], free: tuple[int, ...]) -> None:
+    """A mean is taken otherwise where two sizes vary, and there may be no rows."""
+
+    def function(x: Tensor) -> Tensor:
+        return norm(x, x.shape[-1:])
+
+    widths = (32, 300, 768, 1021, 2048)
+    sizes = [tuple(size if axis in free else 4 for axis in (0, 1)) for size in (3, 7, 0, 5)]
+    calls = [tuple(torch.randn(*size, width) + 100 for width in widths) for size in sizes]
+    dims = {axis: torch.export.Dim(f"size{axis}", max=7) for axis in free}
+    shapes = {"tensors": tuple(dims for _ in widths)}
+    program = torch.export.export(Each(function), calls[0], dynamic_shapes=shapes)
+    outcome = official.run(
+        emit(to_backend(program, XnnpackPartitioner())).to_bytes(),
+        [official.Call(call) for call in calls],
+    )
+    assert isinstance(outcome, official.Ran), outcome
+    for call, outputs in zip(calls, outcome.outputs, strict=True):
+        for x, result in zip(call, outputs, strict=True):
+            assert_as_exact(result, function(x), function(x.double()), f"a tensor of {x.shape}")

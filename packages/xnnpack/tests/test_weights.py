@@ -361,3 +361,11 @@ def test_rows_may_repeat_beside_a_size_that_varies() -> None:
     for count in (1, 5, 2):
         given_x = torch.randn(count, 6, 8)
         torch.testing.assert_close(file.run("forward", given_x), given_x * table)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_means_of_wide_rows_store_no_weights(groups: int, layout: torch.memory_format) -> None:
+    images = torch.randn(1, 16, 96, 64).to(memory_format=layout)
+    program = torch.export.export(nn.GroupNorm(groups, 16), (images,))
+    assert len(emit(to_backend(program, XnnpackPartitioner())).to_bytes()) < 16_384
