@@ -197,6 +197,7 @@ class Sequence(nn.Module):
         self.transposed = nn.ConvTranspose1d(64, 64, 3, padding=1)
         self.lstm = nn.LSTM(64, 64, batch_first=True)
         self.gru = nn.GRU(64, 64, batch_first=True)
+        self.lstm_cell, self.gru_cell = nn.LSTMCell(64, 64), nn.GRUCell(64, 64)
         self.normed = nn.utils.weight_norm(nn.Linear(64, 64))
         self.odd = nn.Linear(64, 40)
         self.last = nn.Linear(40, 32)
@@ -206,6 +207,8 @@ class Sequence(nn.Module):
         for layer in (self.conv, self.grouped, self.depthwise, self.transposed):
             x = torch.relu(layer(x))
         x = self.gru(self.lstm(x.transpose(1, 2))[0])[0]
+        last = self.gru_cell(self.lstm_cell(x[:, -1])[0])
+        x = x + last.unsqueeze(1)
         made: torch.Tensor = self.last(self.odd(self.normed(x)))
         return made
 
@@ -213,7 +216,7 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize(
     ("mode", "floats"),
     [
-        ("int8", {"table", "lstm", "gru"}),
+        ("int8", {"table", "lstm", "gru", "lstm_cell", "gru_cell"}),
         ("int8-dynamic", {"table", "depthwise"}),
         ("8da4w", {"table", "conv", "grouped", "depthwise", "transposed", "normed", "last"}),
         ("fp16", set()),

@@ -169,3 +169,17 @@ def test_an_unrolled_recurrent_layer_computes_the_same(
     unrolled = unroll_recurrent_layers(nn.ModuleDict({"one": layer, "other": layer}))
     assert unrolled["one"] is unrolled["other"]  # type: ignore[index]  # a ModuleDict
     torch.testing.assert_close(unrolled["one"](x, hx=state), layer(x, hx=state))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 6), (6,)])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_an_unrolled_recurrent_cell_computes_the_same(
+    kind: Any, bias: bool, shape: tuple[int, ...], has_state: bool
+) -> None:
+    cell, x = kind(6, 8, bias=bias).eval(), torch.randn(shape)
+    hidden, more = torch.randn(2, *shape[:-1], 8)
+    state = None if not has_state else (hidden, more) if kind is nn.LSTMCell else hidden
+    unrolled = unroll_recurrent_layers(cell)
+    torch.testing.assert_close(unrolled(input=x, hx=state), cell(x, state))

@@ -87,7 +87,7 @@ class XnnpackQuantization:
         if mode == "fp16":
             return None
         name = str(node.target).removeprefix("aten.").partition(".")[0]
-        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        if name.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             modes = "int8-dynamic and 8da4w quantise LSTM and GRU"
             return f"{name} is not quantised in {mode}; {modes}"
         if name == "embedding":

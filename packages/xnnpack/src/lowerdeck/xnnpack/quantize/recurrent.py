@@ -9,9 +9,10 @@ from torch import nn
 
 
 def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
-    """Replace each ``nn.LSTM`` and ``nn.GRU`` by linear layers and a loop over time, in place.
+    """Replace each ``nn.LSTM``, ``nn.GRU`` and cell of one by linear layers, in place.
 
-    Quantisers look for linear layers; the operators of recurrent layers hide theirs.
+    Quantisers look for linear layers; the operators of recurrent layers hide theirs. A layer
+    becomes a loop over time, whose export takes time in proportion to its steps.
 
     Args:
         module: A model in evaluation mode.
@@ -19,11 +20,12 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
     Returns:
         The model; another one where it is such a layer itself.
     """
-    unrolled = {
-        layer: UnrolledRecurrent(layer)
-        for layer in module.modules()
-        if type(layer) in (nn.LSTM, nn.GRU)
-    }
+    unrolled: dict[nn.Module, nn.Module] = {}
+    for layer in module.modules():
+        if type(layer) in (nn.LSTM, nn.GRU):
+            unrolled[layer] = UnrolledRecurrent(layer)
+        elif type(layer) in (nn.LSTMCell, nn.GRUCell):
+            unrolled[layer] = UnrolledCell(layer)
     # A layer may have several names.
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if name and child in unrolled:
@@ -111,15 +113,55 @@ class UnrolledRecurrent(nn.Module):
     def _step(self, number: int, gate: torch.Tensor, state: Any) -> tuple[torch.Tensor, ...]:
         more = self.states[number](state[0])
         if not self.is_lstm:
-            reset, update, new = gate.chunk(3, -1)
-            reset_more, update_more, new_more = more.chunk(3, -1)
-            update = torch.sigmoid(update + update_more)
-            new = torch.tanh(new + torch.sigmoid(reset + reset_more) * new_more)
-            return (new + update * (state[0] - new),)
-        input_gate, forget, new, output = (gate + more).chunk(4, -1)
-        cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(input_gate) * torch.tanh(new)
-        hidden = torch.sigmoid(output) * torch.tanh(cell)
+            return (_gru_step(gate, more, state[0]),)
+        hidden, cell = _lstm_step(gate + more, state[1])
         return self.projections[number](hidden) if self.projections else hidden, cell
+
+
+class UnrolledCell(nn.Module):
+    """What an LSTM cell or a GRU cell computes.
+
+    Args:
+        cell: The cell; its weights are shared.
+    """
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.is_lstm: bool = isinstance(cell, nn.LSTMCell)
+        self.input: nn.Linear = _linear(cell, "weight_ih", "bias_ih")
+        self.state: nn.Linear = _linear(cell, "weight_hh", "bias_hh")
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002  (torch's name)
+        hx: Any = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return the next state.
+
+        Args:
+            input: Of shape (batch, features), or without a batch.
+            hx: The state, zeros for None. Both names are those of torch's cells.
+        """
+        if hx is None:
+            hidden = input.new_zeros(*input.shape[:-1], self.state.in_features)
+            hx = (hidden, hidden) if self.is_lstm else hidden
+        if self.is_lstm:
+            return _lstm_step(self.input(input) + self.state(hx[0]), hx[1])
+        return _gru_step(self.input(input), self.state(hx), hx)
+
+
+def _gru_step(gates: torch.Tensor, more: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    reset, update, new = gates.chunk(3, -1)
+    reset_more, update_more, new_more = more.chunk(3, -1)
+    update = torch.sigmoid(update + update_more)
+    new = torch.tanh(new + torch.sigmoid(reset + reset_more) * new_more)
+    return new + update * (hidden - new)
+
+
+def _lstm_step(gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    input_gate, forget, new, output = gates.chunk(4, -1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(input_gate) * torch.tanh(new)
+    return torch.sigmoid(output) * torch.tanh(cell), cell
 
 
 def _linear(layer: nn.Module, weight: str, bias: str | None) -> nn.Linear:
