@@ -38,7 +38,7 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was delegated and nothing failed."""
+        """Whether something was delegated and nothing failed; see ``not_run``, too."""
         return self.delegates > 0 and not any(self.failures.values())
 
     def __str__(self) -> str:
@@ -50,8 +50,10 @@ class ConformanceReport:
             )
             lines += [f"        {reason}" for reason in failed[:3]]
         lines += [f"not run  {check}: {reason}" for check, reason in self.not_run.items()]
-        nothing = "" if self.delegates else ": nothing was delegated, so nothing was tried"
-        lines.append(f"{self.delegates} delegates{nothing}")
+        note = "" if self.delegates else ": nothing was delegated, so nothing was tried"
+        if self.delegates and self.not_run:
+            note = ", not run by a runtime half: the numbers of the files are unchecked"
+        lines.append(f"{self.delegates} delegates{note}")
         return "\n".join(lines)
 
     def attempt(self, check: str, sample: Sample, action: Callable[[], Any]) -> Any:
@@ -206,12 +208,16 @@ def _magnitude(output: Any) -> float:
 def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
     """Return why a file with delegates of these backends cannot be run here, or None."""
     if importlib.util.find_spec("lowerdeck.runner") is None:
-        return "lowerdeck.runner is not installed"
+        return "lowerdeck.runner is not installed (pip install lowerdeck-runner)"
     installed = {entry.name for entry in installed_entries("lowerdeck.runtimes")}
     missing = backend_ids - {*runtimes, *installed}
     if not missing:
         return None
-    return f"no runtime half of {', '.join(sorted(missing))} is installed; give one in runtimes"
+    names = ", ".join(sorted(missing))
+    return (
+        f"no runtime half of {names} is installed: declare it as an entry point of the group "
+        "'lowerdeck.runtimes', or pass it, as check_backend(..., runtimes={backend_id: half})"
+    )
 
 
 def _delegates(program: ExportedProgram) -> list[Any]:
