@@ -411,15 +411,19 @@ def code_mutants(session: nox.Session) -> None:
 
 @nox.session(requires=["torch"], default=False)
 def nightly(session: nox.Session) -> None:
-    """Run the long tests: a thousand seeds, files of gigabytes, the whole zoo of models."""
+    """Run the whole of every suite: all seeds, files of gigabytes, all programs of the zoo."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "transformers", *EDITABLE, *DEV)
+    session.install(*TEST_TOOLS, *INTEROP_TOOLS, "transformers", *EDITABLE, *DEV)
     session.install("--no-deps", OFFICIAL_RUNTIME)
+    session.install("--no-deps", "torchao", *DEV)
     chosen, options = _chosen(session)
-    where = [f"packages/{package}/tests" for package in chosen]
+    folders = [f"packages/{package}/tests" for package in chosen]
     if not any(arg in PACKAGES for arg in session.posargs):
-        where.append("tests/interop")
-    session.run("pytest", "-m", "heavy", *where, *options)
+        folders += ["tests/interop", "tests/soak"]
+    session.run(
+        *("pytest", "-m", "heavy or not heavy", *folders, *SIDE_BY_SIDE, *options),
+        env={"LOWERDECK_NIGHTLY": "1"},
+    )
 
 
 @nox.session(requires=["torch"], default=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fuser_graphs import example_inputs, random_graph
 from fuser_oracle import contracted, is_acyclic
+from lowerdeck_zoo.seeds import NIGHTLY, seeds
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -42,7 +43,7 @@ VIEWS = ["torch.ops.aten.neg.default", "torch.ops.aten.mul.Tensor"]
 
 @pytest.mark.parametrize("single", [True, False])
 def test_counts_and_members_equal_torch(single: bool) -> None:
-    for seed in range(60):
+    for seed in seeds(60):
         gm = random_graph(seed, 25)
         support = refused(gm, random.Random(seed))
         ours = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=single)
@@ -69,7 +70,7 @@ def test_an_allowed_operator_makes_a_partition_alone() -> None:
 
 
 def test_bookends_are_removed_as_torch_does() -> None:
-    for seed in range(60):
+    for seed in seeds(60):
         gm = random_graph(seed, 25)
         support = refused(gm, random.Random(seed))
         theirs = torch_partitioner.CapabilityBasedPartitioner(gm, support, True, VIEWS)
@@ -82,7 +83,7 @@ def test_bookends_are_removed_as_torch_does() -> None:
 
 
 def test_partition_and_fuse_computes_the_same() -> None:
-    for seed in range(20):
+    for seed in seeds(20):
         gm = random_graph(seed, 25)
         expected = gm(*example_inputs(gm))
         support = refused(gm, random.Random(seed))
@@ -107,7 +108,7 @@ def both(
 
 def test_nodes_come_with_their_position_and_partitions_last_first_as_from_torch() -> None:
     alike = equal = 0
-    for seed in range(80):
+    for seed in seeds(80):
         gm = random_graph(seed, 25)
         mine, peer = both(gm, refused(gm, random.Random(seed)), allows_single_node_partition=True)
         known = {node: position for part in peer for node, position in part.nodes.items()}
@@ -119,7 +120,7 @@ def test_nodes_come_with_their_position_and_partitions_last_first_as_from_torch(
             equal += names(mine) == names(peer)
             assert names(mine) != names(peer)[::-1]
     # Of two that torch merges the larger gives its number, so that a few are elsewhere there.
-    assert equal > 0.8 * alike > 8, (equal, alike)
+    assert not NIGHTLY or equal > 0.8 * alike > 8, (equal, alike)
 
 
 def test_an_override_of_is_node_supported_is_asked() -> None:
@@ -168,7 +169,7 @@ def additions(seed: int, size: int) -> GraphModule:
 
 @pytest.mark.parametrize("vertical", [True, False])
 def test_never_more_partitions_than_torch_makes(vertical: bool) -> None:
-    for seed in range(400):
+    for seed in seeds(400):
         rng = random.Random(seed)
         size = rng.choice([4, 6, 8, 10, 20, 35, 60])
         gm = additions(seed, size) if seed % 2 else random_graph(seed, size)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fuser_graphs import random_graph
 from fuser_oracle import border, contracted, is_acyclic, reaches
+from lowerdeck_zoo.seeds import seeds
 from partition_graphs import tied_graph
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
@@ -59,7 +60,7 @@ def names(proposal: Proposal) -> list[list[str]]:
 
 
 def test_as_few_partitions_as_torch_and_no_more_border_values_on_300_graphs() -> None:
-    for seed in range(300):
+    for seed in seeds(300):
         rng = random.Random(seed)
         gm = random_graph(seed, rng.choice([10, 20, 35]))
         refused = refused_names(gm, rng)
@@ -91,7 +92,7 @@ def fewest(gm: GraphModule, wanted: list[Node]) -> int:
 
 
 def test_the_number_is_the_least_by_trying_all() -> None:
-    for seed in range(40):
+    for seed in seeds(40):
         rng = random.Random(seed)
         graph = Graph()
         values: list[Node] = [graph.placeholder("x")]
@@ -189,7 +190,7 @@ def test_keep_apart_separates() -> None:
 
 
 def test_keep_apart_holds_on_random_graphs() -> None:
-    for seed in range(60):
+    for seed in seeds(60):
         rng = random.Random(seed)
         gm = random_graph(seed, 30)
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
@@ -202,7 +203,7 @@ def test_keep_apart_holds_on_random_graphs() -> None:
 
 
 def test_connected_parts_are_connected_apart_and_can_be_fused() -> None:
-    for seed in range(150):
+    for seed in seeds(150):
         rng = random.Random(seed)
         gm = tied_graph(rng, rng.randint(4, 60))
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
+from lowerdeck_zoo.seeds import seeds
 from partition_graphs import node_lists, results, tied_graph
 from torch.fx import Graph, GraphModule
 
@@ -50,7 +51,7 @@ def test_lists_of_nodes_fuse_if_and_only_if_no_path_leaves_and_comes_back(
 
 
 def test_no_two_calls_have_one_key() -> None:
-    for seed in range(200):
+    for seed in seeds(200):
         rng = random.Random(seed)
         gm = tied_graph(rng, rng.randint(3, 60))
         lists = node_lists(rng, gm)

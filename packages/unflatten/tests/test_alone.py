@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lowerdeck_zoo.seeds import seeds
 from random_alone import FORMS, check_seed  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
@@ -36,7 +37,7 @@ def test_what_found_something_does_what_the_table_says(seed: int, form: str) -> 
     check_seed(seed, cost=12, form=form)
 
 
-@pytest.mark.parametrize("seed", range(6006, 6006 + 2 * len(FORMS)))
+@pytest.mark.parametrize("seed", seeds(2 * len(FORMS), first=6006))
 def test_random_modules_alone_do_what_the_table_says(seed: int) -> None:
     check_seed(seed, cost=12)
 

@@ -193,7 +193,13 @@ def program_of(eager: nn.Module, x: Tensor, how: str) -> Any:
 
 @pytest.mark.parametrize("operator", ["to", "flatten", "atleast_2d", "dropout1d", "dropout"])
 @pytest.mark.parametrize("way", ["swap", "wrap", "hook", "same", "before"])
-@pytest.mark.parametrize("how", ["preserving", "recorded", "plain", "all"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "preserving",
+        *(pytest.param(how, marks=pytest.mark.heavy) for how in ("recorded", "plain", "all")),
+    ],
+)
 def test_a_change_is_eagers_or_told(how: str, way: str, operator: str) -> None:
     x = torch.randn(2, 3, 4)
     # What nobody reads at all is not returned by a call of flat values.

@@ -157,7 +157,7 @@ def leaves_of(value: Any) -> list[Any]:
     return leaves
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize(("change", "make"), CHANGES)
 def test_what_modules_put_into_containers_is_not_lost(
     change: Change, make: Make, strict: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lowerdeck_zoo.seeds import seeds
 from random_changes import FORMS, check_seed  # type: ignore[import-not-found]
 
 pytestmark = [
@@ -28,7 +29,7 @@ def test_what_found_something_does_what_eager_does(seed: int, form: str) -> None
     assert check_seed(seed, form=form).outcome in {"same", "no export"}
 
 
-@pytest.mark.parametrize("seed", range(1000, 1000 + 2 * len(FORMS)))
+@pytest.mark.parametrize("seed", seeds(2 * len(FORMS), first=1000))
 def test_changed_modules_do_what_eagers_do(seed: int) -> None:
     outcome = check_seed(seed, cost=12).outcome
     assert outcome in {"same", "no export", "refused", "another program"}

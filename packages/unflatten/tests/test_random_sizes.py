@@ -19,7 +19,9 @@ def assert_close(found: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("export", [export_preserving, torch.export.export])
-@pytest.mark.parametrize("seed", [4, 5, 7])
+@pytest.mark.parametrize(
+    "seed", [4, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (5, 7))]
+)
 def test_random_trees_compute_their_own_sizes(
     seed: int, export: Callable[..., ExportedProgram]
 ) -> None:

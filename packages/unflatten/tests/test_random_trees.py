@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lowerdeck_zoo.seeds import seeds
 from random_comparison import (  # type: ignore[import-not-found]
     compare_calls,
     compare_gradients,
@@ -193,7 +194,7 @@ def check_seed(seed: int, cost: int, forms: tuple[str, ...]) -> None:
     check(case, forms[seed // 8 % len(forms)], preserved, extra)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_random_model(seed: int) -> None:
     check_seed(seed, 12, ("non-strict", "non-strict", *FORMS))
 

@@ -144,7 +144,7 @@ MODELS = (
 
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("parts", MODELS, ids=lambda parts: parts[0].__name__)
 def test_a_change_by_another_name_is_not_lost(parts: Any, strict: bool) -> None:
     """The copies that export records calls with made two of what is one."""
