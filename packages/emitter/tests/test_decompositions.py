@@ -13,6 +13,7 @@ import torch
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import emit
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
+from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.dynamic_quantization import (
     DYNAMIC_QUANTIZATION,
     check_range,
@@ -465,3 +466,14 @@ def test_products_of_bytes_are_exact(dtype: torch.dtype) -> None:
     assert found.dtype == torch.int32
     assert torch.equal(found.long(), rows.long() @ columns.long())
     assert torch.equal(found, ATEN._int_mm(rows, columns))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (1, 4, 1, 1), (3, 4), (2, 4, 5), (1, 4, 2, 3)])
+def test_batch_norms_in_training_mode_are_eagers(shape: tuple[int, ...]) -> None:
+    # torch.export fails on one number a channel: torch's own rule divides by zero.
+    operator = torch.ops.aten._native_batch_norm_legit_functional.default
+    x, weight, bias = torch.randn(shape).double(), torch.randn(4).double(), torch.randn(4).double()
+    state = torch.randn(4).double(), torch.rand(4).double()
+    expected = operator(x, weight, bias, *state, True, 0.1, 1e-5)
+    results = BATCH_NORMS[operator](x, weight, bias, *state, True, 0.1, 1e-5)
+    torch.testing.assert_close(results, expected, equal_nan=True)

@@ -54,7 +54,9 @@ def batch_norm(
     if bias is not None:
         result = result + bias.view(sizes)
     count = input.numel() / input.shape[1]
-    of_channels = [one.reshape(-1) for one in (mean, scale, variance * (count / (count - 1)))]
+    # Divided as tensors: of one number a channel the unbiased variance is NaN, as eager's is.
+    unbiased = variance * count / (count - 1)
+    of_channels = [one.reshape(-1) for one in (mean, scale, unbiased)]
     return (
         result.to(input.dtype),
         of_channels[0].to(input.dtype),
