@@ -31,7 +31,12 @@ from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
-from lowerdeck.decompose.signature import LiftedConstants, keep_what_was, new_outputs, say_outputs
+from lowerdeck.decompose.signature import (
+    LiftedConstants,
+    clone_views_of_written_inputs,
+    new_outputs,
+    update_output_names,
+)
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.wholeness import check_whole
@@ -80,22 +85,22 @@ def decompose(
     """
     kept = _checked(exported_program, table, keep, cache)
     program, originals = unwrapped(exported_program)
-    kept = _of_originals(kept, originals)
+    kept = _keep_by_original_node(kept, originals)
     rules = Rules.of(table, kept)
     with collector_held():
-        said, writes = _explicit(program)
+        explicit_program, writes = _make_writes_explicit(program)
         try:
-            calls = Calls(said.module_call_graph)
-            parts, _ = _by_calls(said, rules, cache, writes=writes, calls=calls)
-            return _verified(said, parts, calls)
+            calls = Calls(explicit_program.module_call_graph)
+            parts, _ = _by_calls(explicit_program, rules, cache, writes=writes, calls=calls)
+            return _verified(explicit_program, parts, calls)
         except WholeProgramError as error:
             reason = error
     try:
-        return _as_a_whole(said, table, kept)
+        return _as_a_whole(explicit_program, table, kept)
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(said, reason, error) from error
+        raise _refused(explicit_program, reason, error) from error
 
 
 def take_apart(
@@ -117,42 +122,46 @@ def take_apart(
             fails.
     """
     program, originals = unwrapped(exported_program)
-    rules = replace(rules, chosen=_of_originals(rules.chosen, originals))
+    rules = replace(rules, chosen=_keep_by_original_node(rules.chosen, originals))
     with collector_held():
-        said, writes = _explicit(program)
+        explicit_program, writes = _make_writes_explicit(program)
         try:
-            return _by_calls(said, rules, cache, writes=writes)[0]
+            return _by_calls(explicit_program, rules, cache, writes=writes)[0]
         except WholeProgramError as error:
             reason = error
     try:
         with tracing_lock:
-            said = explicit(said)
-            check_functional(said.graph_module)
-            parts = Parts(*retrace(said, Counted(rules.others), Counted(rules.composites)))
-            keep_what_was(parts.graph_module, parts.graph_signature)
+            explicit_program = explicit(explicit_program)
+            check_functional(explicit_program.graph_module)
+            parts = Parts(
+                *retrace(explicit_program, Counted(rules.others), Counted(rules.composites))
+            )
+            clone_views_of_written_inputs(parts.graph_module, parts.graph_signature)
             return parts
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(said, reason, error) from error
+        raise _refused(explicit_program, reason, error) from error
 
 
-def _of_originals(keep: Any, originals: Mapping[Node, Node]) -> Any:
-    """Return what stays whole, with functions that take nodes of a copy of the program."""
+def _keep_by_original_node(keep: Any, originals: Mapping[Node, Node]) -> Any:
+    """Return ``keep`` with predicates that take nodes of a copy of the program."""
     if not originals or not isinstance(keep, Mapping):
         return keep
 
-    def asked(which: Callable[[Node], bool]) -> Callable[[Node], bool]:
-        return lambda call: which(originals.get(call, call))
+    def on_original(predicate: Callable[[Node], bool]) -> Callable[[Node], bool]:
+        return lambda call: predicate(originals.get(call, call))
 
-    return {op: None if which is None else asked(which) for op, which in keep.items()}
+    return {
+        op: None if predicate is None else on_original(predicate) for op, predicate in keep.items()
+    }
 
 
 def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedProgram:
     try:
         return assemble(program, parts, calls.renamed(parts.graph_module.graph))
     except Exception as error:
-        # What stands as it was may be what no program has: a function that is no operator.
+        # A call that was kept may be of a function that is not an operator.
         first = str(error).partition("\n")[0]
         raise WholeProgramError(f"torch refuses the result: {first}") from error
 
@@ -160,9 +169,9 @@ def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedP
 def _refused(
     program: ExportedProgram, reason: WholeProgramError, error: Exception
 ) -> DecomposeError:
-    said = str(error).strip()
-    # torch's interpreter says below the message which node it was at.
-    first, at = said.partition("\n")[0], _AT_NODE.search(said)
+    message = str(error).strip()
+    # torch's interpreter names the node below the message.
+    first, at = message.partition("\n")[0], _AT_NODE.search(message)
     nodes = [node for graph in graphs_of(program.graph_module) for node in graph.graph.nodes]
     failed = next((node for node in nodes if at and node.name == at[1]), None)
     return DecomposeError(
@@ -189,10 +198,10 @@ def explain(
     """
     kept = _checked(exported_program, table, keep, cache)
     program, originals = unwrapped(exported_program)
-    kept = _of_originals(kept, originals)
-    said, writes = _explicit(program)
+    kept = _keep_by_original_node(kept, originals)
+    explicit_program, writes = _make_writes_explicit(program)
     try:
-        _, templates = _by_calls(said, Rules.of(table, kept), cache, writes=writes)
+        _, templates = _by_calls(explicit_program, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
         return Explanation(str(error), 0, 0, isinstance(error, TemplateError))
     return Explanation(None, templates.traces, templates.reused)
@@ -294,7 +303,7 @@ def _traced_by_calls(
         made_module = LazyGraphModule(regions.root, graph)
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
-            say_outputs(signature, graph.output_node())
+            update_output_names(signature, graph.output_node())
         made_module.meta.update(graph_module.meta)
         signature.input_specs = lifted.added_to(specs)
         constants = {**program.constants, **lifted.tensors}
@@ -317,23 +326,23 @@ def _check(program: ExportedProgram) -> None:
         )
 
 
-def _explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
-    """Return ``program`` with each memory that it writes under one name; whether it writes any."""
+def _make_writes_explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+    """Return ``program`` with one name for each memory that it writes, and whether it writes."""
     check_whole(program)
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
     try:
-        said = explicit(program, copies=False)
+        explicit_program = explicit(program, copies=False)
     except RepeatedMemoryError as error:
         raise DecomposeError(str(error)) from error
-    overlap = written_overlap(said)
+    overlap = written_overlap(explicit_program)
     if overlap is not None:
         raise DecomposeError(
             f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
             "views of it where it is used"
         )
-    return said, True
+    return explicit_program, True
 
 
 def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
@@ -356,8 +365,8 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        said = explicit(program)
-        check_functional(said.graph_module)
-        whole: ExportedProgram = said.run_decompositions(own)
-        keep_what_was(whole.graph_module, whole.graph_signature)
+        explicit_program = explicit(program)
+        check_functional(explicit_program.graph_module)
+        whole: ExportedProgram = explicit_program.run_decompositions(own)
+        clone_views_of_written_inputs(whole.graph_module, whole.graph_signature)
         return whole

@@ -159,7 +159,7 @@ def new_outputs(
         node.name: str(spec.target or node.name)
         for node, spec in zip(placeholders, old.input_specs, strict=True)
     }
-    _keep_what_was(
+    _clone_views_of_written(
         nodes, {name: positions[at] for name, at in names.items() if at in positions}, clone
     )
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
@@ -172,14 +172,16 @@ def new_outputs(
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
 
 
-def keep_what_was(graph_module: GraphModule, signature: ExportGraphSignature) -> None:
-    """Let no output of what torch took apart show what an input was that is written, in place.
+def clone_views_of_written_inputs(
+    graph_module: GraphModule, signature: ExportGraphSignature
+) -> None:
+    """Clone outputs that are views of an input that an earlier output overwrites, in place.
 
-    What was copied to a buffer may be a view of another one there.
+    In a program that torch decomposed, the new value of a buffer may be a view of another buffer.
 
     Args:
-        graph_module: What has the graph; its code is written anew.
-        signature: Its signature.
+        graph_module: The decomposed graph; its code is regenerated.
+        signature: Its signature; output names are updated.
     """
     graph = graph_module.graph
     last = graph.output_node()
@@ -199,17 +201,17 @@ def keep_what_was(graph_module: GraphModule, signature: ExportGraphSignature) ->
         made.meta.update(traced_meta(_CLONE, _CLONE(node.meta["val"])))
         return made
 
-    _keep_what_was(nodes, positions, clone)
+    _clone_views_of_written(nodes, positions, clone)
     last.args = (tuple(nodes),)
-    say_outputs(signature, last)
+    update_output_names(signature, last)
     graph_module.recompile()
 
 
-def say_outputs(signature: ExportGraphSignature, output: Node) -> None:
-    """Let a signature tell, in place, what a graph returns by now: sizes are computed once.
+def update_output_names(signature: ExportGraphSignature, output: Node) -> None:
+    """Update the names of a signature's outputs to the nodes that the graph returns, in place.
 
     Args:
-        signature: What told it.
+        signature: The signature of the graph before its outputs were replaced.
         output: The output node of the graph.
     """
     returned: Any = output.args[0]
@@ -229,13 +231,13 @@ def _give_each_its_own(
         taken.add((kind, nodes[position]))
 
 
-def _keep_what_was(
+def _clone_views_of_written(
     nodes: list[Any], positions: Mapping[str, int], clone: Callable[[Node], Node]
 ) -> None:
-    """Let no output show what an input was that an earlier one writes, in place.
+    """Clone, in the list, outputs that are views of an input that an earlier output overwrites.
 
-    ``ExportedProgram.module()`` writes what is mutated one by one before it returns, so that what
-    comes later would find the new value.
+    ``ExportedProgram.module()`` writes the mutated inputs one by one before it returns, so that a
+    view of one of them would show the new value.
     """
     before = list(nodes)
     clones: dict[Node, Node] = {}

@@ -1,7 +1,7 @@
-"""What ends the runtime's process in a file that is right: numbers of the run, and other files.
+"""Crash risks in valid files that depend on input values or on missing ``.ptd`` data.
 
-Each case here was run in the official runtime. Only what may happen is told: a division by a
-number that the file gives is none of it, unless that number is -1.
+Each case was run in the official runtime. A division by a constant of the file is not reported,
+unless the constant is -1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _INTEGERS = {*_WIDE, ScalarType.BYTE, ScalarType.CHAR, ScalarType.SHORT, ScalarT
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One part of a file where the numbers of a run may end the runtime's process.
+    """An instruction or a delegate that may end the runtime's process for some inputs.
 
     Attributes:
-        reason: What may happen.
+        reason: The values for which the process ends, or the data that are missing.
         field: The instruction, or the delegate.
         offset: Where it is in the file.
         needs: Keys of data that must come with another file, or the process ends.
@@ -44,16 +44,16 @@ class Hazard:
     release: str = ""
 
     def __str__(self) -> str:
-        """Return it as errors of this package are told."""
+        """Return it in the form of this package's errors."""
         return f"{self.field} at byte {self.offset}: {self.reason}"
 
 
 def missing_data(
     keys: Sequence[str], named: Container[str], field: str, offset: int
 ) -> Hazard | None:
-    """Return the hazard of a delegate that reads data which the file lacks, None if it has all.
+    """Return the hazard of a delegate whose data are not all in the file, else None.
 
-    The runtime looks them up when it loads the method, and dies where one is not there.
+    The runtime looks them up when it loads the method, and its process ends if one is missing.
 
     Args:
         keys: The keys that a payload of XNNPACK reads.
@@ -132,7 +132,7 @@ def newer_release(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
 
 
 class HazardFinder:
-    """Looks through one method that was verified."""
+    """Finds the hazards of one verified method."""
 
     def __init__(
         self,
@@ -144,18 +144,19 @@ class HazardFinder:
 
         Args:
             plan: The method.
-            stored: Returns the bytes of a tensor that the file gives, None for others.
-            position: Returns where in the file the instruction of a chain is, by both indices.
+            stored: Returns the bytes of a constant tensor, None for other tensors.
+            position: Returns the offset in the file of an instruction, by the indices of its
+                chain and its step.
         """
         self._plan = plan
         self._stored = stored
         self._position = position
         self._kernels = [runtime_kernels().get(one.full_name) for one in plan.operators]
-        # Inputs that are no tensors are known: the runtime refuses others than those of the file.
+        # Inputs other than tensors are constants: the runtime refuses values that differ from
+        # those of the file.
         self._unknown = set(_written(plan))
-        # A constant of a thousand tensors is looked through once.
+        # Caches: many tensors may share a constant, and many calls a list.
         self._holds: dict[tuple[int, str, int], bool] = {}
-        # So is a list that a thousand calls take.
         self._computed: dict[int, bool] = {}
         self._zero_sizes: dict[int, bool] = {}
         self._bounds: NumberBounds | None = None
@@ -241,7 +242,7 @@ class HazardFinder:
         return self._zero_sizes[index]
 
     def _may_stay_false(self, index: int) -> bool:
-        """Return whether no instruction decides when a loop ends."""
+        """Return whether a loop's condition is constant and false."""
         if index in self._unknown:
             return False
         condition = self._plan.values[index].val
@@ -273,7 +274,7 @@ class HazardFinder:
             )
 
     def _may_be_zero(self, dividend: int, divisor: int) -> bool:
-        """Return whether integers are divided by a number that an instruction writes."""
+        """Return whether integers are divided by a computed number, which may be 0."""
         left, right = self._plan.values[dividend].val, self._plan.values[divisor].val
         integers = isinstance(left, schema.Tensor) and left.scalar_type in _INTEGERS
         return integers and isinstance(right, schema.Int) and divisor in self._unknown
@@ -287,8 +288,8 @@ class HazardFinder:
             known = isinstance(right, schema.Int) and divisor not in self._unknown
             minus = isinstance(right, schema.Int) and (not known or right.int_val == -1)
             return minus and left.scalar_type in _WIDE and self._may_hold_least(left)
-        kinds = {left.scalar_type, right.scalar_type}
-        if not kinds <= _INTEGERS or not kinds & set(_WIDE):
+        dtypes = {left.scalar_type, right.scalar_type}
+        if not dtypes <= _INTEGERS or not dtypes & set(_WIDE):
             return False
         return self._may_hold(right, -1) and self._may_hold_least(left)
 
@@ -296,7 +297,7 @@ class HazardFinder:
         return self._may_hold(tensor, -1 << 8 * tensor.scalar_type.itemsize - 1)
 
     def _may_hold(self, tensor: schema.Tensor, number: int) -> bool:
-        """Return whether a tensor may hold a number: only of constants the file tells."""
+        """Return whether a tensor may contain a number; tensors that are not constant may."""
         code = _WIDE.get(tensor.scalar_type)
         data = self._stored(tensor)
         if code is None or data is None:
@@ -304,9 +305,9 @@ class HazardFinder:
         key = tensor.data_buffer_idx, code, number
         if key not in self._holds:
             whole = data.tobytes()
-            sought, at = struct.pack(f"<{code}", number), -1
-            # A match between two elements is none.
-            while (at := whole.find(sought, at + 1)) >= 0 and at % len(sought):
+            pattern, at = struct.pack(f"<{code}", number), -1
+            # A match that starts inside an element does not count.
+            while (at := whole.find(pattern, at + 1)) >= 0 and at % len(pattern):
                 pass
             self._holds[key] = at >= 0
         return self._holds[key]
@@ -317,7 +318,7 @@ class HazardFinder:
         return not known or (isinstance(value, schema.Int) and value.int_val == -1 << 63)
 
     def _is_computed(self, index: int) -> bool:
-        """Return whether an instruction writes a number, or one of a list."""
+        """Return whether a number, or an element of a list, is computed by an instruction."""
         if index not in self._computed:
             value = self._plan.values[index].val
             items = value.items if isinstance(value, schema.IntList) else (index,)

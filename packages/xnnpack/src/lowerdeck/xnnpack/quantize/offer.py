@@ -1,4 +1,4 @@
-"""The ways to quantise that ``lowerdeck lower --quantize`` is offered."""
+"""Quantisation modes of ``lowerdeck lower --quantize`` for XNNPACK."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _has_groups(module: torch.nn.Module, _name: str) -> bool:
 
 
 def _torchao(name: str) -> Any:
-    """Return a module that there is with torchao alone."""
+    """Import a module that needs torchao; an error names the extra to install."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
