@@ -103,6 +103,9 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
     "deviation": lambda x: narrow(x, 4).std((1, 2)),
     "variance and mean": lambda x: torch.var_mean(x, -1, correction=0, keepdim=True),
     "deviation and mean": lambda x: torch.std_mean(narrow(x, 3), (0, 2)),
+    "mean": lambda x: x.mean(-1),
+    "mean of several dimensions": lambda x: narrow(x, 3).mean((0, 2)),
+    "sum": lambda x: narrow(x, 4).sum(-1),
     "by hand": by_hand,
     "by hand, over two dimensions": lambda x: by_hand_without_keepdim(narrow(x, 4)),
     "by hand, of images": by_hand_of_images,
@@ -140,7 +143,7 @@ def inputs() -> Iterator[tuple[Tensor, ...]]:
     for far in (0, -1):  # one number far from the others
         outliers = [noise(width) + 3 for width in WIDTHS]
         for one in outliers:
-            one[..., far] = 30
+            one[..., far] = 1e3
         yield tuple(outliers)
     rows = torch.tensor([[-100.0, 0.1, 0, 7.3], [0, 1e2, 1e3, 1e4], [0, 3e-3, -5, 0.0]])
     scale = torch.tensor([[0.0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1e-3, 0]])
@@ -245,3 +248,18 @@ def test_rows_of_varying_number(norm: Callable[..., Tensor], free: tuple[int, ..
     for call, outputs in zip(calls, outcome.outputs, strict=True):
         for x, result in zip(call, outputs, strict=True):
             assert_as_exact(result, function(x), function(x.double()), f"a tensor of {x.shape}")
+
+
+def test_pools_of_halves_do_not_overflow() -> None:
+    """A sum of 1,000 numbers of 100 is infinite in float16; their mean is not."""
+    x = torch.full((1, 2, 25, 40), 100.0, dtype=torch.float16)
+    pools: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: functional.avg_pool2d(x, (25, 40)),
+        lambda x: functional.adaptive_avg_pool2d(x, (1, 2)),
+        lambda x: functional.avg_pool1d(x.flatten(2), 1000),
+    )
+    for pool in pools:
+        program = to_backend(torch.export.export(Each(pool), (x,)), XnnpackPartitioner())
+        outcome = official.run(emit(program).to_bytes(), [official.Call((x,))])
+        assert isinstance(outcome, official.Ran), outcome
+        torch.testing.assert_close(outcome.outputs[0][0], pool(x))

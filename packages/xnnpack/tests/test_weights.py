@@ -365,7 +365,8 @@ def test_rows_may_repeat_beside_a_size_that_varies() -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("groups", [1, 4])
-def test_means_of_wide_rows_store_no_weights(groups: int, layout: torch.memory_format) -> None:
+def test_means_of_wide_rows_store_few_weights(groups: int, layout: torch.memory_format) -> None:
     images = torch.randn(1, 16, 96, 64).to(memory_format=layout)
     program = torch.export.export(nn.GroupNorm(groups, 16), (images,))
-    assert len(emit(to_backend(program, XnnpackPartitioner())).to_bytes()) < 16_384
+    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    assert len(file) < 40_000  # one row of weights for a whole image would take 393 kB

@@ -18,10 +18,11 @@ from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NONE, NodeKind
 
 _aten = torch.ops.aten
-_PART = 32
-"""The most numbers that one sum adds up where it must be as exact as eager's."""
-_MOST_PARTS = 16
-"""The most parts that a linear layer sums: it computes 16 results in the time of one."""
+_PART = 16
+"""The most numbers that one sum should add up. It is also the number of sums that a linear layer
+computes in the time of one."""
+_WIDE = 512
+"""Wider rows are summed faster by pooling than by a linear layer."""
 _ELSEWHERE = 2.0**-64
 """Weight of a number in the sums of the other parts, too small to change them. With a weight of 0,
 an infinity would make these sums NaN; with this weight they are infinite, as the row's sum is."""
@@ -32,21 +33,18 @@ def row_mean(
     value: int,
     shape: Sequence[Dim],
     offset: float = 0.0,
-    *,
-    in_parts: bool = False,
 ) -> int:
     """Return the mean of ``value`` along its last dimension, which stays with size 1.
 
-    The runtime has no such reduction; a linear layer with one row of 1/K computes it.
+    The runtime has no such reduction; a linear layer with one row of 1/K computes it. It adds
+    number by number, which is off by hundreds of units in the last place for rows of thousands:
+    parts of a long row are summed first, which is about as exact as eager.
 
     Args:
         emission: Where to add.
         value: What to average, in the plain layout.
         shape: Its sizes; the last is a number.
         offset: What to add to the mean.
-        in_parts: Sum parts of a long row first. The linear layer adds number by number, which is
-            off by hundreds of units in the last place for rows of thousands; parts are as exact as
-            eager.
 
     Returns:
         The id of the mean.
@@ -55,8 +53,8 @@ def row_mean(
     share = 1 / width
     # A reshape carries one symbolic size.
     can_pool = sum(not is_fixed(size) for size in rows) < 2
-    while in_parts and width > _PART:
-        if can_pool and width > _PART * _MOST_PARTS:
+    while width > _PART:
+        if can_pool and width > _WIDE:
             value, width = _pooled_parts(emission, value, rows, width)
         else:
             value, width = _summed_parts(emission, value, rows, width)
@@ -68,17 +66,17 @@ def row_mean(
 def _summed_parts(
     emission: Emission, value: int, rows: Sequence[Dim], width: int
 ) -> tuple[int, int]:
-    """Return the sums of at most 16 parts of each row, divided by 32, and their number."""
-    parts = min(_MOST_PARTS, math.ceil(width / _PART))
-    owner = torch.arange(width) * parts // width
-    weights = torch.where(owner == torch.arange(parts)[:, None], 1 / _PART, _ELSEWHERE)
+    """Return the sums of at most 16 parts of each row, divided by 16, and their number."""
+    parts = min(_PART, math.ceil(width / _PART))
+    part_of = torch.arange(width) * parts // width
+    weights = torch.where(part_of == torch.arange(parts)[:, None], 1 / _PART, _ELSEWHERE)
     return _linear(emission, value, (*rows, parts), weights), parts
 
 
 def _pooled_parts(
     emission: Emission, value: int, rows: Sequence[Dim], width: int
 ) -> tuple[int, int]:
-    """Return the means of every 32 numbers of each row, and their number.
+    """Return the means of every 16 numbers of each row, and their number.
 
     Pooling takes a quarter of the time of a linear layer for rows of thousands, and no weights.
     """
@@ -160,10 +158,10 @@ def _standardized(emission: Emission, value: int, shape: Sequence[Dim], eps: flo
 
     rows = emission.tracked(shape, value)
     shifted = emission.id_of(shift_by_first(emission, rows, {len(shape) - 1}))
-    mean = row_mean(emission, shifted, shape, in_parts=True)
+    mean = row_mean(emission, shifted, shape)
     centred = binary(NodeKind.SUBTRACT, shifted, mean)
     squares = emission.add(NodeKind.SQUARE, shape, input_id=centred)
-    variance = row_mean(emission, squares, shape, offset=eps, in_parts=True)
+    variance = row_mean(emission, squares, shape, offset=eps)
     factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*shape[:-1], 1), input_id=variance)
     return binary(NodeKind.MULTIPLY, centred, factor)
 
@@ -197,7 +195,7 @@ def _rms_norm(emission: Emission, call: Call) -> None:
     if eps is None:  # Eager computes in float32, also where the input is float16.
         eps = torch.finfo(torch.float32).eps
     squares = emission.add(NodeKind.SQUARE, flat, input_id=value)
-    mean = row_mean(emission, squares, flat, offset=float(eps), in_parts=True)
+    mean = row_mean(emission, squares, flat, offset=float(eps))
     factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*kept, 1), input_id=mean)
     value = emission.add(NodeKind.MULTIPLY, flat, input1_id=value, input2_id=factor)
     if len(flat) < len(shape):
@@ -302,7 +300,7 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> in
         columns = emission.add(
             NodeKind.GLOBAL_AVG_POOLING_2D, pooled, layout, input_id=value, flags=KEEP_DIMS
         )
-        return row_mean(emission, columns, layout.arrange(pooled), offset, in_parts=True)
+        return row_mean(emission, columns, layout.arrange(pooled), offset)
 
     value = emission.id_of(shift_by_first(emission, tracked, {1, 2, 3}), layout)
     centred = emission.add(

@@ -293,12 +293,13 @@ def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
 
 
 _MAX_POOL = Operator(_max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True)
-_AVG_POOL = Operator(_avg_pool, _avg_pool_refusal)
+_AVG_POOL = Operator(_avg_pool, _avg_pool_refusal, wide=True)
 _ADAPTIVE = Operator(
     _adaptive_pool,
     _adaptive_pool_refusal,
     integers=Integers.CHOOSES,
     int8_refusal=_adaptive_int8_refusal,
+    wide=True,
 )
 _RESIZE = Operator(
     _resize, _resize_refusal, integers=Integers.KEEPS, scale_refusal=_resize_scale_refusal

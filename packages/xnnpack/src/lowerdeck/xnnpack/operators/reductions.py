@@ -132,12 +132,11 @@ def mean_over(
         tracked: The tensor.
         axes: The dimensions, in order.
         keep: Whether they stay, with size 1.
-        in_parts: As for ``row_mean``, instead of pooling, which adds number by number.
+        in_parts: Sum parts of rows in any case, and not by pooling, which adds number by number.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
-    in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)
-    if in_parts:
-        return _mean_of_rows(emission, tracked, axes, shape, in_parts=True)
+    if in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes):
+        return _mean_of_rows(emission, tracked, axes, shape)
     layout = _pooling_layout(axes, tracked)
     if layout is None:
         layout = _stretch_layout(emission, tracked, axes, keep=keep)
@@ -159,11 +158,9 @@ def _mean_of_rows(
     tracked: Tracked,
     axes: Sequence[int],
     shape: Sequence[Dim],
-    *,
-    in_parts: bool = False,
 ) -> Tracked:
     flat, kept = _as_rows(emission, tracked, axes)
-    mean = row_mean(emission, flat, kept, in_parts=in_parts)
+    mean = row_mean(emission, flat, kept)
     return emission.tracked(shape, emission.reshaped(mean, shape))
 
 
