@@ -214,3 +214,11 @@ def test_marks_of_an_earlier_choice_are_forgotten() -> None:
     assert any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
     TablePartitioner("Held", Held.supported).partition(program)
     assert not any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
+
+
+def test_one_of_several_values_is_computed_ahead_with_its_producer() -> None:
+    def halves(_: Of, x: Tensor) -> Tensor:
+        low, high = torch.arange(8.0).chunk(2)
+        return (x + high) * low
+
+    assert [one for one in blobs(exported(halves)) if "call_function 22" in one]

@@ -611,3 +611,11 @@ def test_a_cast_of_a_bfloat16_weight_alone_is_known_ahead_or_left() -> None:
     held = Calls(lambda x: torch.relu(x @ weight.float()))
     x = numbers(3, 4)
     torch.testing.assert_close(run(lowered(held, (x,)), x), held(x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_convolution_of_a_constant_is_computed_ahead(bias: bool) -> None:
+    conv, linear = nn.Conv1d(1, 4, 5, padding=2, bias=bias), nn.Linear(4, 8)
+    held = Calls(lambda x: x + linear(conv(torch.arange(14.0).reshape(2, 1, 7)).transpose(1, 2)))
+    x = numbers(2, 7, 8)
+    torch.testing.assert_close(run(lowered(held, (x,)), x), held(x), rtol=1e-5, atol=1e-5)

@@ -118,7 +118,7 @@ class TablePartitioner(Partitioner):
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
                 for node in visited:
                     node.meta[DELEGATION_TAG] = tag
-                for node in _with_assertions(one for one in nodes if one in ahead):
+                for node in _with_assertions(_read_by(visited, ahead)):
                     node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
             self._leave(
                 node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
@@ -194,6 +194,7 @@ class TablePartitioner(Partitioner):
         for node in reversed(known):
             if node in needed or self._reason(node):
                 needed.update((node, *node.all_input_nodes))
+        needed.update(node for node in known if is_getitem(node) and node.args[0] in needed)
         return {node: None for node in known if node in needed}
 
     def _reason(self, node: Node) -> str | None:
@@ -209,6 +210,18 @@ class TablePartitioner(Partitioner):
                 self.report.report_reject(
                     node, f"its partition would have fewer than {self.min_nodes} nodes"
                 )
+
+
+def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:
+    """Return the calls of ``ahead`` whose results these nodes need, directly or through others.
+
+    The proposal may put them into an earlier partition than the one that reads them.
+    """
+    calls, readers = list(ahead), set(nodes)
+    for node in reversed(calls):
+        if not readers.isdisjoint(node.users):
+            readers.add(node)
+    return [node for node in calls if node in readers]
 
 
 def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, normal
 
 
 class Last(nn.Module):
@@ -48,10 +48,10 @@ def _tanh() -> nn.Module:
     return Last(nn.RNN(8, 12, batch_first=True, nonlinearity="relu"))
 
 
-MODELS = (
-    Model("lstm", _lstm, normal(2, 5, 8)),
-    Model("lstm_bidirectional", _bidirectional, normal(2, 4, 8)),
-    Model("gru", _gru, normal(2, 5, 8)),
-    Model("rnn", _tanh, normal(2, 5, 8)),
-    Model("cells", Cells, normal(2, 4, 8)),
+PROGRAMS = (
+    Program("lstm", _lstm, normal(2, 5, 8)),
+    Program("lstm_bidirectional", _bidirectional, normal(2, 4, 8)),
+    Program("gru", _gru, normal(2, 5, 8)),
+    Program("rnn", _tanh, normal(2, 5, 8)),
+    Program("cells", Cells, normal(2, 4, 8)),
 )

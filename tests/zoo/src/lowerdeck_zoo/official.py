@@ -1,10 +1,10 @@
 """Run .pte programs in the official ExecuTorch runtime, in a process of its own.
 
-The runtime aborts or dies on some inputs, and its Python binding keeps global state, so it never
-runs in the process of the tests. A worker process (this file, run as a script) takes one ``Case``
-after the other, keeps its imports between them, and is started again after a crash or a timeout.
+The runtime aborts on some inputs, and its Python binding keeps global state, so it never runs in
+the process of the tests. A worker process (this file, run as a script) takes one ``Case`` after
+the other, keeps its imports between them, and is started again after a crash or a timeout.
 
-    from tests.interop import official
+    from lowerdeck_zoo import official
 
     pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
@@ -13,8 +13,8 @@ after the other, keeps its imports between them, and is started again after a cr
         assert isinstance(outcome, official.Ran), outcome
         assert torch.equal(outcome.outputs[0][0], torch.full((2,), 2.0))
 
-Calls of one case share one loaded program, so that mutable state lives from call to call.
-``run_many`` yields one outcome a case and survives crashes, which is what a fuzzer wants.
+Calls of one case share one loaded program, so that mutable state persists from call to call.
+``run_many`` yields one outcome per case and survives crashes.
 """
 
 from __future__ import annotations
@@ -22,35 +22,25 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.util
+import io
 import os
-import pickle
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from lowerdeck.serializer import verify_pte
-
 _BINDINGS = ("_portable_lib", "_C")  # 1.4.1 and before; 1.5 and later
 _PACKAGE = "executorch.extension.pybindings"
-_MARK = "lowerdeck-official"
-# The types for which torch's pickling has a storage class; others travel as bytes.
-_PICKLED = {
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.complex128),
-    *(torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4),
-}
 REASON = "the official runtime (executorch, installed with --no-deps) is not installed"
 
 
@@ -84,11 +74,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Every call succeeded: ``outputs[i]`` are the flat outputs of call i."""
+    """Every call succeeded.
+
+    Attributes:
+        outputs: The flat outputs of each call.
+        methods: The names of all methods.
+        seconds: The wall-clock time of each call.
+        inputs: The flat inputs of each call, after all calls: a program may write them.
+    """
 
     outputs: list[list[Any]]
     methods: list[str]
     seconds: list[float] = field(default_factory=list)
+    inputs: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +154,9 @@ class OfficialRuntime:
 
     def __init__(self, python: str = sys.executable, threads: int = 1) -> None:
         self._python = python
-        self._threads = threads
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: BinaryIO | None = None
+        self._threads = str(threads)
+        self._worker: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._log: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the object
         self.restarts = 0
 
     def __enter__(self) -> OfficialRuntime:
@@ -169,75 +167,59 @@ class OfficialRuntime:
 
     def run(self, case: Case, *, timeout: float = 120.0) -> Outcome:
         """Return what the official runtime makes of ``case`` within ``timeout`` seconds."""
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        process, connection = self._start()
         log_start = self._log_size()
         try:
-            _send(process.stdin, case)
-            reply = _receive(process.stdout, time.monotonic() + timeout)
-        except TimeoutError:
-            process.kill()
-            self._stop(process)
-            return TimedOut(timeout, self._log_text(log_start))
-        except (EOFError, BrokenPipeError):
+            _send(connection, _message(case))
+            if not connection.poll(timeout):
+                process.kill()
+                self._stop()
+                return TimedOut(timeout, self._log_text(log_start))
+            reply = _receive(connection)
+        except (EOFError, ConnectionError):
             status = process.wait()
             self.restarts += 1
-            self._stop(process)
-            return Crash(_signal_name(status), status, self._log_text(log_start))
-        if isinstance(reply, LoadError):
-            return LoadError(reply.message, reply.code, self._log_text(log_start))
-        if isinstance(reply, MethodError):
-            return MethodError(reply.call, reply.message, reply.code, self._log_text(log_start))
-        assert isinstance(reply, Ran), reply
-        return reply
+            self._stop()
+            name = signal.Signals(-status).name if status < 0 else None
+            return Crash(name, status, self._log_text(log_start))
+        return _outcome(reply, self._log_text(log_start))
 
     def run_many(self, cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outcome]:
         """Yield one outcome per case, in order; ``timeout`` counts for each case."""
-        for case in cases:
-            yield self.run(case, timeout=timeout)
+        return (self.run(case, timeout=timeout) for case in cases)
 
     def close(self) -> None:
-        """End the worker process, if there is one; a later ``run`` starts another."""
-        if self._process is not None:
-            self._stop(self._process)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        """End the worker process for good."""
+        if self._worker is not None:
+            self._stop()
+        self._log.close()
 
-    def _stop(self, process: subprocess.Popen[bytes]) -> None:
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    def _stop(self) -> None:
+        assert self._worker is not None
+        process, connection = self._worker
+        connection.close()
         process.wait()
-        self._process = None
+        self._worker = None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            if self._log is None:
-                self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the object
-            threads = str(self._threads)
-            self._process = subprocess.Popen(
-                [self._python, str(Path(__file__).resolve()), "--worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        if self._worker is None:
+            ours, theirs = Pipe()
+            threads = {"OMP_NUM_THREADS": self._threads, "MKL_NUM_THREADS": self._threads}
+            process = subprocess.Popen(
+                [self._python, str(Path(__file__).resolve()), str(theirs.fileno())],
+                stdout=self._log,
                 stderr=self._log,
-                bufsize=0,
-                env={
-                    **os.environ,
-                    **_openvino_library(),
-                    "OMP_NUM_THREADS": threads,
-                    "MKL_NUM_THREADS": threads,
-                },
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_openvino_library(), **threads},
             )
-        return self._process
+            theirs.close()
+            self._worker = process, ours
+        return self._worker
 
     def _log_size(self) -> int:
-        return os.fstat(self._log.fileno()).st_size if self._log is not None else 0
+        return os.fstat(self._log.fileno()).st_size
 
     def _log_text(self, start: int, limit: int = 8000) -> str:
-        if self._log is None:
-            return ""
         size = self._log_size()
         # pread leaves the offset alone, which the worker shares.
         text = os.pread(self._log.fileno(), limit, max(start, size - limit))
@@ -269,6 +251,9 @@ def run(
 
     What runs there must be right for our verifier too, unless it is ``refusable``.
     """
+    # Here: the zoo itself depends on torch alone.
+    from lowerdeck.serializer import verify_pte
+
     outcome = shared().run(Case(program, calls, data, verify, shared_arenas), timeout=timeout)
     if isinstance(outcome, Ran) and not refusable:
         verify_pte(program.read_bytes() if isinstance(program, Path) else program)
@@ -300,58 +285,38 @@ def _openvino_library() -> dict[str, str]:
     return {"OPENVINO_LIB_PATH": str(libraries[0])} if libraries else {}
 
 
-def _signal_name(status: int) -> str | None:
-    return signal.Signals(-status).name if status < 0 else None
+def run_here(lib: Any, case: Case) -> Outcome:
+    """Return the outcome of ``case`` in this process, for callers that fork one of their own.
+
+    Args:
+        lib: The binding.
+        case: The case.
+    """
+    return _outcome(_run(lib, *_message(case)))
 
 
-def _plain(value: Any) -> Any:
-    """Return ``value`` without classes of this module: its name differs between processes."""
-    if isinstance(value, (Case, Call, Ran, LoadError, MethodError)):
-        values = [_plain(getattr(value, item.name)) for item in fields(value)]
-        return (_MARK, type(value).__name__, values)
-    if isinstance(value, torch.Tensor) and value.dtype not in _PICKLED:
-        values = [str(value.dtype), list(value.shape), value.flatten().view(torch.uint8)]
-        return (_MARK, "_tensor", values)
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+# Between processes go no classes of this module: the worker knows them by another name.
+def _message(case: Case) -> tuple[Any, ...]:
+    calls = [(list(call.inputs), call.method) for call in case.calls]
+    return case.program, calls, case.data, case.verify, case.shared_arenas
 
 
-def _tensor(dtype: str, sizes: list[int], data: torch.Tensor) -> torch.Tensor:
-    """Return the tensor whose bytes ``_plain`` took."""
-    return data.view(getattr(torch, dtype.removeprefix("torch."))).reshape(sizes)
+def _outcome(reply: tuple[Any, ...], log: str = "") -> Outcome:
+    kind, *values = reply
+    if kind == "ran":
+        return Ran(*values)
+    return LoadError(*values, log=log) if kind == "load" else MethodError(*values, log=log)
 
 
-def _revived(value: Any) -> Any:
-    """Return the value that ``_plain`` took apart."""
-    if isinstance(value, tuple) and len(value) == 3 and value[0] == _MARK:
-        return globals()[value[1]](*map(_revived, value[2]))
-    return [_revived(item) for item in value] if isinstance(value, list) else value
+def _send(connection: Connection, message: object) -> None:
+    # torch.save: plain pickling knows no tensors of uint16, uint32, uint64 and float8.
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    connection.send_bytes(buffer.getbuffer())
 
 
-def _send(pipe: Any, message: object) -> None:
-    payload = pickle.dumps(_plain(message), protocol=pickle.HIGHEST_PROTOCOL)
-    message_bytes = memoryview(struct.pack("<Q", len(payload)) + payload)
-    while message_bytes:
-        message_bytes = message_bytes[os.write(pipe.fileno(), message_bytes) :]
-
-
-def _receive(pipe: Any, deadline: float | None = None) -> object:
-    (length,) = struct.unpack("<Q", _read(pipe, 8, deadline))
-    return _revived(pickle.loads(_read(pipe, length, deadline)))
-
-
-def _read(pipe: Any, count: int, deadline: float | None) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        if deadline is not None:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError
-        # os.read: what a buffered reader holds back is invisible to select.
-        part = os.read(pipe.fileno(), min(1 << 20, count - len(parts)))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+def _receive(connection: Connection) -> Any:
+    return torch.load(io.BytesIO(connection.recv_bytes()), weights_only=False)
 
 
 def _error_code(message: str) -> int | None:
@@ -361,74 +326,71 @@ def _error_code(message: str) -> int | None:
     return int(found[1], 16 if "0x" in found[0] else 10)
 
 
-def _run_here(lib: Any, case: Case) -> Outcome:
-    """Return the outcome of ``case`` in this process."""
+def _run(
+    lib: Any, program: bytes | Path, calls: Any, data: Any, verify: bool, shared_arenas: bool
+) -> tuple[Any, ...]:
+    """Return the kind of outcome of a case in this process, and the arguments of its class."""
     try:
-        methods, execute = _load(lib, case)
+        methods, execute = _load(lib, program, data, verify, shared_arenas)
     except Exception as error:
-        return LoadError(f"{type(error).__name__}: {error}", _error_code(str(error)))
+        return "load", f"{type(error).__name__}: {error}", _error_code(str(error))
     outputs, seconds = [], []
-    for number, call in enumerate(case.calls):
+    for number, (inputs, method) in enumerate(calls):
         start = time.perf_counter()
         try:
-            outputs.append(list(execute(call)))
+            outputs.append(list(execute(method, tuple(inputs))))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            return MethodError(number, message, _error_code(str(error)))
+            return "method", number, message, _error_code(str(error))
         seconds.append(time.perf_counter() - start)
-    return Ran(outputs, methods, seconds)
+    return "ran", outputs, methods, seconds, [inputs for inputs, _ in calls]
 
 
-def _load(lib: Any, case: Case) -> tuple[list[str], Any]:
+def _load(
+    lib: Any, program: bytes | Path, data: Any, verify: bool, shared_arenas: bool
+) -> tuple[list[str], Callable[[str, tuple[Any, ...]], Any]]:
     """Return the method names and a function that makes one call."""
-    level = lib.Verification.InternalConsistency if case.verify else lib.Verification.Minimal
-    from_path = isinstance(case.program, Path)
-    program_argument = str(case.program) if from_path else case.program
-    program: Any = None
-    if case.verify or case.shared_arenas:
+    level = lib.Verification.InternalConsistency if verify else lib.Verification.Minimal
+    from_path = isinstance(program, Path)
+    source = str(program) if from_path else program
+    loaded: Any = None
+    if verify or shared_arenas:
         # The Module API ignores the level that it is given; only the Program API verifies.
         load = lib._load_program if from_path else lib._load_program_from_buffer
-        program = load(program_argument, program_verification=level)
-    if case.shared_arenas:
-        if case.data is not None:
+        loaded = load(source, program_verification=level)
+    if shared_arenas:
+        if data is not None:
             raise ValueError("the Program API of the binding takes no .ptd")
-        loaded: dict[str, Any] = {}
+        methods: dict[str, Any] = {}
 
-        def call_program(call: Call) -> Any:
-            if call.method not in loaded:
-                loaded[call.method] = program.load_method(call.method)
-            return loaded[call.method].call(tuple(call.inputs))
+        def call_program(name: str, inputs: tuple[Any, ...]) -> Any:
+            if name not in methods:
+                methods[name] = loaded.load_method(name)
+            return methods[name].call(inputs)
 
-        return [program.get_method_name(i) for i in range(program.num_methods())], call_program
-    if isinstance(case.data, Path) != from_path and case.data is not None:
+        return [loaded.get_method_name(i) for i in range(loaded.num_methods())], call_program
+    if data is not None and isinstance(data, Path) != from_path:
         raise ValueError("program and data must both be paths or both be bytes")
     if from_path:
-        path = str(case.data) if case.data is not None else None
-        module = lib._load_for_executorch(program_argument, path)
+        module = lib._load_for_executorch(source, None if data is None else str(data))
     else:
-        module = lib._load_for_executorch_from_buffer(program_argument, case.data)
-
-    def call_module(call: Call) -> Any:
-        return module.run_method(call.method, tuple(call.inputs))
-
-    return list(module.method_names()), call_module
+        module = lib._load_for_executorch_from_buffer(source, data)
+    return list(module.method_names()), module.run_method
 
 
-def _work() -> None:
-    """Serve cases from stdin until it closes; replies go to what was stdout at the start."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the runtime prints belongs to the log
+def _serve(connection: Connection) -> None:
+    """Serve cases until the other end closes."""
     name = binding_name()
     if name is None:
         raise SystemExit(REASON)
     lib = importlib.import_module(name)
     while True:
         try:
-            case = _receive(sys.stdin.buffer)
+            case = _receive(connection)
         except EOFError:
             return
-        _send(replies, _run_here(lib, case))  # type: ignore[arg-type]
+        _send(connection, _run(lib, *case))
 
 
 if __name__ == "__main__":
-    _work()
+    _serve(Connection(int(sys.argv[1])))

@@ -8,7 +8,7 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 def _signs():
@@ -63,17 +63,13 @@ def _scan(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scan(lambda c, row: (c + row, (c * row).clone()), torch.zeros(3), x)
 
 
-MODELS = (
-    Model("cond", Branch, _signs),
-    Model("two_conds", lambda: Of(_two_branches), _signs),
-    Model("nested_cond", lambda: Of(_nested), _signs),
-    Model("cond_of_two_values", lambda: Of(_branch_of_two), _signs),
-    Model("while_loop", lambda: Of(_loop), _signs),
-    Model("while_loop_parallel_assignment", lambda: Of(_until), _signs),
-    Model(
-        "map",
-        lambda: Of(_map),
-        lambda: [(torch.randn(4, 3), torch.randn(3)) for _ in range(2)],
-    ),
-    Model("scan", lambda: Of(_scan), lambda: [(torch.randn(4, 3),) for _ in range(2)]),
+PROGRAMS = (
+    Program("cond", Branch, _signs),
+    Program("two_conds", lambda: Of(_two_branches), _signs),
+    Program("nested_cond", lambda: Of(_nested), _signs),
+    Program("cond_of_two_values", lambda: Of(_branch_of_two), _signs),
+    Program("while_loop", lambda: Of(_loop), _signs),
+    Program("while_loop_parallel_assignment", lambda: Of(_until), _signs),
+    Program("map", lambda: Of(_map), drawn(lambda: (torch.randn(4, 3), torch.randn(3)))),
+    Program("scan", lambda: Of(_scan), normal(4, 3)),
 )

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 from torch.export import Dim
 
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 class GraphConv(nn.Module):
@@ -128,25 +128,25 @@ def _bags():
     return torch.randn(3, 4), torch.randint(0, 20, (8,)), torch.tensor([0, 3, 5])
 
 
-MODELS = (
-    Model(
+PROGRAMS = (
+    Program(
         "graph_conv",
         GraphConv,
         lambda: [_graph(n, e) for n, e in ((6, 11), (4, 5), (9, 20))],
         ({0: Dim("nodes", min=2, max=9)}, {1: Dim("edges", min=2, max=20)}),
     ),
-    Model("graph_attention", GraphAttention, lambda: [_graph() for _ in range(2)]),
-    Model(
+    Program("graph_attention", GraphAttention, drawn(_graph)),
+    Program(
         "graph_pool",
         GraphPool,
-        lambda: [(torch.randn(7, 4), torch.tensor([0, 0, 2, 2, 2, 0, 2])) for _ in range(2)],
+        drawn(lambda: (torch.randn(7, 4), torch.tensor([0, 0, 2, 2, 2, 0, 2]))),
     ),
-    Model("viterbi", Viterbi, lambda: [(torch.randn(2, 5, 4),) for _ in range(2)]),
-    Model(
+    Program("viterbi", Viterbi, normal(2, 5, 4)),
+    Program(
         "chain_likelihood",
         Chain,
-        lambda: [(torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5))) for _ in range(2)],
+        drawn(lambda: (torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5)))),
     ),
-    Model("beam_search", lambda: Of(_beam), lambda: [(torch.randn(5, 7),) for _ in range(2)]),
-    Model("recommender", Recommender, lambda: [_bags() for _ in range(2)]),
+    Program("beam_search", lambda: Of(_beam), normal(5, 7)),
+    Program("recommender", Recommender, drawn(_bags)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 def _integers(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -51,25 +51,25 @@ def _double() -> nn.Module:
 
 
 def _of(dtype: torch.dtype):
-    return lambda: [(torch.randn(3, 8).to(dtype),) for _ in range(2)]
+    return drawn(lambda: (torch.randn(3, 8).to(dtype),))
 
 
 def _pairs():
-    return [(torch.randint(-9, 9, (5,)), torch.randint(-9, 9, (5,))) for _ in range(2)]
+    return [(torch.randint(-9, 9, (5,)), torch.randint(-9, 9, (5,))) for _ in range(3)]
 
 
-MODELS = (
-    Model("float16", _half, _of(torch.float16), atol=5e-3),
-    Model("bfloat16", _bfloat16, _of(torch.bfloat16), atol=5e-2),
-    Model("float64", _double, _of(torch.float64), atol=1e-9),
-    Model("integers", lambda: Of(_integers), _pairs),
-    Model("truths", lambda: Of(_truths), lambda: [(torch.randn(6),) for _ in range(2)]),
-    Model(
+PROGRAMS = (
+    Program("float16", _half, _of(torch.float16), atol=5e-3),
+    Program("bfloat16", _bfloat16, _of(torch.bfloat16), atol=5e-2),
+    Program("float64", _double, _of(torch.float64), atol=1e-9),
+    Program("integers", lambda: Of(_integers), _pairs),
+    Program("truths", lambda: Of(_truths), normal(6)),
+    Program(
         "mixed_types",
         lambda: Of(_mixed),
-        lambda: [(torch.randn(5), torch.randint(0, 9, (5,))) for _ in range(2)],
+        drawn(lambda: (torch.randn(5), torch.randint(0, 9, (5,)))),
         atol=2e-3,
     ),
-    Model("reductions", lambda: Of(_reductions), lambda: [(torch.randn(4, 6),) for _ in range(2)]),
-    Model("scalars", lambda: Of(_scalars), lambda: [(torch.rand(6) + 0.5,) for _ in range(2)]),
+    Program("reductions", lambda: Of(_reductions), normal(4, 6)),
+    Program("scalars", lambda: Of(_scalars), drawn(lambda: (torch.rand(6) + 0.5,))),
 )

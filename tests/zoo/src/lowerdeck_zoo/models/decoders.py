@@ -10,7 +10,7 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, drawn, normal
 
 
 class Experts(nn.Module):
@@ -235,46 +235,43 @@ class NucleusChoice(nn.Module):
 
 _LENGTH = Dim("length", min=2, max=16)
 
-MODELS = (
-    Model("experts_sorted", Experts, normal(5, 8)),
-    Model("experts_hidden", OneHotExperts, normal(2, 3, 8)),
-    Model("rotary_complex", ComplexRotary, normal(2, 5, 3, 8)),
-    Model(
+PROGRAMS = (
+    Program("experts_sorted", Experts, normal(5, 8)),
+    Program("experts_hidden", OneHotExperts, normal(2, 3, 8)),
+    Program("rotary_complex", ComplexRotary, normal(2, 5, 3, 8)),
+    Program(
         "rotary_complex_of_any_length",
         ComplexRotary,
         lambda: [(torch.randn(2, n, 3, 8),) for n in (5, 2, 16)],
         ({1: _LENGTH},),
     ),
-    Model(
-        "alibi",
-        Alibi,
-        lambda: [(torch.randn(2, n, 16),) for n in (6, 2, 16)],
-        ({1: _LENGTH},),
+    Program(
+        "alibi", Alibi, lambda: [(torch.randn(2, n, 16),) for n in (6, 2, 16)], ({1: _LENGTH},)
     ),
-    Model(
+    Program(
         "sliding_window",
         Window,
         lambda: [tuple(torch.randn(1, 2, n, 4) for _ in range(3)) for n in (6, 3, 16)],
         tuple({2: _LENGTH} for _ in range(3)),
     ),
-    Model("int8_weights_with_lora", Int8Linear, normal(3, 8)),
-    Model("int4_weights", Int4Linear, normal(3, 8)),
-    Model(
+    Program("int8_weights_with_lora", Int8Linear, normal(3, 8)),
+    Program("int4_weights", Int4Linear, normal(3, 8)),
+    Program(
         "speculative_cache",
         Speculative,
         lambda: [(torch.randn(2, 4), torch.tensor([n])) for n in (0, 2, 3, 9)],
     ),
-    Model("ring_cache", Ring, normal(2, 3, repeat=6)),
-    Model("translator", Translator, lambda: [(torch.randint(0, 20, (2, 6)),) for _ in range(2)]),
-    Model("state_space", StateSpace, normal(5, 6)),
-    Model(
+    Program("ring_cache", Ring, normal(2, 3, repeat=6)),
+    Program("translator", Translator, drawn(lambda: (torch.randint(0, 20, (2, 6)),))),
+    Program("state_space", StateSpace, normal(5, 6)),
+    Program(
         "linear_attention",
         LinearAttention,
-        lambda: [tuple(torch.randn(2, 5, 4) for _ in range(3)) for _ in range(2)],
+        drawn(lambda: tuple(torch.randn(2, 5, 4) for _ in range(3))),
     ),
-    Model(
+    Program(
         "nucleus_choice",
         NucleusChoice,
-        lambda: [(torch.randn(2, 12), torch.randint(0, 12, (2, 3))) for _ in range(2)],
+        drawn(lambda: (torch.randn(2, 12), torch.randint(0, 12, (2, 3)))),
     ),
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model
+from lowerdeck_zoo.program import Program
 
 
 def _tokens(count: int, length: int = 12, batch: int = 1):
@@ -132,7 +132,7 @@ class Bert(nn.Module):
 def _masked():
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
-    return [(torch.randint(0, 50, (2, 9)), mask), (torch.randint(0, 50, (2, 9)), mask.flip(0))]
+    return [(torch.randint(0, 50, (2, 9)), one) for one in (mask, mask.flip(0), mask)]
 
 
 class EmbeddingBag(nn.Module):
@@ -148,9 +148,9 @@ class EmbeddingBag(nn.Module):
         return F.cosine_similarity(a[:, None], b[None], dim=-1)
 
 
-MODELS = (
-    Model("gpt_tied", GPT, _tokens(2)),
-    Model("llama_like", Llama, _tokens(2)),
-    Model("bert_like", Bert, _masked),
-    Model("two_towers", EmbeddingBag, _tokens(2, batch=3)),
+PROGRAMS = (
+    Program("gpt_tied", GPT, _tokens(3)),
+    Program("llama_like", Llama, _tokens(3)),
+    Program("bert_like", Bert, _masked),
+    Program("two_towers", EmbeddingBag, _tokens(3, batch=3)),
 )

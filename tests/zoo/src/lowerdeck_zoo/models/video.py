@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, drawn, normal
 
 
 class Residual3d(nn.Module):
@@ -95,14 +95,14 @@ class ConvLSTM(nn.Module):
         return hidden
 
 
-MODELS = (
-    Model("r3d", R3D, normal(1, 3, 4, 16, 16)),
-    Model("r2plus1d", R2Plus1D, normal(1, 3, 4, 12, 12)),
-    Model("unet_3d", UNet3D, normal(1, 1, 6, 8, 8)),
-    Model(
+PROGRAMS = (
+    Program("r3d", R3D, normal(1, 3, 4, 16, 16)),
+    Program("r2plus1d", R2Plus1D, normal(1, 3, 4, 12, 12)),
+    Program("unet_3d", UNet3D, normal(1, 1, 6, 8, 8)),
+    Program(
         "voxelmorph",
         VoxelMorph,
-        lambda: [(torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6)) for _ in range(2)],
+        drawn(lambda: (torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6))),
     ),
-    Model("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8)),
+    Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8)),
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, normal
 
 
 def _conv(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Module:
@@ -157,12 +157,12 @@ class PixelNet(nn.Module):
         return F.max_pool2d(y, 2, ceil_mode=True) - F.adaptive_avg_pool2d(y, (17, 18))
 
 
-MODELS = (
-    Model("resnet", ResNet, normal(1, 3, 64, 64)),
-    Model("mobilenet", mobilenet, normal(2, 3, 32, 32)),
-    Model("densenet", DenseNet, normal(1, 3, 32, 32)),
-    Model("unet", UNet, normal(1, 3, 32, 32)),
-    Model("vit", ViT, normal(1, 3, 32, 32)),
-    Model("conv1d", Conv1dNet, normal(2, 4, 20)),
-    Model("pixel_shuffle_reflect_pad", PixelNet, normal(1, 3, 16, 16)),
+PROGRAMS = (
+    Program("resnet", ResNet, normal(1, 3, 64, 64)),
+    Program("mobilenet", mobilenet, normal(2, 3, 32, 32)),
+    Program("densenet", DenseNet, normal(1, 3, 32, 32)),
+    Program("unet", UNet, normal(1, 3, 32, 32)),
+    Program("vit", ViT, normal(1, 3, 32, 32)),
+    Program("conv1d", Conv1dNet, normal(2, 4, 20)),
+    Program("pixel_shuffle_reflect_pad", PixelNet, normal(1, 3, 16, 16)),
 )

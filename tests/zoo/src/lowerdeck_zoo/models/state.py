@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, normal
 
 
 class Counter(nn.Module):
@@ -84,16 +84,14 @@ class BatchStatistics(nn.Module):
         return self.mean.sum(0)
 
 
-MODELS = (
-    Model("counter_from_zero", lambda: Counter(0.0), normal(3, repeat=3)),
-    Model("counter_from_five", lambda: Counter(5.0), normal(3, repeat=3)),
-    Model(
-        "kv_cache",
-        KVCache,
-        lambda: [(torch.randn(1, 1, 4), torch.tensor([i])) for i in range(4)],
+PROGRAMS = (
+    Program("counter_from_zero", lambda: Counter(0.0), normal(3)),
+    Program("counter_from_five", lambda: Counter(5.0), normal(3)),
+    Program(
+        "kv_cache", KVCache, lambda: [(torch.randn(1, 1, 4), torch.tensor([i])) for i in range(4)]
     ),
-    Model("buffer_swap", Swap, normal(2, repeat=3)),
-    Model("old_value_read", OldValue, normal(2, repeat=3)),
-    Model("not_persistent", NotPersistent, normal(6, repeat=3)),
-    Model("write_by_slices", BatchStatistics, normal(2, 3, repeat=3)),
+    Program("buffer_swap", Swap, normal(2)),
+    Program("old_value_read", OldValue, normal(2)),
+    Program("not_persistent", NotPersistent, normal(6)),
+    Program("write_by_slices", BatchStatistics, normal(2, 3)),
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model, Of, normal
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 class DeepLab(nn.Module):
@@ -126,15 +126,15 @@ class Hourglass(nn.Module):
         return points, soft
 
 
-MODELS = (
-    Model("deeplab", DeepLab, normal(1, 3, 32, 32)),
-    Model("lraspp", LRASPP, normal(1, 3, 32, 32)),
-    Model("retinanet", RetinaNet, normal(1, 3, 16, 16)),
-    Model("suppress_boxes", lambda: Of(_suppress), lambda: [_boxes() for _ in range(3)]),
-    Model(
+PROGRAMS = (
+    Program("deeplab", DeepLab, normal(1, 3, 32, 32)),
+    Program("lraspp", LRASPP, normal(1, 3, 32, 32)),
+    Program("retinanet", RetinaNet, normal(1, 3, 16, 16)),
+    Program("suppress_boxes", lambda: Of(_suppress), drawn(_boxes)),
+    Program(
         "spatial_transformer",
         lambda: Of(_warp),
-        lambda: [(torch.randn(2, 3, 7, 7), torch.rand(2)) for _ in range(2)],
+        drawn(lambda: (torch.randn(2, 3, 7, 7), torch.rand(2))),
     ),
-    Model("hourglass", Hourglass, normal(1, 3, 8, 8)),
+    Program("hourglass", Hourglass, normal(1, 3, 8, 8)),
 )

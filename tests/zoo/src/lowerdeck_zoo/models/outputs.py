@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 def _nested_inputs(x: dict[str, torch.Tensor], y: list[torch.Tensor]) -> torch.Tensor:
@@ -56,20 +56,19 @@ def _nothing_to_do(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-MODELS = (
-    Model(
+PROGRAMS = (
+    Program(
         "nested_inputs",
         lambda: Of(_nested_inputs),
-        lambda: [
-            ({"a": torch.randn(3), "b": torch.randn(3)}, [torch.randn(3), torch.randn(3)])
-            for _ in range(2)
-        ],
+        drawn(
+            lambda: ({"a": torch.randn(3), "b": torch.randn(3)}, [torch.randn(3), torch.randn(3)])
+        ),
     ),
-    Model("nested_outputs", lambda: Of(_nested_outputs), lambda: [(torch.randn(3),)] * 2),
-    Model("none_and_constant_outputs", lambda: Of(_odd_outputs), lambda: [(torch.randn(3),)] * 2),
-    Model("named_tuples", lambda: Of(_top), lambda: [(torch.randn(3, 5),) for _ in range(2)]),
-    Model("constants_and_inputs_returned", Constants, lambda: [(torch.randn(3),)] * 2),
-    Model("shared_layer", Shared, lambda: [(torch.randn(2, 4),) for _ in range(2)]),
-    Model("no_inputs", lambda: Of(_no_inputs), lambda: [()]),
-    Model("nothing_to_do", lambda: Of(_nothing_to_do), lambda: [(torch.randn(2),)] * 2),
+    Program("nested_outputs", lambda: Of(_nested_outputs), normal(3)),
+    Program("none_and_constant_outputs", lambda: Of(_odd_outputs), normal(3)),
+    Program("named_tuples", lambda: Of(_top), normal(3, 5)),
+    Program("constants_and_inputs_returned", Constants, normal(3)),
+    Program("shared_layer", Shared, normal(2, 4)),
+    Program("no_inputs", lambda: Of(_no_inputs), drawn(tuple)),
+    Program("nothing_to_do", lambda: Of(_nothing_to_do), normal(2)),
 )

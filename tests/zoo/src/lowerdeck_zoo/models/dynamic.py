@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.interop.zoo.language import GPT
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.language import GPT
+from lowerdeck_zoo.program import Of, Program, normal
 
 
 def _batches(*rest: int, sizes: tuple[int, ...] = (4, 1, 7)):
@@ -69,47 +69,47 @@ def _filled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 _BATCH = Dim("batch", min=1, max=8)
 
-MODELS = (
-    Model("dynamic_mlp", _mlp, _batches(6), ({0: _BATCH},)),
-    Model(
+PROGRAMS = (
+    Program("dynamic_mlp", _mlp, _batches(6), ({0: _BATCH},)),
+    Program(
         "dynamic_image",
         _conv,
         lambda: [(torch.randn(1, 3, size, 16),) for size in (16, 24, 9)],
         ({2: Dim("height", min=8, max=32)},),
     ),
-    Model(
+    Program(
         "dynamic_gpt",
         GPT,
         lambda: [(torch.randint(0, 50, (1, n)),) for n in (8, 3, 16)],
         ({1: Dim("length", min=2, max=16)},),
     ),
-    Model(
+    Program(
         "size_arithmetic",
         lambda: Of(_arithmetic),
         lambda: [(torch.randn(n, m),) for n, m in ((4, 3), (2, 6), (7, 5))],
         (({0: Dim("rows", min=2, max=9), 1: Dim("columns", min=2, max=9)},),),
     ),
-    Model(
+    Program(
         "dynamic_halves",
         lambda: Of(_split),
         lambda: [(torch.randn(3, n),) for n in (6, 4, 10)],
         (({1: 2 * Dim("half", min=1, max=6)},),),
     ),
-    Model(
+    Program(
         "two_dynamic_inputs",
         lambda: Of(_expand),
-        lambda: [(torch.randn(n), torch.randn(m)) for n, m in ((3, 4), (5, 2))],
+        lambda: [(torch.randn(n), torch.randn(m)) for n, m in ((3, 4), (5, 2), (2, 6))],
         (({0: Dim("n", min=2, max=6)}, {0: Dim("m", min=2, max=6)}),),
     ),
-    Model(
+    Program(
         "filled_piece_by_piece",
         lambda: Of(_filled),
         lambda: [(torch.randn(n, 3),) for n in (4, 1, 8)],
         (({0: _BATCH},),),
     ),
-    Model("nonzero", lambda: Of(_nonzero), lambda: [(torch.randn(4, 5),) for _ in range(3)]),
-    Model("masked_select", lambda: Of(_select), lambda: [(torch.randn(4, 5),) for _ in range(3)]),
-    Model(
+    Program("nonzero", lambda: Of(_nonzero), normal(4, 5)),
+    Program("masked_select", lambda: Of(_select), normal(4, 5)),
+    Program(
         "size_from_item",
         lambda: Of(_item),
         lambda: [(torch.randn(8, 2), torch.tensor(n)) for n in (3, 8, 1)],

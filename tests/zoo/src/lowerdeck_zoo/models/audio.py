@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, drawn, normal
 
 
 class ConvTasNet(nn.Module):
@@ -208,11 +208,11 @@ class StreamingFilter(nn.Module):
         return F.glu(self.gate(self.first(whole)), 1)
 
 
-MODELS = (
-    Model("conv_tasnet", ConvTasNet, normal(2, 120)),
-    Model("emformer", Emformer, _streams),
-    Model("wav2letter", Wav2Letter, normal(1, 13, 40)),
-    Model("spectrogram", Spectrogram, normal(2, 200), atol=1e-3),
-    Model("tacotron", Tacotron, lambda: [(torch.randint(0, 30, (2, 7)),) for _ in range(2)]),
-    Model("streaming_filter", StreamingFilter, normal(1, 3, 10, repeat=4)),
+PROGRAMS = (
+    Program("conv_tasnet", ConvTasNet, normal(2, 120)),
+    Program("emformer", Emformer, _streams),
+    Program("wav2letter", Wav2Letter, normal(1, 13, 40)),
+    Program("spectrogram", Spectrogram, normal(2, 200), atol=1e-3),
+    Program("tacotron", Tacotron, drawn(lambda: (torch.randint(0, 30, (2, 7)),))),
+    Program("streaming_filter", StreamingFilter, normal(1, 3, 10, repeat=4)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.interop.zoo.model import Model, Of
+from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
 class ChannelsLast(nn.Module):
@@ -34,7 +34,7 @@ class ChannelsLastWeights(nn.Module):
 
 
 def _channels_last_inputs():
-    return [(torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last),) for _ in range(2)]
+    return [(torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last),) for _ in range(3)]
 
 
 def _views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -69,15 +69,15 @@ def _split(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[2], parts[0]], 1) + torch.stack([parts[1]] * 2, 1).flatten(1)
 
 
-MODELS = (
-    Model("channels_last_inside", ChannelsLast, lambda: [(torch.randn(1, 3, 8, 8),)] * 2),
-    Model("channels_last_input", ChannelsLast, _channels_last_inputs),
-    Model("channels_last_weights", ChannelsLastWeights, lambda: [(torch.randn(2, 3, 9, 9),)] * 2),
-    Model("views", lambda: Of(_views), lambda: [(torch.randn(2, 3, 4),) for _ in range(2)]),
-    Model(
+PROGRAMS = (
+    Program("channels_last_inside", ChannelsLast, normal(1, 3, 8, 8)),
+    Program("channels_last_input", ChannelsLast, _channels_last_inputs),
+    Program("channels_last_weights", ChannelsLastWeights, normal(2, 3, 9, 9)),
+    Program("views", lambda: Of(_views), normal(2, 3, 4)),
+    Program(
         "indices",
         lambda: Of(_indices),
-        lambda: [(torch.randn(3, 3, 4), torch.tensor([2, 0])) for _ in range(2)],
+        drawn(lambda: (torch.randn(3, 3, 4), torch.tensor([2, 0]))),
     ),
-    Model("split_and_join", lambda: Of(_split), lambda: [(torch.randn(2, 6),) for _ in range(2)]),
+    Program("split_and_join", lambda: Of(_split), normal(2, 6)),
 )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from tests.interop.zoo.model import Model, normal
+from lowerdeck_zoo.program import Program, drawn, normal
 
 
 class VAE(nn.Module):
@@ -112,17 +112,15 @@ class StyleLayer(nn.Module):
         return F.leaky_relu(y.view(batch, 6, height, width), 0.2)
 
 
-MODELS = (
-    Model("vae", VAE, lambda: [(torch.randn(2, 1, 16, 16), torch.randn(2, 6)) for _ in range(2)]),
-    Model(
+PROGRAMS = (
+    Program("vae", VAE, drawn(lambda: (torch.randn(2, 1, 16, 16), torch.randn(2, 6)))),
+    Program(
         "diffusion_step",
         Diffusion,
-        lambda: [(torch.randn(2, 3, 8, 8), torch.tensor([i, 3 * i])) for i in (1, 9)],
+        lambda: [(torch.randn(2, 3, 8, 8), torch.tensor([i, 3 * i])) for i in (1, 5, 9)],
     ),
-    Model("diffusion_loop", Sampler, normal(1, 3, 6, 6)),
-    Model(
-        "style_layer",
-        StyleLayer,
-        lambda: [(torch.randn(2, 4, 6, 6), torch.randn(2, 5)) for _ in range(2)],
+    Program("diffusion_loop", Sampler, normal(1, 3, 6, 6)),
+    Program(
+        "style_layer", StyleLayer, drawn(lambda: (torch.randn(2, 4, 6, 6), torch.randn(2, 5)))
     ),
 )

@@ -1,0 +1,110 @@
+"""Named test programs with inputs and tags, and helpers that the test suites share.
+
+    @pytest.mark.parametrize("program", programs("stateful", "dynamic half"), ids=str)
+    def test_emit(program: Program) -> None:
+        emitted = emit(program.exports())
+
+Importing it builds nothing. Each program is built, exported and run in eager once per process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowerdeck_zoo import (
+    audio,
+    control_flow,
+    decoders,
+    detection,
+    dtypes,
+    dynamic,
+    generative,
+    graphs,
+    language,
+    layouts,
+    outputs,
+    recurrent,
+    state,
+    video,
+    vision,
+)
+from lowerdeck_zoo.program import Call, Method, Of, Program, Result, copied, drawn, normal
+
+TAGS: dict[str, str] = {
+    # By domain: the module that has the program.
+    "audio": "waveforms, spectra, speech",
+    "control-flow": "cond, while_loop, map or scan",
+    "detection": "segmentation, detection and their postprocessing",
+    "dtypes": "other types than float32, and mixes",
+    "dynamic": "symbolic sizes, or sizes read from data",
+    "generative": "decoders of images, diffusion",
+    "graphs": "graph networks, sequence models, recommenders",
+    "language-model": "transformers on tokens and parts of them",
+    "layouts": "channels-last, strides, views and indexing",
+    "outputs": "nested, repeated, constant or absent inputs and outputs",
+    "recurrent": "LSTM, GRU, RNN",
+    "stateful": "buffers written by a call and read by the next",
+    "video": "volumes and sequences of images",
+    "vision": "classification of images and similar networks",
+    # By trait.
+    "complex": "complex numbers inside",
+    "half": "float16 or bfloat16",
+    "in-place": "an input, or a view of anything, is written in place",
+    "large": "more than a second to export, or more than 20 MB of weights",
+    "quantised": "integer weights or quantised activations",
+    "shared-weights": "a weight or layer that is used twice",
+}
+"""Every tag and what it says. ``several-methods`` is added by the number of methods."""
+
+_DOMAINS = (
+    *(("vision", vision), ("detection", detection), ("video", video), ("generative", generative)),
+    *(("audio", audio), ("language-model", language), ("language-model", decoders)),
+    *(("recurrent", recurrent), ("graphs", graphs), ("dynamic", dynamic), ("stateful", state)),
+    *(("control-flow", control_flow), ("dtypes", dtypes), ("layouts", layouts)),
+    ("outputs", outputs),
+)
+PROGRAMS: tuple[Program, ...] = tuple(
+    replace(program, tags=f"{domain} {program.tags}".strip())
+    for domain, module in _DOMAINS
+    for program in module.PROGRAMS
+)
+"""All programs, in a fixed order."""
+
+
+def programs(*selections: str, without: str = "") -> list[Program]:
+    """Return the programs of at least one selection.
+
+    Args:
+        selections: Each the tags that a program must all have, separated by blanks; none selects
+            every program.
+        without: Tags of which a program has none.
+    """
+    named = {tag for words in (*selections, without) for tag in words.split()}
+    if unknown := named - TAGS.keys():
+        raise ValueError(f"found the tags {sorted(unknown)}, expected some of {sorted(TAGS)}")
+    return [
+        program
+        for program in PROGRAMS
+        if any(map(program.has, selections or [""])) and not any(map(program.has, without.split()))
+    ]
+
+
+def program(name: str) -> Program:
+    """Return the program of this name."""
+    return next(one for one in PROGRAMS if one.name == name)
+
+
+__all__ = [
+    "PROGRAMS",
+    "TAGS",
+    "Call",
+    "Method",
+    "Of",
+    "Program",
+    "Result",
+    "copied",
+    "drawn",
+    "normal",
+    "program",
+    "programs",
+]
