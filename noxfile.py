@@ -52,7 +52,9 @@ DIST = ROOT / "dist"
 OUT = ROOT / "out"
 DEV = ("-c", str(ROOT / "constraints/dev.txt"))
 UMBRELLA_EXTRAS = ",".join(umbrella()["optional-dependencies"])
+ZOO = "tests/zoo"
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
+EDITABLE += ["-e", ZOO]
 TEST_TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
 INTEROP_TOOLS = ("distributed", "expecttest", "flatbuffers", "ruamel.yaml", "tabulate", "pandas")
 # A process per core for the long suites; more than four want more memory than most machines have.
@@ -102,6 +104,10 @@ def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
 
 def _test_installed(session: nox.Session, package: str, *options: str) -> None:
     """Run a package's tests from a copy, where nothing of the sources is in reach."""
+    if package not in TORCH_FREE:
+        session.install("hatchling", *DEV)
+        # Not editable, and with what is there: its only dependency is torch.
+        session.install("--no-deps", "--no-build-isolation", ZOO)
     copy = Path(session.create_tmp()).resolve() / "tests"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "packages" / package / "tests", copy)
@@ -192,6 +198,7 @@ def types(session: nox.Session) -> None:
     chosen, _ = _chosen(session)
     for package in chosen:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
+    session.run("mypy", f"{ZOO}/src")
     session.run("mypy", "tools", "noxfile.py")
 
 

@@ -16,7 +16,7 @@ from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent,
 from lowerdeck.emitter import emit
 from lowerdeck.runner import LoadedMethod, load
 from lowerdeck.serializer import write_pte
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 _MEGABYTE = 1 << 20
 
@@ -175,7 +175,7 @@ def _resnet(side: int) -> Iterator[Row]:
         outcome = official.run(content, [official.Call((image,))] * 2)
         if not isinstance(outcome, official.Ran):
             raise RuntimeError(f"the official runtime cannot run ResNet-18: {outcome}")
-        official.assert_outputs_close(result, outcome.outputs[-1], atol=1e-3, rtol=1e-3)
+        assert_close(result, outcome.outputs[-1], atol=1e-3, rtol=1e-3)
         peer.append(outcome.seconds[-1])
     ours_s, peer_s = statistics.median(ours), statistics.median(peer)
     yield Row(

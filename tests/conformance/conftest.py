@@ -1,4 +1,4 @@
-"""Let the tests of this folder import ``tests.interop.official`` wherever pytest is started."""
+"""Let the tests of this folder import others of ``tests`` wherever pytest is started."""
 
 import sys
 from pathlib import Path

@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitterError, emit
+from lowerdeck_zoo import official
 from tests.conformance.known import UNORDERED
 from tests.conformance.samples import TENSOR, Call, contiguous
-from tests.interop import official
 from tests.interop.forks import read_until
 
 SECONDS = 120.0
@@ -171,7 +171,7 @@ def _verdict(
         return f"refused: {type(error).__name__}"
     except Exception as error:  # noqa: BLE001, RUF100  (an untyped error is what is sought)
         return f"fault: emit raised {type(error).__name__}: {error}"
-    outcome = official._run_here(lib, official.Case(data, [official.Call(inputs)]))
+    outcome = official.run_here(lib, official.Case(data, [official.Call(inputs)]))
     if not isinstance(outcome, official.Ran):
         return f"fault: {outcome}"
     found = outcome.outputs[0]

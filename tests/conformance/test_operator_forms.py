@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lowerdeck_zoo import official
 from tests.conformance.forms import verdicts
 from tests.conformance.known import KNOWN
 from tests.conformance.samples import ALL_DTYPES, operators
-from tests.interop import official
 
 SAMPLES = 8
 COUNTS: collections.Counter[str] = collections.Counter()

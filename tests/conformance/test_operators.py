@@ -17,9 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitterError, emit
+from lowerdeck_zoo import official
 from tests.conformance.known import DIFFERS as KNOWN
 from tests.conformance.samples import Sample, operators, samples
-from tests.interop import official
 
 COUNTS: collections.Counter[str] = collections.Counter()
 

@@ -1,4 +1,4 @@
-"""Let the tests of this folder import ``tests.interop.official`` wherever pytest is started."""
+"""Let the tests of this folder import others of ``tests`` wherever pytest is started."""
 
 import sys
 from collections import Counter
@@ -14,7 +14,7 @@ from lowerdeck.xnnpack import XnnpackBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
 

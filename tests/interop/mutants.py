@@ -48,7 +48,7 @@ from lowerdeck.serializer import (
 from lowerdeck.xnnpack import XnnpackPartitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.interop import official
+from lowerdeck_zoo import official
 
 SECONDS = 10
 """A mutant that runs longer hangs."""

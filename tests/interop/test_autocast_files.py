@@ -15,7 +15,7 @@ from torch.fx import Node
 from lowerdeck.decompose import can_keep, decompose
 from lowerdeck.emitter import emit
 from lowerdeck.torch_base import graphs_of
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

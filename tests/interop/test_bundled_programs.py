@@ -16,7 +16,7 @@ from lowerdeck.lowered_module import lower
 from lowerdeck.runner import check_bundle, make_bundle
 from lowerdeck.serializer import deserialize_bundle, write_bundle
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

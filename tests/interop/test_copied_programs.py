@@ -23,7 +23,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower, to_backend
 from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

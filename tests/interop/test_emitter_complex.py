@@ -11,7 +11,7 @@ from torch import nn
 
 from lowerdeck.emitter import MissingKernelError, emit
 from lowerdeck.runner import load
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -109,10 +109,8 @@ def test_complex_numbers_give_eagers_values(name: str) -> None:
     assert isinstance(outcome, official.Ran), outcome
     program = load(data, memory="poison")
     for call, outputs in zip(calls, outcome.outputs, strict=True):
-        official.assert_outputs_close(outputs, [module(*call)], atol=1e-3, rtol=1e-3)
-        official.assert_outputs_close(
-            [program.run("forward", *call)], [module(*call)], atol=1e-3, rtol=1e-3
-        )
+        assert_close(outputs, [module(*call)], atol=1e-3, rtol=1e-3)
+        assert_close([program.run("forward", *call)], [module(*call)], atol=1e-3, rtol=1e-3)
 
 
 VARYING: list[Function] = [
@@ -140,7 +138,7 @@ def test_numbers_whose_sizes_vary_give_eagers_values(half: int) -> None:
     outcome = official.run(data, [official.Call(call) for call in calls])
     assert isinstance(outcome, official.Ran), outcome
     for call, outputs in zip(calls, outcome.outputs, strict=True):
-        official.assert_outputs_close(outputs, [module(*call)], atol=1e-3, rtol=1e-3)
+        assert_close(outputs, [module(*call)], atol=1e-3, rtol=1e-3)
 
 
 REFUSED: dict[str, Function] = {

@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import EmitConfig, UnsupportedError, emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -66,7 +66,7 @@ def check(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> No
     for source, weights in sources:
         outcome = official.run(source, [official.Call((x,))], data=weights)
         assert isinstance(outcome, official.Ran), outcome
-        official.assert_outputs_close(outcome.outputs[0], expected, atol=0, rtol=0)
+        assert_close(outcome.outputs[0], expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("weights", [None, "weights"])
@@ -121,7 +121,7 @@ def test_constants_of_a_subclass(tmp_path: Path) -> None:
     emitted = emit(exported(Holder(tensors), torch.ones(4, 6)))
     outcome = official.run(emitted.to_bytes(), [official.Call((torch.ones(4, 6),))])
     assert isinstance(outcome, official.Ran), outcome
-    official.assert_outputs_close(outcome.outputs[0], plain(torch.ones(4, 6)), atol=0, rtol=0)
+    assert_close(outcome.outputs[0], plain(torch.ones(4, 6)), atol=0, rtol=0)
 
 
 def test_a_subclass_that_holds_other_tensors_is_taken_apart_or_refused(tmp_path: Path) -> None:

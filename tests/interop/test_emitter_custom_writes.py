@@ -20,7 +20,7 @@ from torch.export import Dim, export
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.language_models.custom_kernels import register
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 CONFIG = EmitConfig(custom_kernels=frozenset({"llama::update_cache.out"}))

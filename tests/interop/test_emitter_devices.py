@@ -16,21 +16,16 @@ from lowerdeck.decompose import DecomposeError
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower, to_backend
 from lowerdeck.runner import load
-from lowerdeck.torch_base import pytree
 from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
-from tests.interop.zoo import MODELS, Model
+from lowerdeck_zoo import Program, programs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from on_another_device import on_cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-KINDS = ("state", "decoders", "control_flow", "dtypes", "recurrent", "dynamic", "layouts")
-CHOSEN = [
-    model
-    for model in MODELS
-    if not model.heavy and model.build.__module__.rpartition(".")[2] in KINDS
-]
+KINDS = ("stateful", "language-model", "control-flow", "dtypes", "recurrent", "dynamic", "layouts")
+CHOSEN = programs(*KINDS, without="large several-methods")
 
 
 def _file(program: ExportedProgram) -> bytes:
@@ -42,18 +37,17 @@ def _lowered(program: ExportedProgram) -> bytes:
 
 
 @pytest.mark.parametrize("written", [_file, _lowered])
-@pytest.mark.parametrize("model", CHOSEN, ids=lambda model: model.name)
-def test_the_file_is_that_of_the_cpu(model: Model, written: Callable[[Any], bytes]) -> None:
-    program = model.export()[1]
-    assert written(on_cuda(program)) == written(program)
+@pytest.mark.parametrize("program", CHOSEN, ids=str)
+def test_the_file_is_that_of_the_cpu(program: Program, written: Callable[[Any], bytes]) -> None:
+    exported = program.export()
+    assert written(on_cuda(exported)) == written(exported)
 
 
-@pytest.mark.parametrize("model", CHOSEN, ids=lambda model: model.name)
-def test_partitions_are_those_of_the_cpu(model: Model) -> None:
-    _, program, calls = model.export()
-    inputs = [each for each in pytree.tree_leaves(calls[0]) if each is not None]
+@pytest.mark.parametrize("program", CHOSEN, ids=str)
+def test_partitions_are_those_of_the_cpu(program: Program) -> None:
+    exported, inputs = program.export(), program.calls()[0].flat
     found = []
-    for given in (program, on_cuda(program)):
+    for given in (exported, on_cuda(exported)):
         data = _file(to_backend(given, XnnpackPartitioner()))
         method = load(data, backends={"XnnpackBackend": XnnpackRuntime()}).method("forward")
         found.append([each.clone() for each in method.run_flat(copy.deepcopy(inputs))])

@@ -15,7 +15,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitConfig, emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -75,7 +75,7 @@ def test_every_shape_of_nothing(plan_outputs: bool, tmp_path: Path) -> None:
         expected += [everything(*args)] * 2
     for outcome, wanted in zip(official.run_many(cases), expected, strict=True):
         assert isinstance(outcome, official.Ran), outcome
-        official.assert_outputs_close(outcome.outputs[0], wanted)
+        assert_close(outcome.outputs[0], wanted)
 
 
 VARYING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -102,4 +102,4 @@ def test_a_size_that_becomes_0(name: str, tmp_path: Path) -> None:
     outcome = official.run(tmp_path / "model.pte", [official.Call((x,)) for x in given])
     assert isinstance(outcome, official.Ran), outcome
     for x, got in zip(given, outcome.outputs, strict=True):
-        official.assert_outputs_close(got, pytree.tree_leaves(function(x)))
+        assert_close(got, pytree.tree_leaves(function(x)))

@@ -18,7 +18,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import UnsupportedError, emit
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
@@ -92,7 +92,7 @@ def test_numbers_are_those_of_eager(name: str, varies: bool, form: str, tmp_path
         for call, found in zip(calls, ran.outputs, strict=True):
             with torch.no_grad():
                 wanted = pytree.tree_leaves(eager(call))
-            official.assert_outputs_close(found, wanted, atol=1e-4, rtol=1e-4)
+            assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -103,4 +103,4 @@ def test_other_floats(dtype: torch.dtype, tmp_path: Path) -> None:
     emit(decompose(export(model, (given,)))).save(path)
     ran = official.run(path, [official.Call((given,))])
     assert isinstance(ran, official.Ran), ran
-    official.assert_outputs_close(ran.outputs[0], [model(given).detach()], atol=1e-2, rtol=1e-2)
+    assert_close(ran.outputs[0], [model(given).detach()], atol=1e-2, rtol=1e-2)

@@ -12,8 +12,7 @@ from torch.export import Dim
 
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
-from tests.interop import official
-from tests.interop.zoo.model import Of
+from lowerdeck_zoo import Of, assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -74,7 +73,5 @@ def test_every_size_gives_eagers_values(function: Callable[..., Any]) -> None:
     for x, found in zip(inputs, outcome.outputs, strict=True):
         wanted = function(x)
         wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-        official.assert_outputs_close(found, wanted, atol=1e-4)
-        official.assert_outputs_close(
-            torch.utils._pytree.tree_leaves(program.run("forward", x)), wanted, atol=1e-4
-        )
+        assert_close(found, wanted, atol=1e-4)
+        assert_close(torch.utils._pytree.tree_leaves(program.run("forward", x)), wanted, atol=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytest.importorskip("expecttest", reason="torch's own test data asks for it")
 

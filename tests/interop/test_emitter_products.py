@@ -14,7 +14,7 @@ from torch.export import Dim, export
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_eager(draw: dict[str, Any]) -> None:
     for one, found in zip(given_all, outcome.outputs, strict=True):
         wanted = model(*one)
         wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
-        official.assert_outputs_close(found, wanted, atol=1e-4, rtol=1e-4)
+        assert_close(found, wanted, atol=1e-4, rtol=1e-4)
         again = ours.run("forward", *one)
         again = list(again) if isinstance(again, (tuple, list)) else [again]
-        official.assert_outputs_close(again, wanted, atol=1e-4, rtol=1e-4)
+        assert_close(again, wanted, atol=1e-4, rtol=1e-4)

@@ -16,7 +16,7 @@ from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit, fast_and_large
 from lowerdeck.serializer import NamedDataStore, deserialize_pte
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -149,7 +149,7 @@ def test_constant_methods_come_back() -> None:
     }
     emitted = emit(exported(Model(), torch.ones(1, 8)), config=EmitConfig(constant_methods=values))
     found = outputs(emitted, [official.Call((), name) for name in values])
-    official.assert_outputs_close([one[0] for one in found], list(values.values()))
+    assert_close([one[0] for one in found], list(values.values()))
 
 
 class LoweredBackendModule(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -149,4 +149,4 @@ def test_half_precision_is_quantized_in_single_precision() -> None:
         emitted = emit(torch.export.export(Of(function), (x,)))
     outcome = official.run(emitted.to_bytes(), [official.Call((x,))])
     assert isinstance(outcome, official.Ran), outcome
-    official.assert_outputs_close(outcome.outputs[0], list(function(x)))
+    assert_close(outcome.outputs[0], list(function(x)))

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError, emit
 from lowerdeck.serializer import KernelCall, Tensor
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -51,7 +51,7 @@ def check(function: Any, *args: Any, **options: Any) -> Any:
     emitted = emitted_of(function, args, **options)
     with torch.no_grad():
         expected = pytree.tree_leaves(function(*copy.deepcopy(args)))
-    official.assert_outputs_close(run(emitted, args), expected, atol=1e-4, rtol=1e-4)
+    assert_close(run(emitted, args), expected, atol=1e-4, rtol=1e-4)
     return emitted
 
 
@@ -276,7 +276,7 @@ def test_a_buffer_is_written_without_an_extra_copy(name: str) -> None:
     outcome = official.run(emitted.to_bytes(), [official.Call(call) for call in calls])
     assert isinstance(outcome, official.Ran), outcome
     for call, outputs in zip(calls, outcome.outputs, strict=True):
-        official.assert_outputs_close(outputs, [eager(*call)])
+        assert_close(outputs, [eager(*call)])
 
 
 LAYOUTS = {

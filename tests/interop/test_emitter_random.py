@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lowerdeck.emitter import DecompositionError, EmitConfig, emit, fast_and_large
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -126,7 +126,7 @@ def _check(seed: int) -> None:
         for call, outputs in zip(calls, outcome.outputs, strict=True):
             with torch.no_grad():
                 expected = twin(*copy.deepcopy(call))
-            official.assert_outputs_close(outputs, expected, atol=1e-3, rtol=1e-3)
+            assert_close(outputs, expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(QUICK))

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from lowerdeck.emitter import MissingKernelError, UnsupportedError, emit
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

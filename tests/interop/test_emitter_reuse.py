@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
 from lowerdeck.serializer import KernelCall
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -108,9 +108,9 @@ def test_a_result_equals_eagers(name: str, tmp_path: Path) -> None:
         outcome = official.run(source, [official.Call((x,))] * 2)
         assert isinstance(outcome, official.Ran), outcome
         for got in outcome.outputs:
-            official.assert_outputs_close(got, expected)
+            assert_close(got, expected)
     strict = load(emitted.to_bytes(), memory="strict").method("forward")
-    official.assert_outputs_close(list(strict.run_flat([x])), expected)
+    assert_close(list(strict.run_flat([x])), expected)
 
 
 SHARED: dict[str, tuple[Callable[[torch.Tensor], Any], tuple[int, ...]]] = {

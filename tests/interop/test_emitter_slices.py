@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowerdeck.emitter import emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -68,4 +68,4 @@ def test_a_view_reads_the_bytes_that_eager_reads(shape: tuple[int, ...], tmp_pat
     for source in (emitted.to_bytes(), tmp_path / "model.pte"):
         outcome = official.run(source, [official.Call((x,))])
         assert isinstance(outcome, official.Ran), outcome
-        official.assert_outputs_close(outcome.outputs[0], expected, atol=0, rtol=0)
+        assert_close(outcome.outputs[0], expected, atol=0, rtol=0)

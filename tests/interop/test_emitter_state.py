@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram, EmitterError, UnsupportedError, emit
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -79,7 +79,7 @@ def compare(
         outcome = official.run(source, given, shared_arenas=True)
         assert isinstance(outcome, official.Ran), outcome
         found = [values[0] for values in outcome.outputs[len(first) :]]
-        official.assert_outputs_close(found, expected)
+        assert_close(found, expected)
 
 
 X = torch.arange(4.0)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
 from lowerdeck.serializer import KernelCall
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -49,7 +49,7 @@ def check(
         outcome = official.run(source, [official.Call(call) for call in calls])
         assert isinstance(outcome, official.Ran), outcome
         for got, wanted in zip(outcome.outputs, expected, strict=True):
-            official.assert_outputs_close(got, wanted, atol=1e-4, rtol=1e-4)
+            assert_close(got, wanted, atol=1e-4, rtol=1e-4)
     return emitted
 
 

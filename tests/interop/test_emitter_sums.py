@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -19,7 +19,7 @@ from lowerdeck.runner import Profile, load, save_etdump
 from lowerdeck.script import main
 from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 _NEEDED = ("executorch", "pandas", "ruamel", "tabulate")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

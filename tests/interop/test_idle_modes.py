@@ -13,7 +13,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.unflatten import export_preserving
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

@@ -9,7 +9,6 @@ before.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from lowerdeck.emitter import emit
 from lowerdeck.runner import load
 from lowerdeck.serializer import ExecutionPlan, MoveCall, deserialize_pte
 from lowerdeck.serializer.report.lifetimes import Block, planned_blocks
+from lowerdeck_zoo import Program, programs
 from tests.interop.test_runner_corpus import CORPUS, NAMES, record_of, require_backend
-from tests.interop.zoo import MODELS, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,9 +67,6 @@ def test_on_a_file_with_weights_outside() -> None:
     assert _compared((CORPUS / "external_ptd.pte").read_bytes(), data)
 
 
-@pytest.mark.parametrize("model", [m for m in MODELS if not m.heavy], ids=lambda m: m.name)
-def test_on_models(model: Model) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, program, _ = model.export()
-    _compared(emit(program).to_bytes())
+@pytest.mark.parametrize("program", programs(without="large"), ids=str)
+def test_on_models(program: Program) -> None:
+    _compared(emit(program.exports()).to_bytes())

@@ -15,7 +15,7 @@ from lowerdeck.lowered_module import LoweringError, lower, lower_fastest
 from lowerdeck.lowered_module.choosing import official_runtime
 from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.lowered_module.commands import lower_model
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

@@ -20,7 +20,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)

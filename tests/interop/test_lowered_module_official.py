@@ -13,7 +13,7 @@ from lowerdeck.lowered_module import get_delegates, to_backend
 from lowerdeck.lowered_module.testing import generated
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),

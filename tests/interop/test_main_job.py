@@ -10,7 +10,7 @@ import torch
 from examples.resnet18 import example
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

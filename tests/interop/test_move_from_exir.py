@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lowerdeck.serializer import deserialize_ptd, open_pte
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.interop.side_by_side import COMPAT, EXIR, OURS, PAGE, SIDES, Done, done, table, tasks
 
 # What exir, torchao's annotator and the devtools import, beside torch.

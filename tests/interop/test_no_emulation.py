@@ -17,7 +17,7 @@ from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import write_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

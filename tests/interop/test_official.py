@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lowerdeck.emitter import OFFICIAL_KERNELS, emit
-from tests.interop import official
+from lowerdeck_zoo import official
 
 needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

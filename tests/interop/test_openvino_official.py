@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
 from openvino_cases import CASES, Calls, Case, numbers

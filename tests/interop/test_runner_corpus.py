@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import load
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 NAMES = sorted(path.stem for path in CORPUS.glob("*.pte"))
@@ -33,7 +33,7 @@ def test_outputs_are_those_of_eager(name: str, memory: Literal["strict", "poison
     program = load(CORPUS / f"{name}.pte", data=data, memory=memory)
     for call in record["calls"]:
         got = program.method(call["method"]).run_flat(call["inputs"])
-        official.assert_outputs_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
+        assert_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
 @pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -49,4 +49,4 @@ def test_outputs_are_those_of_the_official_runtime(name: str) -> None:
     program = load(content, data=data)
     for call, expected in zip(calls, outcome.outputs, strict=True):
         got = program.method(call.method).run_flat(call.inputs)
-        official.assert_outputs_close(got, expected, atol=1e-5, rtol=1e-5)
+        assert_close(got, expected, atol=1e-5, rtol=1e-5)

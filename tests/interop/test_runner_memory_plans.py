@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 
+import lowerdeck_zoo as zoo
 from lowerdeck.emitter import EmitterError, emit
 from lowerdeck.runner import MemoryPlanError, RunnerError, load
 from lowerdeck.runner.values.tensors import Origin
 from lowerdeck.serializer import AllocationDetails, ExecutionPlan, Program, Tensor, deserialize_pte
-from tests.interop import official
+from lowerdeck_zoo import assert_close
 from tests.interop.test_emitter_random import Random
 from tests.interop.test_runner_corpus import CORPUS, NAMES, record_of
-from tests.interop.zoo import MODELS, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -92,7 +91,7 @@ def results(program: Program | bytes, calls: list[list[Any]], memory: Any) -> li
 def equal(found: list[list[Any]], expected: list[list[Any]]) -> bool:
     try:
         for one, other in zip(found, expected, strict=True):
-            official.assert_outputs_close(one, other, atol=1e-5, rtol=1e-4)
+            assert_close(one, other, atol=1e-5, rtol=1e-4)
     except AssertionError:
         return False
     return True
@@ -173,16 +172,10 @@ def test_many_tampered_plans_are_refused_or_right() -> None:
     check(found)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(m, id=m.name, marks=pytest.mark.heavy if m.heavy else ()) for m in MODELS[::5]],
-)
-def test_plans_of_models_pass_and_tampered_ones_do_not(model: Model) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, exported, calls = model.export()
-        content = emit(exported).to_bytes()
-    attack(content, [pytree.tree_leaves(call) for call in calls], model.name, 4)
+@pytest.mark.parametrize("program", zoo.programs(without="large several-methods")[::5], ids=str)
+def test_plans_of_models_pass_and_tampered_ones_do_not(program: zoo.Program) -> None:
+    calls = [call.flat for call in program.calls()]
+    attack(emit(program.export()).to_bytes(), calls, program.name, 4)
 
 
 @pytest.mark.skipif(not NAMES, reason="the corpus of ExecuTorch's files is absent")

@@ -24,7 +24,7 @@ from lowerdeck.serializer import (
     Tensor,
     serialize_pte,
 )
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

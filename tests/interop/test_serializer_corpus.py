@@ -19,7 +19,7 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from tests.interop import official
+from lowerdeck_zoo import assert_close, official
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 pytestmark = [
@@ -38,7 +38,7 @@ def _run(name: str, program: bytes, *, data: bytes | None = None) -> None:
     outcome = official.run(program, calls, data=data)
     assert isinstance(outcome, official.Ran), outcome
     for call, found in zip(io["calls"], outcome.outputs, strict=True):
-        official.assert_outputs_close(found, call["outputs"], atol=call["atol"], rtol=call["rtol"])
+        assert_close(found, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
 def _external(name: str) -> bytes | None:

@@ -23,7 +23,7 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 DIVIDING = sorted(name for name, row in runtime_kernels().items() if "divides" in row.words)

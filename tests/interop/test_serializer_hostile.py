@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lowerdeck.serializer import FormatError, deserialize_pte, serialize_pte, verify_pte
-from tests.interop import official
+from lowerdeck_zoo import official
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "packages" / "serializer" / "tests"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages" / "serializer" / "tests"))
 

@@ -20,7 +20,7 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.interop.kernel_calls import CALLS, call_of
 from tests.interop.mutants import run_batch
 

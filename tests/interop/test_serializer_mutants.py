@@ -16,7 +16,8 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
-from tests.interop import mutants, official
+from lowerdeck_zoo import official
+from tests.interop import mutants
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),

@@ -11,7 +11,7 @@ from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.serializer import serialize_pte, verify_pte
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 

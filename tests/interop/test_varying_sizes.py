@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))

@@ -8,7 +8,6 @@ export, ``symbolic_trace``) ends in ``torch.fx.Tracer.trace``, whose calls are c
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,11 +33,11 @@ from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import Partitioner, find_quantization, lower, to_backend
 from lowerdeck.lowered_module.commands import lower_model
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop.zoo import MODELS, Model
+from lowerdeck_zoo import Program, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHOSEN = [pytest.param(m, id=m.name, marks=pytest.mark.heavy if m.heavy else ()) for m in MODELS]
+CHOSEN = programs(without="large")
 # The inductor demo is not among them: to compile with torch's compiler is to trace with it.
 PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,
@@ -63,12 +62,6 @@ def counted() -> Iterator[list[Any]]:
         yield traced
 
 
-def _exported(model: Model) -> ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return model.export()[1]
-
-
 class Small(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x).to(torch.float64) + 1
@@ -87,23 +80,24 @@ def test_every_way_of_torch_to_trace_a_program_is_counted() -> None:
         assert traced
 
 
-@pytest.mark.parametrize("model", CHOSEN)
-def test_emission_traces_no_program(model: Model) -> None:
-    program = _exported(model)
+@pytest.mark.parametrize("program", CHOSEN, ids=str)
+def test_emission_traces_no_program(program: Program) -> None:
+    exported = program.exports()
     with counted() as traced:
-        emit(program).to_bytes()
-        emit(decompose(program)).to_bytes()
+        emit(exported).to_bytes()
+        emit({name: decompose(one) for name, one in exported.items()}).to_bytes()
     assert traced == []
 
 
-@pytest.mark.parametrize("model", CHOSEN)
-def test_lowering_traces_no_program(model: Model) -> None:
-    program = _exported(model)
+@pytest.mark.parametrize("program", CHOSEN, ids=str)
+def test_lowering_traces_no_program(program: Program) -> None:
+    exported = program.exports()
     # The demos take the same way, and a few models show it.
-    chosen = PARTITIONERS if MODELS.index(model) % 12 == 0 else PARTITIONERS[:1]
+    chosen = PARTITIONERS if CHOSEN.index(program) % 12 == 0 else PARTITIONERS[:1]
     for partitioner in chosen:
         with counted() as traced:
-            emit(to_backend(program, partitioner())).to_bytes()
+            lowered = {name: to_backend(one, partitioner()) for name, one in exported.items()}
+            emit(lowered).to_bytes()
         assert traced == [], partitioner
 
 

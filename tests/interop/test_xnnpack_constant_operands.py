@@ -19,7 +19,7 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.torch_base import schema_of
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.operators.table import OPERATORS
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),

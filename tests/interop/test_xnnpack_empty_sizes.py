@@ -23,7 +23,7 @@ from lowerdeck.lowered_module import delegation_summary, to_backend
 from lowerdeck.serializer import Hazard, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.operators.table import OPERATORS
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.interop.test_xnnpack_constant_operands import CALLS, OneCall, named, tensors_of
 
 pytestmark = [

@@ -14,7 +14,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),

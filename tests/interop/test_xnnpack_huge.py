@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages" / "xnnpack" / "tests"))
 from quantized_cases import IntegerWeight, by_row

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from xnnpack_cases import Case, cases

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_cases import QuantizedCase, expected, run_time_cases, static_cases

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_models import ANNOTATOR, QUANTIZE, model_and_inputs, with_pt2e, with_torchao

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_cases import AsRuntime, IntegerWeight, Step, by_row

@@ -15,7 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.interop.annotated_models import MODELS, annotated_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from recognised_cases import NEAR, WHOLE, WRITTEN_OUT, model_of

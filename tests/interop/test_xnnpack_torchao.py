@@ -26,7 +26,7 @@ from lowerdeck.lowered_module import get_lowered_backend_modules, lower, to_back
 from lowerdeck.lowered_module.commands import lower_model
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 
 torchao = pytest.importorskip("torchao.quantization")
 pytestmark = [

@@ -1,63 +1,83 @@
-"""Every model of the zoo, emitted, run in the official runtime and in the runner, equals eager."""
+"""Every zoo program, without a backend and with each, in the official runtime equals eager.
+
+Each file is loaded from bytes and from a path (where the runtime maps it and frees weights that it
+copied) and called at least three times, with other sizes where they vary; state must persist.
+"""
 
 from __future__ import annotations
 
-import copy
-import warnings
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
-import torch
-from torch.utils import _pytree as pytree
+from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmittedProgram, emit
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import (
+    MethodProgramsPartitionerSpec,
+    get_lowered_backend_modules,
+    to_backend,
+)
+from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck.runner import load
-from tests.interop import official
-from tests.interop.zoo import MODELS, Model
-
-CHOSEN = [pytest.param(m, id=m.name, marks=pytest.mark.heavy if m.heavy else ()) for m in MODELS]
+from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import Program, assert_close, official, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+BACKENDS = {"XNNPACK": XnnpackPartitioner, "OpenVINO": OpenvinoPartitioner}
+PARAMETERS = [
+    *programs(without="large"),
+    *(pytest.param(program, marks=pytest.mark.heavy) for program in programs("large")),
+]
 
 
-def _emitted(model: Model) -> tuple[list[tuple[tuple[Any, ...], Any]], EmittedProgram]:
-    """Return eager's results for every call, in order, on its own state, and the program."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module, program, calls = model.export()
-    eager = copy.deepcopy(module)
-    results = []
-    for call in calls:
-        with torch.no_grad():
-            results.append((copy.deepcopy(call), copy.deepcopy(eager(*copy.deepcopy(call)))))
-    return results, emit(program)
-
-
-def _compare(model: Model, found: Any, expected: Any) -> None:
-    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        if isinstance(other, torch.Tensor):
-            assert isinstance(one, torch.Tensor)
-            torch.testing.assert_close(one, other, atol=model.atol, rtol=1e-3, equal_nan=True)
-        else:
-            assert one == other
+def _check(
+    program: Program, exported: Mapping[str, ExportedProgram], folder: Path, where: str
+) -> None:
+    """Compare all calls of a file from bytes and from a path with eager."""
+    emitted = emit(dict(exported))
+    emitted.save(folder / "model.pte")
+    calls = [official.Call(call.flat, call.method) for call in program.calls()]
+    # Methods share their state in the Program API only.
+    shared = len(program.methods) > 1
+    for source in (emitted.to_bytes(), folder / "model.pte"):
+        outcome = official.run(source, calls, shared_arenas=shared)
+        assert isinstance(outcome, official.Ran), outcome
+        for number, result in enumerate(program.results()):
+            found = outcome.outputs[number], outcome.inputs[number]
+            try:
+                assert_close(found, tuple(result), atol=program.atol, rtol=program.rtol)
+            except AssertionError as error:
+                raise AssertionError(f"{where}, {type(source).__name__}, call {number}") from error
 
 
 @pytest.mark.skipif(not official.available(), reason=official.REASON)
-@pytest.mark.parametrize("model", CHOSEN)
-def test_official_runtime_equals_eager(model: Model) -> None:
-    results, emitted = _emitted(model)
-    calls = [official.Call(tuple(pytree.tree_leaves(call))) for call, _ in results]
-    outcome = official.run(emitted.to_bytes(), calls)
-    assert isinstance(outcome, official.Ran), outcome
-    for outputs, (_, expected) in zip(outcome.outputs, results, strict=True):
-        _compare(model, outputs, expected)
+@pytest.mark.parametrize("program", PARAMETERS, ids=str)
+def test_official_runtime_equals_eager(program: Program, tmp_path: Path) -> None:
+    _check(program, program.exports(), tmp_path, "no backend")
 
 
-@pytest.mark.parametrize("model", CHOSEN)
-def test_runner_equals_eager_and_the_memory_plan_holds(model: Model) -> None:
-    results, emitted = _emitted(model)
-    program = load(emitted.to_bytes(), memory="poison")
-    for call, expected in results:
-        _compare(model, program.run("forward", *call), expected)
+@pytest.mark.skipif(not official.available(), reason=official.REASON)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", PARAMETERS, ids=str)
+def test_official_runtime_equals_eager_with_a_backend(
+    program: Program, backend: str, tmp_path: Path
+) -> None:
+    exported = program.exports()
+    # Together, so that no method takes for a constant what another one mutates.
+    partitioners = {name: BACKENDS[backend]() for name in exported}
+    lowered = to_backend(MethodProgramsPartitionerSpec(exported, partitioners))
+    # Nothing delegated: the file is that of the test without a backend.
+    if any(get_lowered_backend_modules(one.graph_module) for one in lowered.values()):
+        _check(program, lowered, tmp_path, backend)
+
+
+@pytest.mark.parametrize("program", PARAMETERS, ids=str)
+def test_runner_equals_eager_and_the_memory_plan_holds(program: Program) -> None:
+    loaded = load(emit(program.exports()).to_bytes(), memory="poison")
+    for number, (call, result) in enumerate(zip(program.calls(), program.results(), strict=True)):
+        found = loaded.run(call.method, *call.args), call.flat
+        try:
+            assert_close(found, tuple(result), atol=program.atol, rtol=program.rtol)
+        except AssertionError as error:
+            raise AssertionError(f"call {number}") from error

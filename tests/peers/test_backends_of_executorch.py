@@ -40,7 +40,7 @@ from lowerdeck.lowered_module import (  # noqa: E402
     to_backend,
 )
 from lowerdeck.runner import load  # noqa: E402
-from tests.interop import official  # noqa: E402
+from lowerdeck_zoo import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,7 +12,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.peers.transformer_models import CONFIGURED, GROUPED, WIDE, Configured
 
 transformers = pytest.importorskip("transformers")

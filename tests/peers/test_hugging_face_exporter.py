@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import explain
 from lowerdeck.lowered_module import lower
-from tests.interop import official
+from lowerdeck_zoo import official
 
 transformers = pytest.importorskip("transformers")
 

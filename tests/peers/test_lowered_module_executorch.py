@@ -37,7 +37,7 @@ from lowerdeck.lowered_module import (  # noqa: E402
 )
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner  # noqa: E402
 from lowerdeck.serializer import deserialize_pte  # noqa: E402
-from tests.interop import official  # noqa: E402
+from lowerdeck_zoo import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

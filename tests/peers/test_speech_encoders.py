@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lowerdeck.lowered_module import lower
-from tests.interop import official
+from lowerdeck_zoo import official
 
 transformers = pytest.importorskip("transformers")
 

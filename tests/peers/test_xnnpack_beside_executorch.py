@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.interop import official
+from lowerdeck_zoo import official
 
 pytestmark = [
     pytest.mark.heavy,  # three processes that import ExecuTorch and lower a dozen times

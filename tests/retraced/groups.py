@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.interop.zoo import MODELS, Model
+from lowerdeck_zoo import program, programs
 from tests.retraced.judge import Finding, judge
 from tests.retraced.models import NAMED, build
 from tests.soak.raw_programs import RawProgram, raw_program
@@ -25,7 +25,7 @@ def groups(kind: str) -> list[str]:
     if kind in ("raw", "writes"):
         return [f"{kind}/{seed}" for seed in range(SEEDS)]
     if kind == "zoo":
-        return [f"zoo/{model.name}" for model in MODELS]
+        return [f"zoo/{one.name}" for one in programs(without="several-methods")]
     if kind == "models":
         return list(NAMED)
     return [f"operators/{name}" for name in _operators()]
@@ -41,17 +41,12 @@ def findings(group: str) -> Iterator[Finding]:
     if kind in ("raw", "writes"):
         yield from _raw(group, raw_program(int(name), more=kind == "writes"))
     elif kind == "zoo":
-        model = next(model for model in MODELS if model.name == name)
-        yield judge(group, name, lambda: model.export()[1], partial(_eager, model))
+        one = program(name)
+        yield judge(group, name, one.export_anew, lambda: (one.module(), one.calls()[0].args))
     elif kind == "operators":
         yield from _samples(group, *_operators()[name])
     else:
         yield judge(group, name, partial(_export, group))
-
-
-def _eager(model: Model) -> tuple[torch.nn.Module, Any]:
-    torch.manual_seed(0)
-    return model.build().eval(), model.calls()[0]
 
 
 def _export(name: str) -> torch.export.ExportedProgram:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.interop.forks import read_until
 from tests.soak.check import ALL, Finding, findings
 

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.interop import official
+from lowerdeck_zoo import official
 from tests.soak.check import ALL
 from tests.soak.run import run_seed, summary, warm_up
 

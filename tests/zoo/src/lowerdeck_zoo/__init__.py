@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowerdeck_zoo import (
+from lowerdeck_zoo.checking import assert_close, exported, saved_and_loaded
+from lowerdeck_zoo.models import (
     audio,
     control_flow,
     decoders,
@@ -49,12 +50,13 @@ TAGS: dict[str, str] = {
     # By trait.
     "complex": "complex numbers inside",
     "half": "float16 or bfloat16",
-    "in-place": "an input, or a view of anything, is written in place",
+    "in-place": "tensors are written in place",
     "large": "more than a second to export, or more than 20 MB of weights",
     "quantised": "integer weights or quantised activations",
-    "shared-weights": "a weight or layer that is used twice",
+    "several-methods": "more than one exported method",
+    "shared-weights": "a weight that is read twice or has two names",
 }
-"""Every tag and what it says. ``several-methods`` is added by the number of methods."""
+"""Every tag and what it says of a program."""
 
 _DOMAINS = (
     *(("vision", vision), ("detection", detection), ("video", video), ("generative", generative)),
@@ -102,9 +104,12 @@ __all__ = [
     "Of",
     "Program",
     "Result",
+    "assert_close",
     "copied",
     "drawn",
+    "exported",
     "normal",
     "program",
     "programs",
+    "saved_and_loaded",
 ]

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -265,18 +265,6 @@ def run_many(cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outco
     return shared().run_many(cases, timeout=timeout)
 
 
-def assert_outputs_close(
-    got: Sequence[Any], expected: Sequence[Any], *, atol: float = 1e-5, rtol: float = 1e-5
-) -> None:
-    """Raise AssertionError unless the flat outputs agree; all but tensors and floats exactly."""
-    assert len(got) == len(expected), f"{len(got)} outputs, expected {len(expected)}"
-    for one, other in zip(got, expected, strict=True):
-        if isinstance(other, (torch.Tensor, float)):
-            torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
-        else:
-            assert one == other, f"{one!r}, expected {other!r}"
-
-
 def _openvino_library() -> dict[str, str]:
     """Return where OpenVINO's library lies, which executorch's own module looks for, too."""
     found = importlib.util.find_spec("openvino")
@@ -305,7 +293,8 @@ def _outcome(reply: tuple[Any, ...], log: str = "") -> Outcome:
     kind, *values = reply
     if kind == "ran":
         return Ran(*values)
-    return LoadError(*values, log=log) if kind == "load" else MethodError(*values, log=log)
+    error = LoadError(*values) if kind == "load" else MethodError(*values)
+    return replace(error, log=log)
 
 
 def _send(connection: Connection, message: object) -> None:
@@ -361,14 +350,10 @@ def _load(
     if shared_arenas:
         if data is not None:
             raise ValueError("the Program API of the binding takes no .ptd")
-        methods: dict[str, Any] = {}
-
-        def call_program(name: str, inputs: tuple[Any, ...]) -> Any:
-            if name not in methods:
-                methods[name] = loaded.load_method(name)
-            return methods[name].call(inputs)
-
-        return [loaded.get_method_name(i) for i in range(loaded.num_methods())], call_program
+        names = [loaded.get_method_name(i) for i in range(loaded.num_methods())]
+        # Loading a method sets the initial values of its state: all are loaded before any call.
+        methods = {name: loaded.load_method(name) for name in names}
+        return names, lambda name, inputs: methods[name].call(inputs)
     if data is not None and isinstance(data, Path) != from_path:
         raise ValueError("program and data must both be paths or both be bytes")
     if from_path:

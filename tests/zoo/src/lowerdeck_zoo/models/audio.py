@@ -210,9 +210,13 @@ class StreamingFilter(nn.Module):
 
 PROGRAMS = (
     Program("conv_tasnet", ConvTasNet, normal(2, 120)),
-    Program("emformer", Emformer, _streams),
+    Program("emformer", Emformer, _streams, tags="dynamic shared-weights"),
     Program("wav2letter", Wav2Letter, normal(1, 13, 40)),
-    Program("spectrogram", Spectrogram, normal(2, 200), atol=1e-3),
-    Program("tacotron", Tacotron, drawn(lambda: (torch.randint(0, 30, (2, 7)),))),
-    Program("streaming_filter", StreamingFilter, normal(1, 3, 10, repeat=4)),
+    Program("spectrogram", Spectrogram, normal(2, 200), atol=1e-3, tags="complex"),
+    Program(
+        "tacotron", Tacotron, drawn(lambda: (torch.randint(0, 30, (2, 7)),)), tags="shared-weights"
+    ),
+    Program(
+        "streaming_filter", StreamingFilter, normal(1, 3, 10, repeat=4), tags="in-place stateful"
+    ),
 )

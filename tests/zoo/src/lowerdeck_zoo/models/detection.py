@@ -129,8 +129,8 @@ class Hourglass(nn.Module):
 PROGRAMS = (
     Program("deeplab", DeepLab, normal(1, 3, 32, 32)),
     Program("lraspp", LRASPP, normal(1, 3, 32, 32)),
-    Program("retinanet", RetinaNet, normal(1, 3, 16, 16)),
-    Program("suppress_boxes", lambda: Of(_suppress), drawn(_boxes)),
+    Program("retinanet", RetinaNet, normal(1, 3, 16, 16), tags="shared-weights"),
+    Program("suppress_boxes", lambda: Of(_suppress), drawn(_boxes), tags="dynamic"),
     Program(
         "spatial_transformer",
         lambda: Of(_warp),

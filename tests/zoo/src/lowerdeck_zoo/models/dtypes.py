@@ -59,8 +59,8 @@ def _pairs():
 
 
 PROGRAMS = (
-    Program("float16", _half, _of(torch.float16), atol=5e-3),
-    Program("bfloat16", _bfloat16, _of(torch.bfloat16), atol=5e-2),
+    Program("float16", _half, _of(torch.float16), atol=5e-3, tags="half"),
+    Program("bfloat16", _bfloat16, _of(torch.bfloat16), atol=5e-2, tags="half"),
     Program("float64", _double, _of(torch.float64), atol=1e-9),
     Program("integers", lambda: Of(_integers), _pairs),
     Program("truths", lambda: Of(_truths), normal(6)),
@@ -69,6 +69,7 @@ PROGRAMS = (
         lambda: Of(_mixed),
         drawn(lambda: (torch.randn(5), torch.randint(0, 9, (5,)))),
         atol=2e-3,
+        tags="half",
     ),
     Program("reductions", lambda: Of(_reductions), normal(4, 6)),
     Program("scalars", lambda: Of(_scalars), drawn(lambda: (torch.rand(6) + 0.5,))),

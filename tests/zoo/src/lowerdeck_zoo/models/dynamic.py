@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from lowerdeck_zoo.language import GPT
+from lowerdeck_zoo.models.language import GPT
 from lowerdeck_zoo.program import Of, Program, normal
 
 
@@ -82,6 +82,7 @@ PROGRAMS = (
         GPT,
         lambda: [(torch.randint(0, 50, (1, n)),) for n in (8, 3, 16)],
         ({1: Dim("length", min=2, max=16)},),
+        tags="shared-weights",
     ),
     Program(
         "size_arithmetic",
@@ -106,6 +107,7 @@ PROGRAMS = (
         lambda: Of(_filled),
         lambda: [(torch.randn(n, 3),) for n in (4, 1, 8)],
         (({0: _BATCH},),),
+        tags="in-place",
     ),
     Program("nonzero", lambda: Of(_nonzero), normal(4, 5)),
     Program("masked_select", lambda: Of(_select), normal(4, 5)),

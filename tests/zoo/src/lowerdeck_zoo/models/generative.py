@@ -119,7 +119,7 @@ PROGRAMS = (
         Diffusion,
         lambda: [(torch.randn(2, 3, 8, 8), torch.tensor([i, 3 * i])) for i in (1, 5, 9)],
     ),
-    Program("diffusion_loop", Sampler, normal(1, 3, 6, 6)),
+    Program("diffusion_loop", Sampler, normal(1, 3, 6, 6), tags="control-flow"),
     Program(
         "style_layer", StyleLayer, drawn(lambda: (torch.randn(2, 4, 6, 6), torch.randn(2, 5)))
     ),

@@ -134,6 +134,7 @@ PROGRAMS = (
         GraphConv,
         lambda: [_graph(n, e) for n, e in ((6, 11), (4, 5), (9, 20))],
         ({0: Dim("nodes", min=2, max=9)}, {1: Dim("edges", min=2, max=20)}),
+        tags="dynamic",
     ),
     Program("graph_attention", GraphAttention, drawn(_graph)),
     Program(
@@ -141,11 +142,12 @@ PROGRAMS = (
         GraphPool,
         drawn(lambda: (torch.randn(7, 4), torch.tensor([0, 0, 2, 2, 2, 0, 2]))),
     ),
-    Program("viterbi", Viterbi, normal(2, 5, 4)),
+    Program("viterbi", Viterbi, normal(2, 5, 4), tags="shared-weights"),
     Program(
         "chain_likelihood",
         Chain,
         drawn(lambda: (torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5)))),
+        tags="shared-weights",
     ),
     Program("beam_search", lambda: Of(_beam), normal(5, 7)),
     Program("recommender", Recommender, drawn(_bags)),

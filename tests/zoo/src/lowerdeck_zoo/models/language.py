@@ -148,9 +148,38 @@ class EmbeddingBag(nn.Module):
         return F.cosine_similarity(a[:, None], b[None], dim=-1)
 
 
+class EncoderDecoder(nn.Module):
+    """An encoder and a decoder that share an embedding, as two methods of other sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.body = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True)
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.body(self.words(tokens))[1]
+
+    def decode(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.body(self.words(token), state)
+        return hidden @ self.words.weight.t()
+
+
+def _texts() -> list[tuple[object, ...]]:
+    return [
+        *(("encode", torch.randint(0, 20, (1, 6))) for _ in range(2)),
+        *(("decode", torch.randn(1, 1, 8), torch.randint(0, 20, (1, 1))) for _ in range(2)),
+    ]
+
+
 PROGRAMS = (
-    Program("gpt_tied", GPT, _tokens(3)),
+    Program("gpt_tied", GPT, _tokens(3), tags="shared-weights"),
     Program("llama_like", Llama, _tokens(3)),
     Program("bert_like", Bert, _masked),
     Program("two_towers", EmbeddingBag, _tokens(3, batch=3)),
+    Program(
+        "encode_and_decode",
+        EncoderDecoder,
+        _texts,
+        methods=("encode", "decode"),
+        tags="several-methods shared-weights",
+    ),
 )

@@ -68,7 +68,7 @@ PROGRAMS = (
     Program("none_and_constant_outputs", lambda: Of(_odd_outputs), normal(3)),
     Program("named_tuples", lambda: Of(_top), normal(3, 5)),
     Program("constants_and_inputs_returned", Constants, normal(3)),
-    Program("shared_layer", Shared, normal(2, 4)),
+    Program("shared_layer", Shared, normal(2, 4), tags="shared-weights"),
     Program("no_inputs", lambda: Of(_no_inputs), drawn(tuple)),
     Program("nothing_to_do", lambda: Of(_nothing_to_do), normal(2)),
 )

@@ -53,5 +53,5 @@ PROGRAMS = (
     Program("lstm_bidirectional", _bidirectional, normal(2, 4, 8)),
     Program("gru", _gru, normal(2, 5, 8)),
     Program("rnn", _tanh, normal(2, 5, 8)),
-    Program("cells", Cells, normal(2, 4, 8)),
+    Program("cells", Cells, normal(2, 4, 8), tags="shared-weights"),
 )

@@ -84,14 +84,81 @@ class BatchStatistics(nn.Module):
         return self.mean.sum(0)
 
 
+class Cache(nn.Module):
+    """Keeps the last rows that it was given; two methods read and write its buffers."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.full((4, 3), start))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def push(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.copy_(torch.cat([self.rows[1:], x]))
+        self.count.add_(1)
+        return self.rows.sum(0)
+
+    def peek(self, x: torch.Tensor) -> torch.Tensor:
+        # Large temporaries, which must not share memory with the state.
+        wide = (x @ x.t()).exp().sum() * 0
+        self.count.add_(1)
+        return self.rows.sum(0) + wide + self.count
+
+
+def _turns() -> list[tuple[object, ...]]:
+    rows = {"peek": 8, "push": 1}
+    order = ("peek", "push", "peek", "push", "push", "peek")
+    return [(name, torch.randn(rows[name], 3)) for name in order]
+
+
+class TwoStates(nn.Module):
+    """Each method has a buffer of its own, and reads the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mine", torch.arange(4.0))
+        self.register_buffer("yours", torch.ones(4))
+
+    def one(self, x: torch.Tensor) -> torch.Tensor:
+        self.mine.add_(x)
+        return self.mine * 2 + self.yours
+
+    def two(self, x: torch.Tensor) -> torch.Tensor:
+        self.yours.mul_(x)
+        return self.yours - self.mine
+
+
 PROGRAMS = (
-    Program("counter_from_zero", lambda: Counter(0.0), normal(3)),
-    Program("counter_from_five", lambda: Counter(5.0), normal(3)),
+    Program("counter_from_zero", lambda: Counter(0.0), normal(3), tags="in-place"),
+    Program("counter_from_five", lambda: Counter(5.0), normal(3), tags="in-place"),
     Program(
-        "kv_cache", KVCache, lambda: [(torch.randn(1, 1, 4), torch.tensor([i])) for i in range(4)]
+        "kv_cache",
+        KVCache,
+        lambda: [(torch.randn(1, 1, 4), torch.tensor([i])) for i in range(4)],
+        tags="in-place",
     ),
-    Program("buffer_swap", Swap, normal(2)),
-    Program("old_value_read", OldValue, normal(2)),
-    Program("not_persistent", NotPersistent, normal(6)),
-    Program("write_by_slices", BatchStatistics, normal(2, 3)),
+    Program("buffer_swap", Swap, normal(2), tags="in-place"),
+    Program("old_value_read", OldValue, normal(2), tags="in-place"),
+    Program("not_persistent", NotPersistent, normal(6), tags="in-place"),
+    Program("write_by_slices", BatchStatistics, normal(2, 3), tags="in-place"),
+    Program(
+        "push_peek_from_zero",
+        lambda: Cache(0.0),
+        _turns,
+        methods=("push", "peek"),
+        tags="in-place several-methods",
+    ),
+    Program(
+        "push_peek_from_values",
+        lambda: Cache(2.5),
+        _turns,
+        methods=("push", "peek"),
+        tags="in-place several-methods",
+    ),
+    Program(
+        "two_states_of_two_methods",
+        TwoStates,
+        lambda: [(name, torch.randn(4)) for name in ("one", "two", "one", "one", "two")],
+        methods=("one", "two"),
+        tags="in-place several-methods",
+    ),
 )

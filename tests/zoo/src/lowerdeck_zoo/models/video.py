@@ -104,5 +104,5 @@ PROGRAMS = (
         VoxelMorph,
         drawn(lambda: (torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6))),
     ),
-    Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8)),
+    Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8), tags="shared-weights"),
 )

@@ -1,0 +1,1 @@
+"""The programs by domain: each module ends with its table ``PROGRAMS``."""
