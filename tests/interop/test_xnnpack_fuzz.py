@@ -15,6 +15,7 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
+from lowerdeck_zoo.seeds import seeds
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
@@ -164,7 +165,7 @@ def check(seed: int) -> None:
             torch.testing.assert_close(found, right, rtol=2e-4, atol=2e-4, msg=f"seed {seed}")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_a_random_graph_equals_eager(seed: int) -> None:
     check(seed)
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowerdeck_zoo import official
+from lowerdeck_zoo.seeds import NIGHTLY
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_cases import AsRuntime, IntegerWeight, Step, by_row
@@ -53,7 +54,7 @@ FUNCTIONS = {
     "mean_row": lambda x, _: x.mean(-1),
     "mean": lambda x, _: x[None, None].mean([2, 3]),
 }
-COMMON = settings(max_examples=60, deadline=None)
+COMMON = settings(max_examples=60 if NIGHTLY else 6, deadline=None)
 
 
 def in_both(model: torch.nn.Module, *inputs: Tensor) -> tuple[Tensor, Tensor]:

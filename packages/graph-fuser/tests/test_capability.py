@@ -10,12 +10,12 @@ import pytest
 import torch
 from fuser_graphs import example_inputs, random_graph
 from fuser_oracle import contracted, is_acyclic
-from lowerdeck_zoo.seeds import NIGHTLY, seeds
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser import CapabilityBasedPartitioner
+from lowerdeck_zoo.seeds import NIGHTLY, seeds
 
 aten = torch.ops.aten
 

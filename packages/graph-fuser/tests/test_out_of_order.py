@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lowerdeck_zoo.seeds import NIGHTLY, seeds
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser import (
@@ -25,6 +24,7 @@ from lowerdeck.graph_fuser import (
     validate_partition,
 )
 from lowerdeck.graph_fuser._torch_private import lazy_graph_module
+from lowerdeck_zoo.seeds import NIGHTLY, seeds
 
 aten = torch.ops.aten
 X = torch.linspace(0.1, 0.6, 4)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from fuser_graphs import random_graph
 from fuser_oracle import border, contracted, is_acyclic, reaches
-from lowerdeck_zoo.seeds import seeds
 from partition_graphs import tied_graph
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
@@ -29,6 +28,7 @@ from lowerdeck.graph_fuser import (
 )
 from lowerdeck.graph_fuser.order.hazards import order_hazards
 from lowerdeck.torch_base import is_getitem
+from lowerdeck_zoo.seeds import seeds
 
 aten = torch.ops.aten
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from lowerdeck_zoo.seeds import seeds
 from raw_models import raw_graph, run_raw
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from lowerdeck.graph_fuser import fuse_partitions, propose_partitions, validate_partition
 from lowerdeck.torch_base import is_getitem
+from lowerdeck_zoo.seeds import seeds
 
 
 def check(gm: GraphModule, supported: set[str], rng: random.Random) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import pytest
 import torch
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
-from lowerdeck_zoo.seeds import seeds
 from partition_graphs import node_lists, results, tied_graph
 from torch.fx import Graph, GraphModule
 
@@ -18,6 +17,7 @@ from lowerdeck.graph_fuser.order.hazards import order_hazards
 from lowerdeck.graph_fuser.outliner.anchors import anchored, stride
 from lowerdeck.graph_fuser.outliner.boundary import find_boundary
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree, region_tree
+from lowerdeck_zoo.seeds import seeds
 
 SHARDS = int(os.environ.get("LOWERDECK_FUSER_SHARDS", "1"))
 """How many times 400 small and 40 large graphs to look at; 50 is a long run."""

@@ -8,7 +8,6 @@ import random
 import pytest
 import torch
 from fuser_graphs import example_inputs, random_graph
-from lowerdeck_zoo.seeds import seeds
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes import tools_common
 from torch.fx.passes.utils import fuser_utils
@@ -29,6 +28,7 @@ from lowerdeck.graph_fuser import (
     topo_sort,
     validate_partition,
 )
+from lowerdeck_zoo.seeds import seeds
 
 
 def twins(seed: int, size: int = 25) -> tuple[GraphModule, GraphModule]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from lowerdeck_zoo.seeds import seeds
 from random_alone import FORMS, check_seed  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from unflatten_comparison import assert_equal  # type: ignore[import-not-found]
@@ -17,6 +16,7 @@ from lowerdeck.unflatten import (
     export_preserving,
     unflatten,
 )
+from lowerdeck_zoo.seeds import seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning")
 

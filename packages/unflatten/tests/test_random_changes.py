@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from lowerdeck_zoo.seeds import seeds
 from random_changes import FORMS, check_seed  # type: ignore[import-not-found]
+
+from lowerdeck_zoo.seeds import seeds
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from lowerdeck_zoo.seeds import seeds
 from random_comparison import (  # type: ignore[import-not-found]
     compare_calls,
     compare_gradients,
@@ -24,6 +23,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.unflatten import UnflattenedModule, UnflattenError, unflatten
+from lowerdeck_zoo.seeds import seeds
 
 pytestmark = [
     # torch.cond looks at gradients of what is no leaf.
