@@ -96,6 +96,13 @@ def _borrow_torch(session: nox.Session) -> None:
         shutil.copy(ENVIRONMENTS / "torch-purelib.txt", place / "borrowed_torch.pth")
 
 
+def _install_packages(session: nox.Session, *requirements: str) -> None:
+    """Install all packages and the zoo editable, and what else a session needs."""
+    session.install("hatchling", "editables", *requirements, *DEV)
+    # An isolated build environment for each of them takes longer than some suites.
+    session.install("--no-build-isolation", *EDITABLE, *DEV)
+
+
 def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
     """Split what stands after ``--`` into package names (all, if none) and other arguments."""
     chosen = [arg for arg in session.posargs if arg in PACKAGES]
@@ -163,7 +170,7 @@ def demo(session: nox.Session) -> None:
     files of it beside ours, which wants all that executorch depends on.
     """
     _borrow_torch(session)
-    session.install(*EDITABLE, *DEV)
+    _install_packages(session)
     OUT.mkdir(exist_ok=True)
     factories = {"resnet18": "examples.resnet18:example", "conv_relu_tan": CONV_RELU_TAN}
     _do_main_job(session, factories, OUT)
@@ -185,8 +192,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def layers(session: nox.Session) -> None:
     """Fail when an import goes up the layers, closes a cycle or reaches behind a front door."""
-    session.install("import-linter", "editables", *DEV)
-    session.install("--no-deps", *EDITABLE)
+    session.install("import-linter", "hatchling", "editables", *DEV)
+    session.install("--no-deps", "--no-build-isolation", *EDITABLE)
     session.run("lint-imports")
 
 
@@ -194,7 +201,7 @@ def layers(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Type-check every package and its tests, strictly."""
     _borrow_torch(session)
-    session.install("mypy", "nox", "griffe", "sybil", *TEST_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, "mypy", "nox", "griffe", "sybil", *TEST_TOOLS)
     chosen, _ = _chosen(session)
     for package in chosen:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
@@ -209,7 +216,7 @@ def tests(session: nox.Session) -> None:
     Packages without torch are left out unless they are named: ``alone`` runs all their tests.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "griffe", *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, "griffe")
     chosen, options = _chosen(session)
     if any(arg in PACKAGES for arg in session.posargs):
         folders = [f"packages/{package}/tests" for package in chosen]
@@ -222,7 +229,7 @@ def tests(session: nox.Session) -> None:
 
 def _test_with_own_torch(session: nox.Session) -> None:
     # The torch that the other sessions borrow is built for their Python only.
-    session.install("torch", "numpy", *TEST_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, "torch", "numpy", *TEST_TOOLS)
     chosen, options = _chosen(session)
     failed = []
     for package in chosen:
@@ -251,7 +258,7 @@ def docs(session: nox.Session) -> None:
     """Build the pages with warnings as errors and run every code block in them."""
     _borrow_torch(session)
     session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *DEV)
-    session.install("distributed", *EDITABLE, *DEV)
+    _install_packages(session, "distributed")
     # The tutorial quantises.
     session.install("--no-deps", "torchao", *DEV)
     session.run("mkdocs", "build", "--strict", "--quiet")
@@ -267,7 +274,7 @@ def docs(session: nox.Session) -> None:
 def docs_other_tools(session: nox.Session) -> None:
     """Run the pages on other people's tools, which take 200 MB."""
     _borrow_torch(session)
-    session.install("sybil", "pytest", "onnx", "onnxscript", "openvino", *EDITABLE, *DEV)
+    _install_packages(session, "sybil", "pytest", "onnx", "onnxscript", "openvino")
     session.run(
         *("pytest", "-p", "tools.run_code_blocks", OTHER_TOOLS), env={"PYTHONPATH": str(ROOT)}
     )
@@ -368,7 +375,7 @@ def interop(session: nox.Session) -> None:
     in the test of the page on moving from it, exir, whose devtools need pandas.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, *INTEROP_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, *INTEROP_TOOLS)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     # What is named after ``--`` is looked at in one process, where a debugger works.
@@ -383,7 +390,7 @@ def soak(session: nox.Session) -> None:
     What came of each seed is kept in ``out/soak.jsonl``; a seed that is there is not run again.
     """
     _borrow_torch(session)
-    session.install(*EDITABLE, *DEV)
+    _install_packages(session)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.run("python", "tests/soak/run.py", *(session.posargs or ("0", "1000")))
 
@@ -396,7 +403,7 @@ def mutants(session: nox.Session) -> None:
     ``out/mutants``; a shard goes on where it stopped.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     state = ("--state", str(OUT / "mutants"))
     session.run("python", "tests/interop/mutants.py", *state, *session.posargs)
@@ -410,7 +417,7 @@ def code_mutants(session: nox.Session) -> None:
     measured first, a test file at a time. All is kept in ``out/code-mutants``.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "cosmic-ray", "coverage", *INTEROP_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, "cosmic-ray", "coverage", *INTEROP_TOOLS)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     session.run("python", "-m", "tools.code_mutants.run", *session.posargs)
@@ -420,7 +427,7 @@ def code_mutants(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the whole of every suite: all seeds, files of gigabytes, all programs of the zoo."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, *INTEROP_TOOLS, "transformers", *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, *INTEROP_TOOLS, "transformers")
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     chosen, options = _chosen(session)
@@ -437,7 +444,7 @@ def nightly(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Emit every operator sample of torch's own test data and run it in the official runtime."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "expecttest", *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, "expecttest")
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.run(
         *("pytest", "-m", "heavy or not heavy", "tests/conformance", "tests/retraced"),
@@ -453,7 +460,7 @@ def retraced(session: nox.Session) -> None:
     part. torchvision's compiled part may be for another build of torch: nothing calls it.
     """
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "expecttest", "transformers", *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, "expecttest", "transformers")
     session.install("--no-deps", "torchvision", "timm", "pillow")
     session.run("python", "tests/retraced/run.py", *(session.posargs or ("zoo", "models", "raw")))
 
@@ -466,7 +473,7 @@ def changes(session: nox.Session) -> None:
     ``out/changes.jsonl``; a seed that is there is not run again.
     """
     _borrow_torch(session)
-    session.install(*EDITABLE, *DEV)
+    _install_packages(session)
     session.run("python", "tests/changes/run.py", *session.posargs)
 
 
@@ -478,7 +485,7 @@ def families(session: nox.Session) -> None:
     page about them.
     """
     _borrow_torch(session)
-    session.install(*EDITABLE, *DEV)
+    _install_packages(session)
     session.run(
         *("python", "tests/families/run.py", *session.posargs), env={"HF_HUB_OFFLINE": "1"}
     )
@@ -488,7 +495,7 @@ def families(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate")
-    session.install(*TEST_TOOLS, *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS)
     session.run("pytest", "-m", "heavy or not heavy", "tests/peers", *session.posargs)
 
 
@@ -530,7 +537,7 @@ def torch_matrix(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Open our HTML reports in headless Chromium (skips with the reason where there is none)."""
     _borrow_torch(session)
-    session.install(*TEST_TOOLS, "selenium", *EDITABLE, *DEV)
+    _install_packages(session, *TEST_TOOLS, "selenium")
     session.run("pytest", "tests/browser", *session.posargs)
 
 
@@ -538,7 +545,7 @@ def browser(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
-    session.install("matplotlib", *EDITABLE, *DEV)
+    _install_packages(session, "matplotlib")
     session.install("--no-deps", "torchao", "torchvision", "timm", "pillow", *DEV)
     session.run("python", "benchmarks/run.py", *session.posargs)
 
@@ -546,6 +553,6 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False)
 def arm(session: nox.Session) -> None:
     """Run XNNPACK's files of every mode on ARM: ``ARM_PYTHON`` is a Python there, or emulated."""
-    session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", *EDITABLE, *DEV)
+    _install_packages(session, "torch", "numpy", OFFICIAL_RUNTIME, "transformers")
     session.install("--no-deps", "torchao", *DEV)
     session.run("python", "-m", "tests.arm.run", *session.posargs)
