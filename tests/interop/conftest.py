@@ -1,6 +1,7 @@
 """Let the tests of this folder import others of ``tests`` wherever pytest is started."""
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -15,8 +16,45 @@ from lowerdeck.xnnpack import XnnpackBackend
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lowerdeck_zoo import official
+from lowerdeck_zoo.seeds import NIGHTLY
 
 MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
+# Tables of cases of which CI runs every n-th, beginning at one that depends on the date; the
+# nightly session runs all.
+EVERY = {
+    "test_emitter_devices.py": 5,
+    "test_emitter_empty_dimensions.py": 5,
+    "test_emitter_integers.py": 8,
+    "test_emitter_norms.py": 3,
+    "test_emitter_sums.py": 5,
+    "test_lifetimes_agree.py": 5,
+    "test_openvino_official.py": 5,
+    "test_runner_comparison.py": 3,
+    "test_serializer_corpus.py": 3,
+    "test_serializer_kernels.py": 5,
+    "test_whole_program_traces.py": 5,
+    "test_xnnpack_constant_operands.py": 5,
+    "test_xnnpack_empty_sizes.py": 5,
+    "test_xnnpack_norms.py": 5,
+    "test_xnnpack_official.py": 5,
+    "test_xnnpack_quantized.py": 5,
+    "test_xnnpack_torchao.py": 3,
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases that are not today's."""
+    if NIGHTLY:
+        return
+    today, seen = int(time.time() // 86_400), Counter[str]()
+    chosen, left = [], []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        every = EVERY.get(item.path.name, 1) if "[" in item.nodeid else 1
+        (chosen if (seen[function] + today) % every == 0 else left).append(item)
+        seen[function] += 1
+    config.hook.pytest_deselected(items=left)
+    items[:] = chosen
 
 
 def pytest_report_header() -> str:
