@@ -30,7 +30,7 @@ class Regions:
 
     def __init__(self) -> None:
         self.root: torch.nn.Module = torch.nn.Module()
-        self._nodes: dict[str, Node] = {}
+        self._names: dict[torch.nn.Module, str] = {}
 
     def attribute(self, gm: GraphModule, node: Node) -> Any:
         """Return what a get_attr node is: a module.
@@ -93,9 +93,15 @@ class Regions:
             if not isinstance(held, torch.nn.Module):
                 found.append(held)
                 continue
-            name = str(source.target)  # type: ignore[union-attr]
-            if not hasattr(self.root, name):
+            name = self._names.get(held, "")
+            if not name:
+                name = own = str(source.target)  # type: ignore[union-attr]
+                number = 1
+                # An inlined region may hold another module by a name of the graph around it.
+                while hasattr(self.root, name):
+                    name, number = f"{own}_{number}", number + 1
                 self.root.add_module(name, made(held))
+                self._names[held] = name
             reference = walk.writer.graph.create_node("get_attr", name, name=name)
             reference.meta = walk.heritage(node).meta()
             found.append(reference)
