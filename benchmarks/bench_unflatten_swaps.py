@@ -19,8 +19,8 @@ from benchmarks import xnnpack_models
 from benchmarks.harness import Row
 from lowerdeck.torch_base import varies
 from lowerdeck.unflatten import UnflattenError, export_preserving
+from lowerdeck_zoo.models.transformers_small import CONFIGURED, First
 from tests.peers.module_swaps import plain_sweep, sweep
-from tests.peers.transformer_models import CONFIGURED, First
 
 PACKAGE = "unflatten"
 VISION = (

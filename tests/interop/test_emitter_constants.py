@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.emitter import EmitConfig, UnsupportedError, emit
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import assert_close, exported, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -45,12 +44,6 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "negated": lambda b: torch.complex(b, b).conj().imag,
     "parameter": lambda b: nn.Parameter(b.t().contiguous().t()),
 }
-
-
-def exported(model: nn.Module, *args: torch.Tensor) -> torch.export.ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.export(model.eval(), args)
 
 
 def check(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> None:

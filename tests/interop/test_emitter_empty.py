@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.export import Dim
-from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import EmitConfig, emit
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import Of, assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -23,15 +18,6 @@ pytestmark = [
 ]
 
 LAST = torch.channels_last
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def shapes() -> list[tuple[int, ...]]:
@@ -76,30 +62,3 @@ def test_every_shape_of_nothing(plan_outputs: bool, tmp_path: Path) -> None:
     for outcome, wanted in zip(official.run_many(cases), expected, strict=True):
         assert isinstance(outcome, official.Ran), outcome
         assert_close(outcome.outputs[0], wanted)
-
-
-VARYING: dict[str, Callable[[torch.Tensor], Any]] = {
-    "product": lambda x: x @ torch.ones(5, 4).mT,
-    "turned": lambda x: x.mT.contiguous(),
-    "view": lambda x: (x * 2).view(-1, 2),
-    "joined": lambda x: torch.cat([x, x]),
-    "sum": lambda x: x.sum(0),
-    "found": lambda x: x.nonzero(),
-    "selected": lambda x: x[x > 0],
-}
-
-
-@pytest.mark.parametrize("name", VARYING)
-def test_a_size_that_becomes_0(name: str, tmp_path: Path) -> None:
-    function, rows = VARYING[name], Dim("rows", min=0, max=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.export.export(
-            Of(function), (torch.randn(3, 4),), dynamic_shapes=(({0: rows},),)
-        )
-    emit(exported).save(tmp_path / "model.pte")
-    given = [torch.randn(0, 4), torch.randn(3, 4), torch.zeros(0, 4), torch.zeros(8, 4)]
-    outcome = official.run(tmp_path / "model.pte", [official.Call((x,)) for x in given])
-    assert isinstance(outcome, official.Ran), outcome
-    for x, got in zip(given, outcome.outputs, strict=True):
-        assert_close(got, pytree.tree_leaves(function(x)))

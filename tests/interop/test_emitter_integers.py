@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import Of, assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -25,15 +25,6 @@ DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BIG = 2**53 + 1
 Function = Callable[[Tensor], Any]
 Pair = Callable[[Tensor, Tensor], Tensor]
-
-
-class Of(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, values: Tensor) -> Any:
-        return self.function(values)
 
 
 def edges(dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -50,15 +50,6 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
         x.to(memory_format=torch.channels_last) + 1, 2
     ),
 }
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, values: Tensor) -> Any:
-        return self.function(values)
 
 
 def images(mean: float, rows: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit, fast_and_large
 from lowerdeck.serializer import NamedDataStore, deserialize_pte
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import assert_close, exported, official, program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -26,76 +22,14 @@ pytestmark = [
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
 
-def exported(module: nn.Module, *args: Any, **options: Any) -> torch.export.ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return export(module.eval(), args, **options)
-
-
 def outputs(emitted: EmittedProgram, calls: list[official.Call], **options: Any) -> list[Any]:
     outcome = official.run(emitted.to_bytes(), calls, **options)
     assert isinstance(outcome, official.Ran), outcome
     return outcome.outputs
 
 
-class Cache(nn.Module):
-    """Keeps the last rows that it was given; two methods read and write one buffer."""
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.register_buffer("rows", torch.full((4, 3), start))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-
-class Push(nn.Module):
-    def __init__(self, cache: Cache) -> None:
-        super().__init__()
-        self.cache = cache
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.cache.rows.copy_(torch.cat([self.cache.rows[1:], x]))
-        self.cache.count.add_(1)
-        return self.cache.rows.sum(0)
-
-
-class Peek(nn.Module):
-    def __init__(self, cache: Cache) -> None:
-        super().__init__()
-        self.cache = cache
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Large temporaries, which must not lie where the state does.
-        wide = (x @ x.t()).exp().sum() * 0
-        self.cache.count.add_(1)
-        return self.cache.rows.sum(0) + wide + self.cache.count
-
-
-@pytest.mark.parametrize("start", [0.0, 2.5])
-def test_methods_share_state_where_they_share_arenas(start: float) -> None:
-    cache = Cache(start)
-    push, peek = Push(cache), Peek(cache)
-    emitted = emit(
-        {"push": exported(push, torch.ones(1, 3)), "peek": exported(peek, torch.ones(8, 3))}
-    )
-    calls = [("peek", torch.randn(8, 3))]  # both methods are loaded before state changes
-    calls += [("push", torch.randn(1, 3)), ("peek", torch.randn(8, 3))] * 2
-    if start:
-        # Loading a method sets its initial values, so push is loaded first by a call, too.
-        calls = [("push", torch.randn(1, 3)), *calls[:0], ("push", torch.randn(1, 3))]
-    found = outputs(emitted, [official.Call((x,), name) for name, x in calls], shared_arenas=True)
-    for (name, x), (got,) in zip(calls, found, strict=True):
-        expected = {"push": push, "peek": peek}[name](x)
-        torch.testing.assert_close(got, expected)
-
-
 def test_state_lies_in_a_memory_of_its_own_at_one_offset_in_all_methods() -> None:
-    cache = Cache(0.0)
-    emitted = emit(
-        {
-            "push": exported(Push(cache), torch.ones(1, 3)),
-            "peek": exported(Peek(cache), torch.ones(8, 3)),
-        }
-    )
+    emitted = emit(program("push_peek_from_zero").exports())
     offsets = [
         {(b.name, b.memory_id, b.offset) for b in plan.blocks if b.role == "state"}
         for plan in emitted.memory_plans.values()
@@ -217,43 +151,3 @@ def test_delegates_of_the_official_runtime_run(segments: bool) -> None:
     torch.testing.assert_close(
         outcome.outputs[0][0], call["outputs"][0] + 1, atol=call["atol"], rtol=call["rtol"]
     )
-
-
-def test_a_mutated_input_is_given_back_and_read_anew() -> None:
-    class Add(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            old = x * 2
-            x.add_(1)
-            return old + x
-
-    x = torch.randn(3)
-    ((got,),) = outputs(emit(exported(Add(), x.clone())), [official.Call((x.clone(),))])
-    torch.testing.assert_close(got, Add()(copy.deepcopy(x)))
-
-
-class Quantized(nn.Module):
-    """Byte weights with a scale a row, activations quantised and back, as pt2e leaves them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.randint(-128, 127, (4, 3), dtype=torch.int8))
-        self.register_buffer("scales", torch.rand(4) + 0.01)
-        self.register_buffer("zeros", torch.zeros(4, dtype=torch.int64))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ops = torch.ops.quantized_decomposed
-        coded = ops.quantize_per_tensor(x, 0.1, 3, -128, 127, torch.int8)
-        read = ops.dequantize_per_tensor(coded, 0.1, 3, -128, 127, torch.int8)
-        weight = ops.dequantize_per_channel(
-            self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8
-        )
-        return nn.functional.linear(read, weight), coded
-
-
-def test_quantised_operators_without_a_kernel_become_arithmetic() -> None:
-    importlib.import_module("torch.ao.quantization.fx._decomposed")
-    module, x = Quantized(), torch.randn(2, 3) * 3
-    ((result, coded),) = outputs(emit(exported(module, x)), [official.Call((x,))])
-    wanted, wanted_code = module(x)
-    torch.testing.assert_close(result, wanted)
-    assert torch.equal(coded, wanted_code)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError, emit
 from lowerdeck.serializer import KernelCall, Tensor
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import Of, assert_close, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -22,15 +22,6 @@ pytestmark = [
 ]
 
 F32, F64, I64, I32 = torch.float32, torch.float64, torch.int64, torch.int32
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def emitted_of(function: Any, args: tuple[Any, ...], **options: Any) -> Any:
@@ -141,23 +132,6 @@ QUIRKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_a_quirk_is_cured(name: str) -> None:
     function, args = QUIRKS[name]
     check(function, *args)
-
-
-VOLUMES: dict[str, nn.Module] = {
-    "convolution": nn.Conv3d(4, 6, (3, 2, 3), (1, 2, 1), (1, 0, 1), (2, 1, 1), groups=2),
-    "transposed": nn.ConvTranspose3d(4, 6, 3, (2, 1, 2), 1, (1, 0, 1), groups=2),
-    "largest": nn.MaxPool3d((2, 3, 1), (2, 1, 1), (1, 1, 0)),
-    "average": nn.AvgPool3d(3, 2, 1, ceil_mode=True, count_include_pad=False),
-    "adaptive": nn.AdaptiveAvgPool3d((2, 3, 1)),
-    "norm": nn.BatchNorm3d(4),
-    "group norm": nn.GroupNorm(2, 4),
-    "upsample": nn.Upsample(scale_factor=2, mode="trilinear"),
-}
-
-
-@pytest.mark.parametrize("name", VOLUMES)
-def test_a_volume_gives_eagers_values(name: str) -> None:
-    check(VOLUMES[name].eval(), torch.randn(2, 4, 5, 6, 4))
 
 
 def test_attention_guards_only_rows_that_a_mask_may_hide() -> None:
@@ -277,33 +251,6 @@ def test_a_buffer_is_written_without_an_extra_copy(name: str) -> None:
     assert isinstance(outcome, official.Ran), outcome
     for call, outputs in zip(calls, outcome.outputs, strict=True):
         assert_close(outputs, [eager(*call)])
-
-
-LAYOUTS = {
-    "relu": torch.relu,
-    "pool": lambda x: torch.nn.functional.max_pool2d(x, 2),
-    "average": lambda x: torch.nn.functional.avg_pool2d(x, 2),
-    "cat": lambda x: torch.cat([x, x * 2], 1),
-    "upsample": lambda x: torch.nn.functional.interpolate(x, scale_factor=2),
-    "bilinear": lambda x: torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear"),
-    "add": lambda x: x + x.sigmoid(),
-    "scale": lambda x: x * torch.arange(4.0).view(1, 4, 1, 1),
-    "mean": lambda x: x.mean((2, 3)),
-    "softmax": lambda x: x.softmax(1),
-    "where": lambda x: torch.where(x > 0, x, -x),
-    "pad": lambda x: torch.nn.functional.pad(x, (1, 1)),
-    "vector beside": lambda x: x + torch.arange(6.0),
-    "permute": lambda x: x.permute(0, 2, 3, 1).contiguous(),
-    "flatten": lambda x: x.flatten(1),
-    "slice": lambda x: x[:, 1:3],
-    "back": lambda x: x.contiguous() * 2,
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_channels_last_image_gives_eagers_values(name: str) -> None:
-    image = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
-    check(LAYOUTS[name], image)
 
 
 @pytest.mark.parametrize("config", [EmitConfig(plan_inputs=False), EmitConfig(plan_outputs=False)])

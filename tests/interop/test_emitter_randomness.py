@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from lowerdeck.emitter import MissingKernelError, UnsupportedError, emit
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -62,15 +62,6 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         "dropout 0.5 is random",
     ),
 }
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x)
 
 
 def emitted(function: Callable[[torch.Tensor], Any]) -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -110,15 +110,6 @@ REALS: dict[str, Function] = {
 }
 # torch computes these with float32 and float64 only.
 WIDE = {"matrix of distances": lambda x: (torch.cdist(x, x.flip(0)), F.pdist(x[0]))}
-
-
-class Of(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
 
 
 def numbers(dtype: torch.dtype) -> Tensor:

@@ -14,28 +14,9 @@ from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.unflatten import export_preserving
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
+from lowerdeck_zoo.models.modes import Layers
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
-
-class Layers(nn.Module):
-    """Modes in modes: off, on, off again inside, and no gradients."""
-
-    def __init__(self, *, on: bool) -> None:
-        super().__init__()
-        self.on = on
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            y = self.first(x).relu()
-            with torch.no_grad():
-                z = self.second(y) + x
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.on):
-            z = self.second(z)
-            with torch.autocast("cpu", enabled=False):
-                y = self.first(y) + z.float()
-        return self.second(y)
 
 
 def _found(model: nn.Module, program: Any, inputs: tuple[Tensor, ...]) -> tuple[int, Tensor]:

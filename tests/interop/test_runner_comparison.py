@@ -13,19 +13,9 @@ from torch import nn
 
 from lowerdeck.emitter import emit
 from lowerdeck.runner import compare, load
+from lowerdeck_zoo import Of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Of(nn.Module):
-    """A module that is one function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 R = torch.randn

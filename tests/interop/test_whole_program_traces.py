@@ -37,7 +37,7 @@ from lowerdeck_zoo import Program, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHOSEN = programs(without="large")
+CHOSEN = programs(without="large memory layers names")
 # The inductor demo is not among them: to compile with torch's compiler is to trace with it.
 PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,

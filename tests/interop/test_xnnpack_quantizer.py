@@ -15,8 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from lowerdeck_zoo import official
-from tests.interop.annotated_models import MODELS, annotated_model
+from lowerdeck_zoo import official, program, programs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_models import ANNOTATOR, QUANTIZE
@@ -45,6 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
 ]
 with_peer = pytest.mark.skipif(PEER is None, reason="needs ExecuTorch's annotator")
+NAMES = [one.name for one in programs("layers")]
 MODES: dict[str, dict[str, bool]] = {
     "per tensor": {"per_channel": False},
     "per channel": {"per_channel": True},
@@ -90,9 +90,9 @@ def annotations(graph_module: GraphModule) -> dict[str, Any]:
 
 def exported(name: str, qat: bool) -> GraphModule:
     """Return what quantisers are given: norms folded as ``prepare_pt2e`` does it."""
-    model, inputs = annotated_model(name)
-    program = torch.export.export(model.train(qat), inputs)
-    graph_module: GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
+    made = program(name)
+    exported_program = torch.export.export(made.module().train(qat), made.calls()[0].args)
+    graph_module: GraphModule = exported_program.module(check_guards=False)  # type: ignore[assignment]
     if not qat:
         STEPS._fuse_conv_bn_(graph_module)
     return graph_module
@@ -118,7 +118,7 @@ def both(graph_module: GraphModule, mode: str) -> tuple[dict[str, Any], dict[str
 
 
 @with_peer
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_annotations_are_those_of_executorch(name: str) -> None:
     graph_module = exported(name, qat=False)
     for mode in ("per tensor", "per channel"):
@@ -127,7 +127,7 @@ def test_annotations_are_those_of_executorch(name: str) -> None:
 
 
 @with_peer
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_of_a_dynamic_program_we_quantise_lines_and_what_is_before_a_relu_as_well(
     name: str,
 ) -> None:
@@ -139,12 +139,12 @@ def test_of_a_dynamic_program_we_quantise_lines_and_what_is_before_a_relu_as_wel
         (user,) = nodes[more].users
         assert "conv" in more
         assert "relu" in user.name or nodes[more].meta["val"].dim() == 3
-    if name in ("cnn", "unet", "fire"):
+    if name in ("small_cnn", "small_unet", "fire"):
         assert len(ours) > len(peers)
 
 
 @with_peer
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_annotations_for_training_are_those_of_executorch(name: str) -> None:
     graph_module = exported(name, qat=True)
     for mode in ("training", "training per channel"):
@@ -154,7 +154,7 @@ def test_annotations_for_training_are_those_of_executorch(name: str) -> None:
 
 def quantised(name: str, **options: bool) -> tuple[ExportedProgram, tuple[torch.Tensor, ...]]:
     """Return a program that PT2E quantised, annotated by us."""
-    model, inputs = annotated_model(name)
+    model, inputs = program(name).module(), program(name).calls()[0].args
     graph_module = torch.export.export(model.train(options.get("qat", False)), inputs).module()
     prepare = STEPS.prepare_qat_pt2e if options.get("qat") else STEPS.prepare_pt2e
     prepared = prepare(graph_module, OURS.XnnpackQuantizer(**options))
@@ -169,17 +169,17 @@ def quantised(name: str, **options: bool) -> tuple[ExportedProgram, tuple[torch.
 
 @pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("mode", ["per channel", "dynamic", "training"])
-@pytest.mark.parametrize("name", ["cnn", "unet", "fire", "scalars", "mixer"])
+@pytest.mark.parametrize("name", ["small_cnn", "small_unet", "fire", "scaled_linear", "mixer"])
 def test_what_we_annotate_is_one_delegate_and_right(name: str, mode: str, tmp_path: Path) -> None:
-    program, inputs = quantised(name, **MODES[mode])
-    lowered = to_backend(program, XnnpackPartitioner())
+    converted, inputs = quantised(name, **MODES[mode])
+    lowered = to_backend(converted, XnnpackPartitioner())
     calls = [str(node.target) for node in lowered.graph.nodes if node.op == "call_function"]
     assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
     path = tmp_path / "model.pte"
     path.write_bytes(emit(lowered).to_bytes())
     outcome = official.run(path, [official.Call(inputs)])
     assert isinstance(outcome, official.Ran), outcome
-    found, wanted = outcome.outputs[0][0], program.module()(*inputs)
+    found, wanted = outcome.outputs[0][0], converted.module()(*inputs)
     # Ties may be rounded another way, once in each layer; dynamic: the runtime is finer, by rows.
     largest = float(wanted.abs().max())
     assert float((found - wanted).abs().max()) <= 0.03 * largest

@@ -21,13 +21,13 @@ from lowerdeck.lowered_module import (
 from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Program, assert_close, official, programs
+from lowerdeck_zoo import Program, official, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BACKENDS = {"XNNPACK": XnnpackPartitioner, "OpenVINO": OpenvinoPartitioner}
 PARAMETERS = [
     *programs(without="large"),
-    *(pytest.param(program, marks=pytest.mark.heavy) for program in programs("large")),
+    *(pytest.param(program, marks=pytest.mark.heavy) for program in programs("transformers")),
 ]
 
 
@@ -46,7 +46,7 @@ def _check(
         for number, result in enumerate(program.results()):
             found = outcome.outputs[number], outcome.inputs[number]
             try:
-                assert_close(found, tuple(result), atol=program.atol, rtol=program.rtol)
+                program.compare(found, tuple(result))
             except AssertionError as error:
                 raise AssertionError(f"{where}, {type(source).__name__}, call {number}") from error
 
@@ -78,6 +78,6 @@ def test_runner_equals_eager_and_the_memory_plan_holds(program: Program) -> None
     for number, (call, result) in enumerate(zip(program.calls(), program.results(), strict=True)):
         found = loaded.run(call.method, *call.args), call.flat
         try:
-            assert_close(found, tuple(result), atol=program.atol, rtol=program.rtol)
+            program.compare(found, tuple(result))
         except AssertionError as error:
             raise AssertionError(f"call {number}") from error

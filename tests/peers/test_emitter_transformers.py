@@ -1,4 +1,4 @@
-"""Hugging Face models from config: emitted, run in the official runtime and the runner."""
+"""Decoders of transformers with a static cache, in the official runtime and the runner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
-from tests.peers.transformer_models import CONFIGURED, GROUPED, WIDE, Configured
+from lowerdeck_zoo.models.transformers_small import GROUPED, WIDE
 
 transformers = pytest.importorskip("transformers")
 
@@ -21,27 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not official.available(), reason=official.REASON),
 ]
-
-CHOSEN = [
-    pytest.param(item, id=item.model, marks=pytest.mark.heavy if item.heavy else ())
-    for item in CONFIGURED
-]
-
-
-@pytest.mark.parametrize("item", CHOSEN)
-def test_model_from_config_equals_eager(item: Configured) -> None:
-    torch.manual_seed(0)
-    module, calls = item.build(transformers), item.calls()
-    with torch.no_grad():
-        data = emit(torch.export.export(module, calls[0])).to_bytes()
-        expected = [module(*call) for call in calls]
-    outcome = official.run(data, [official.Call(call) for call in calls])
-    assert isinstance(outcome, official.Ran), outcome
-    program = load(data, memory="poison")
-    for call, outputs, wanted in zip(calls, outcome.outputs, expected, strict=True):
-        torch.testing.assert_close(outputs[0], wanted, atol=1e-4, rtol=1e-3)
-        torch.testing.assert_close(program.run("forward", *call), wanted, atol=1e-4, rtol=1e-3)
-
 
 # What users of ExecuTorch export: a decoder whose cache is state, for any number of tokens a call.
 CACHED: dict[str, tuple[str, dict[str, Any]]] = {

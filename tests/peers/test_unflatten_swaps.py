@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lowerdeck.unflatten import UnflattenError, unflatten
+from lowerdeck_zoo.models.transformers_small import CONFIGURED, Configured
 from tests.peers.module_swaps import all_calls, is_same, sweep
-from tests.peers.transformer_models import CONFIGURED, Configured
 
 transformers = pytest.importorskip("transformers")
 

@@ -91,7 +91,10 @@ TRAITS: dict[str, Callable[[ExportedProgram], bool]] = {
     "dynamic": lambda one: any(map(_is_symbolic, _values(one))),
     "half": lambda one: any(value.dtype in HALF for value in _values(one)),
     "in-place": lambda one: any(
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        # Export detaches what ``torch.tensor`` makes in place.
+        and node.target is not torch.ops.aten.detach_.default
         for node in _nodes(one)
     ),
     "quantised": _is_quantised,

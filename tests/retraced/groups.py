@@ -10,7 +10,6 @@ import torch
 
 from lowerdeck_zoo import program, programs
 from tests.retraced.judge import Finding, judge
-from tests.retraced.models import NAMED, build
 from tests.soak.raw_programs import RawProgram, raw_program
 
 SEEDS = 2000
@@ -25,9 +24,9 @@ def groups(kind: str) -> list[str]:
     if kind in ("raw", "writes"):
         return [f"{kind}/{seed}" for seed in range(SEEDS)]
     if kind == "zoo":
-        return [f"zoo/{one.name}" for one in programs(without="several-methods")]
+        return [f"zoo/{one.name}" for one in programs(without="several-methods large")]
     if kind == "models":
-        return list(NAMED)
+        return [f"models/{one.name}" for one in programs("large")]
     return [f"operators/{name}" for name in _operators()]
 
 
@@ -40,19 +39,11 @@ def findings(group: str) -> Iterator[Finding]:
     kind, _, name = group.partition("/")
     if kind in ("raw", "writes"):
         yield from _raw(group, raw_program(int(name), more=kind == "writes"))
-    elif kind == "zoo":
+    elif kind in ("zoo", "models"):
         one = program(name)
         yield judge(group, name, one.export_anew, lambda: (one.module(), one.calls()[0].args))
-    elif kind == "operators":
-        yield from _samples(group, *_operators()[name])
     else:
-        yield judge(group, name, partial(_export, group))
-
-
-def _export(name: str) -> torch.export.ExportedProgram:
-    module, args = build(name)
-    with torch.no_grad():
-        return torch.export.export(module, args)
+        yield from _samples(group, *_operators()[name])
 
 
 def _raw(group: str, made: RawProgram) -> Iterator[Finding]:

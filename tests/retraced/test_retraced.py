@@ -30,7 +30,7 @@ def _warm() -> None:
     warm_up()
 
 
-@pytest.mark.parametrize("program", programs(without="several-methods"), ids=str)
+@pytest.mark.parametrize("program", programs(without="several-methods large"), ids=str)
 def test_models_of_the_zoo_come_out_as_torch_gives_them(program: Program) -> None:
     (found,) = run_group(f"zoo/{program.name}")
     assert found.outcome == "same", found

@@ -6,126 +6,14 @@ import importlib
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.export import ExportedProgram
+
+from lowerdeck_zoo.models.layers import Decoder, Mlp, SmallCnn, SmallMobileNet
 
 QUANTIZE = "torchao.quantization.pt2e.quantize_pt2e"
 ANNOTATOR = "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
 Tensor = torch.Tensor
-
-
-class SmallCnn(nn.Module):
-    """Convolutions, one depthwise, with batch norms, an addition, a join, pools and a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        self.point = nn.Conv2d(16, 16, 1)
-        self.last = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores."""
-        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2, 2)
-        y = x + self.point(F.relu(self.deep(x)))
-        y = torch.cat([x, y], 1)
-        result: Tensor = self.last(F.adaptive_avg_pool2d(y, 1).flatten(1))
-        return result
-
-
-class Mlp(nn.Module):
-    """Three layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(64, 128), nn.Linear(128, 96), nn.Linear(96, 10)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores."""
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        result: Tensor = self.layers[-1](x)
-        return result
-
-
-class Block(nn.Module):
-    """One block of a decoder: causal attention and a gated layer, both after a norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
-        self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the tokens, mixed."""
-        y = self.before(x)
-        batch, length, width = y.shape
-        query, key, value = (
-            layer(y).view(batch, length, self.heads, -1).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        y = self.between(x)
-        result: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
-        return result
-
-
-class Decoder(nn.Module):
-    """Two blocks over tokens that are embedded already."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(Block(64, 4), Block(64, 4))
-        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 32, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores of the next tokens."""
-        result: Tensor = self.head(self.norm(self.blocks(x)))
-        return result
-
-
-class Inverted(nn.Module):
-    """One block of a MobileNet."""
-
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
-        super().__init__()
-        wide = 4 * inside
-        self.added = stride == 1 and inside == outside
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(inside, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            *(nn.BatchNorm2d(wide), nn.ReLU6()),
-            *(nn.Conv2d(wide, outside, 1, bias=False), nn.BatchNorm2d(outside)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features."""
-        y: Tensor = self.layers(x)
-        return x + y if self.added else y
-
-
-class SmallMobileNet(nn.Module):
-    """A stem, three blocks, a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()
-        )
-        self.blocks = nn.Sequential(Inverted(8, 8, 1), Inverted(8, 16, 2), Inverted(16, 16, 1))
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores."""
-        result: Tensor = self.head(self.blocks(self.stem(x)).mean([2, 3]))
-        return result
 
 
 def model_and_inputs(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -54,3 +54,23 @@ def assert_close(found: Any, expected: Any, *, atol: float = 1e-5, rtol: float =
             torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True, msg=text)
         else:
             assert one == other, f"value {number}: {one!r}, expected {other!r}"
+
+
+def assert_close_within_steps(found: Any, expected: Any, *, share: float) -> None:
+    """Raise AssertionError unless few elements are off, and none by more than a step.
+
+    Integers may be off by 1, floats by 0.05 and 2 % of the largest.
+
+    Args:
+        found: A tree of tensors.
+        expected: Likewise.
+        share: The share of elements that may be off by more than 1e-5 and 0.01 %.
+    """
+    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
+    assert [one.dtype for one in found] == [one.dtype for one in expected]
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        error, size = (one.double() - other.double()).abs(), other.double().abs()
+        limit = 0.05 + 0.02 * size.max() if other.is_floating_point() else 1.0
+        assert error.max() <= limit, f"value {number} is off by {error.max():g}"
+        off = (error > 1e-5 + 1e-4 * size).double().mean()
+        assert off <= share, f"{off:.0%} of value {number} are off"

@@ -14,6 +14,8 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from lowerdeck_zoo.checking import assert_close, assert_close_within_steps
+
 Inputs = Callable[[], list[tuple[Any, ...]]]
 
 
@@ -62,6 +64,8 @@ class Program:
         tags: Keys of ``TAGS``, separated by blanks.
         atol: Largest absolute error against eager.
         rtol: Largest relative error.
+        step: With quantised values the share of elements that may be off by one step, which
+            rounding may put on the other side: others must be within ``atol``.
         methods: The methods that are exported; they share the module's state.
     """
 
@@ -72,6 +76,7 @@ class Program:
     tags: str = ""
     atol: float = 1e-4
     rtol: float = 1e-3
+    step: float = 0.0
     methods: tuple[str, ...] = ("forward",)
 
     def __str__(self) -> str:
@@ -104,6 +109,18 @@ class Program:
     def results(self) -> list[Result]:
         """Return what eager computes in each call, in order, from the initial state."""
         return _results(self)
+
+    def compare(self, found: Any, expected: Any) -> None:
+        """Raise AssertionError unless values are within the program's tolerance of eager's.
+
+        Args:
+            found: A tree of values.
+            expected: The same of ``results``.
+        """
+        if self.step:
+            assert_close_within_steps(found, expected, share=self.step)
+        else:
+            assert_close(found, expected, atol=self.atol, rtol=self.rtol)
 
 
 @cache
@@ -177,6 +194,11 @@ class Of(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(self, *args) if self.takes_layers else self.function(*args)
+
+
+def together(*functions: Callable[..., Any]) -> Callable[[], nn.Module]:
+    """Return a maker of a module that returns what each function makes of its inputs."""
+    return lambda: Of(lambda *args: [function(*args) for function in functions])
 
 
 def normal(*sizes: int, repeat: int = 3) -> Inputs:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from lowerdeck_zoo.program import Of, Program, drawn, normal
+from lowerdeck_zoo.program import Of, Program, drawn, normal, together
 
 
 class ChannelsLast(nn.Module):
@@ -69,6 +70,31 @@ def _split(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([parts[2], parts[0]], 1) + torch.stack([parts[1]] * 2, 1).flatten(1)
 
 
+_OF_IMAGES = (
+    torch.relu,
+    lambda x: F.max_pool2d(x, 2),
+    lambda x: F.avg_pool2d(x, 2),
+    lambda x: torch.cat([x, x * 2], 1),
+    lambda x: F.interpolate(x, scale_factor=2),
+    lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    lambda x: x + x.sigmoid(),
+    lambda x: x * torch.arange(4.0).view(1, 4, 1, 1),
+    lambda x: x.mean((2, 3)),
+    lambda x: x.softmax(1),
+    lambda x: torch.where(x > 0, x, -x),
+    lambda x: F.pad(x, (1, 1)),
+    lambda x: x + torch.arange(6.0),
+    lambda x: x.permute(0, 2, 3, 1).contiguous(),
+    lambda x: x.flatten(1),
+    lambda x: x[:, 1:3],
+    lambda x: x.contiguous() * 2,
+)
+
+
+def _image() -> tuple[torch.Tensor]:
+    return (torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last),)
+
+
 PROGRAMS = (
     Program("channels_last_inside", ChannelsLast, normal(1, 3, 8, 8)),
     Program("channels_last_input", ChannelsLast, _channels_last_inputs),
@@ -80,4 +106,5 @@ PROGRAMS = (
         drawn(lambda: (torch.randn(3, 3, 4), torch.tensor([2, 0]))),
     ),
     Program("split_and_join", lambda: Of(_split), normal(2, 6)),
+    Program("operators_of_channels_last", together(*_OF_IMAGES), drawn(_image)),
 )

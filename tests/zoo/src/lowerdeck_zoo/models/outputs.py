@@ -56,6 +56,18 @@ def _nothing_to_do(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _added_to(x: torch.Tensor) -> torch.Tensor:
+    old = x * 2
+    x.add_(1)
+    return old + x
+
+
+def _rows_of_inputs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x[1].copy_(y)
+    y.mul_(2)
+    return x.sum(0)
+
+
 PROGRAMS = (
     Program(
         "nested_inputs",
@@ -71,4 +83,11 @@ PROGRAMS = (
     Program("shared_layer", Shared, normal(2, 4), tags="shared-weights"),
     Program("no_inputs", lambda: Of(_no_inputs), drawn(tuple)),
     Program("nothing_to_do", lambda: Of(_nothing_to_do), normal(2)),
+    Program("input_added_to", lambda: Of(_added_to), normal(3), tags="in-place"),
+    Program(
+        "inputs_written_by_rows",
+        lambda: Of(_rows_of_inputs),
+        drawn(lambda: (torch.randn(3, 4), torch.randn(4))),
+        tags="in-place",
+    ),
 )

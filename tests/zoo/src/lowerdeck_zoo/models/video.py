@@ -105,4 +105,32 @@ PROGRAMS = (
         drawn(lambda: (torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6))),
     ),
     Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8), tags="shared-weights"),
+    Program(
+        "volume_convolution",
+        lambda: nn.Conv3d(4, 6, (3, 2, 3), (1, 2, 1), (1, 0, 1), (2, 1, 1), groups=2),
+        normal(2, 4, 5, 6, 4),
+    ),
+    Program(
+        "volume_transposed",
+        lambda: nn.ConvTranspose3d(4, 6, 3, (2, 1, 2), 1, (1, 0, 1), groups=2),
+        normal(2, 4, 5, 6, 4),
+    ),
+    Program(
+        "volume_largest",
+        lambda: nn.MaxPool3d((2, 3, 1), (2, 1, 1), (1, 1, 0)),
+        normal(2, 4, 5, 6, 4),
+    ),
+    Program(
+        "volume_average",
+        lambda: nn.AvgPool3d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        normal(2, 4, 5, 6, 4),
+    ),
+    Program("volume_adaptive", lambda: nn.AdaptiveAvgPool3d((2, 3, 1)), normal(2, 4, 5, 6, 4)),
+    Program("volume_norm", lambda: nn.BatchNorm3d(4), normal(2, 4, 5, 6, 4)),
+    Program("volume_group_norm", lambda: nn.GroupNorm(2, 4), normal(2, 4, 5, 6, 4)),
+    Program(
+        "volume_upsample",
+        lambda: nn.Upsample(scale_factor=2, mode="trilinear"),
+        normal(2, 4, 5, 6, 4),
+    ),
 )

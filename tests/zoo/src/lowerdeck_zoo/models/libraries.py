@@ -1,14 +1,15 @@
-"""Models of torchvision, timm and transformers by name, without weights to download."""
+"""Models of torchvision and timm by name, with random weights."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.peers.transformer_models import CONFIGURED
+from lowerdeck_zoo.program import Inputs, Program, drawn, normal
 
 _TORCHVISION = (
     *("alexnet", "convnext_tiny", "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50"),
@@ -42,55 +43,20 @@ _TIMM = (
 )
 _VIDEO = frozenset({"mc3_18", "r2plus1d_18", "r3d_18", "swin3d_t"})
 
-NAMED: tuple[str, ...] = (
-    *(f"transformers/{number}-{one.model}" for number, one in enumerate(CONFIGURED)),
-    *(f"timm/{name}" for name in _TIMM),
-    *(f"torchvision/{name}" for name in _TORCHVISION),
-)
-"""All of them: where they are from, and their names there."""
 
-
-def build(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a model with random weights, and inputs.
+def is_installed(name: str) -> bool:
+    """Return whether a package can be imported.
 
     Args:
-        name: One of ``NAMED``.
+        name: Its import name.
     """
-    torch.manual_seed(0)
-    _import_torchvision()
-    origin, _, own = name.partition("/")
-    if origin == "transformers":
-        one = CONFIGURED[int(own.partition("-")[0])]
-        return one.build(importlib.import_module("transformers")), one.calls()[0]
-    if origin == "timm":
-        model = importlib.import_module("timm").create_model(own, pretrained=False)
-        return model.eval(), (torch.randn(1, *model.default_cfg["input_size"]),)
-    return _of_torchvision(own)
-
-
-def _of_torchvision(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    models = importlib.import_module("torchvision.models")
-    options: dict[str, Any] = {"weights": None}
-    if "resnet50" in name and "_resnet50" in name and name.startswith(("deeplab", "fcn")):
-        options["weights_backbone"] = None
-    if name.endswith("mobilenet_v3_large") and name.startswith(("deeplab", "lraspp")):
-        options["weights_backbone"] = None
-    if name in {"googlenet", "inception_v3"}:
-        options |= {"init_weights": False, "aux_logits": False}
-    model = models.get_model(name, **options).eval()
-    if name == "raft_small":
-        return model, tuple(torch.randn(1, 3, 128, 128) for _ in range(2))
-    if name in _VIDEO:
-        return model, (torch.randn(1, 3, 16, 112, 112),)
-    if name.startswith("mvit") or name == "s3d":
-        return model, (torch.randn(1, 3, 16, 224, 224),)
-    return model, (torch.randn(1, 3, 299 if name == "inception_v3" else 224, 224),)
+    return importlib.util.find_spec(name) is not None
 
 
 _declared: list[torch.library.Library] = []
 
 
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
     """Import it where its compiled part is for another build of torch, too: nothing calls that.
 
     timm and transformers import it themselves.
@@ -105,3 +71,55 @@ def _import_torchvision() -> None:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declared.append(library)
         importlib.import_module("torchvision")
+
+
+def _timm(name: str) -> nn.Module:
+    import_torchvision()
+    return importlib.import_module("timm").create_model(name, pretrained=False)
+
+
+def _images(name: str) -> Inputs:
+    def inputs() -> list[tuple[Any, ...]]:
+        sizes = importlib.import_module("timm").get_pretrained_cfg(name).input_size
+        return [(torch.randn(1, *sizes),) for _ in range(3)]
+
+    return inputs
+
+
+def _torchvision(name: str) -> nn.Module:
+    import_torchvision()
+    models = importlib.import_module("torchvision.models")
+    options: dict[str, Any] = {"weights": None}
+    if "resnet50" in name and "_resnet50" in name and name.startswith(("deeplab", "fcn")):
+        options["weights_backbone"] = None
+    if name.endswith("mobilenet_v3_large") and name.startswith(("deeplab", "lraspp")):
+        options["weights_backbone"] = None
+    if name in {"googlenet", "inception_v3"}:
+        options |= {"init_weights": False, "aux_logits": False}
+    return models.get_model(name, **options)
+
+
+def _inputs(name: str) -> Inputs:
+    if name == "raft_small":
+        return drawn(lambda: tuple(torch.randn(1, 3, 128, 128) for _ in range(2)))
+    if name in _VIDEO:
+        return normal(1, 3, 16, 112, 112)
+    if name.startswith("mvit") or name == "s3d":
+        return normal(1, 3, 16, 224, 224)
+    size = 299 if name == "inception_v3" else 224
+    return normal(1, 3, size, size)
+
+
+def _program(library: str, name: str, build: Any, inputs: Inputs) -> Program:
+    tags = f"large {library} {'video' if name in _VIDEO else 'vision'}"
+    return Program(f"{library}_{name}", lambda: build(name), inputs, tags=tags)
+
+
+PROGRAMS = (
+    *(_program("timm", name, _timm, _images(name)) for name in _TIMM if is_installed("timm")),
+    *(
+        _program("torchvision", name, _torchvision, _inputs(name))
+        for name in _TORCHVISION
+        if is_installed("torchvision")
+    ),
+)

@@ -1,13 +1,17 @@
-"""Models of Hugging Face transformers, from small configurations, as data."""
+"""Models of Hugging Face transformers from small configurations, with random weights."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from lowerdeck_zoo.models.libraries import import_torchvision, is_installed
+from lowerdeck_zoo.program import Program, normal
 
 Calls = Callable[[], list[tuple[torch.Tensor, ...]]]
 
@@ -92,21 +96,17 @@ class Configured:
 
 
 def _tokens(rows: int = 1, length: int = 11) -> Calls:
-    return lambda: [(torch.randint(3, 99, (rows, length)),) for _ in range(2)]
+    return lambda: [(torch.randint(3, 99, (rows, length)),) for _ in range(3)]
 
 
 def _masked() -> list[tuple[torch.Tensor, ...]]:
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
-    return [(torch.randint(3, 99, (2, 9)), mask), (torch.randint(3, 99, (2, 9)), mask.flip(0))]
+    return [(torch.randint(3, 99, (2, 9)), one) for one in (mask, mask.flip(0), mask)]
 
 
 def _pairs() -> list[tuple[torch.Tensor, ...]]:
-    return [(torch.randint(3, 99, (1, 9)), torch.randint(3, 99, (1, 5))) for _ in range(2)]
-
-
-def _normal(*sizes: int) -> Calls:
-    return lambda: [(torch.randn(*sizes),) for _ in range(2)]
+    return [(torch.randint(3, 99, (1, 9)), torch.randint(3, 99, (1, 5))) for _ in range(3)]
 
 
 def _decoder(name: str, settings: dict[str, Any], *, heavy: bool = True) -> Configured:
@@ -141,7 +141,7 @@ def _seeing(
     heavy: bool = True,
 ) -> Configured:
     shape = sizes or (1, 3, 32, 32)
-    return Configured(model, config, settings, (name,), _normal(*shape), {}, heavy)
+    return Configured(model, config, settings, (name,), normal(*shape), {}, heavy)
 
 
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -305,7 +305,7 @@ CONFIGURED = (
             **_BLOCKS,
         },
         ("input_features", "decoder_input_ids"),
-        lambda: [(torch.randn(1, 16, 60), torch.randint(0, 99, (1, 5))) for _ in range(2)],
+        lambda: [(torch.randn(1, 16, 60), torch.randint(0, 99, (1, 5))) for _ in range(3)],
         {"use_cache": False},
         heavy=False,
     ),
@@ -373,3 +373,16 @@ CONFIGURED = (
         heavy=False,
     ),
 )
+
+
+def _program(item: Configured) -> Program:
+    def build() -> nn.Module:
+        import_torchvision()
+        return item.build(importlib.import_module("transformers"))
+
+    domain = "language-model" if "input_ids" in item.names else "vision"
+    tags = f"large transformers {domain}"
+    return Program(f"transformers_{item.model}", build, item.calls, tags=tags)
+
+
+PROGRAMS = tuple(map(_program, CONFIGURED)) if is_installed("transformers") else ()
