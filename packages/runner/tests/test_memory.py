@@ -334,6 +334,18 @@ def test_methods_share_a_memory_that_holds_only_state(build: Any) -> None:
     assert program.run("read", zeros)[0].tolist() == [7.0, 8.0]
 
 
+def test_state_is_whole_where_the_file_has_views_of_it(method: Any) -> None:
+    m = method
+    first = torch.tensor([7.0, 8.0, 9.0])
+    cache = m.tensor([3], name="cache", memory_id=2, at=0, initial=first)
+    part = m.tensor([2], name="cache", memory_id=2, at=4)
+    x, out = m.tensor([2]), m.tensor([2])
+    add(m, x, part, out)
+    m.call("aten::copy_", part, x, m.boolean(False), part)
+    method = load(m.ends([x, cache], [out])).method("forward")
+    assert method.state()["cache"].tolist() == [7.0, 8.0, 9.0]
+
+
 @pytest.mark.parametrize("knows", [False, True])
 def test_a_method_made_later_leaves_what_another_wrote(build: Any, knows: bool) -> None:
     first = torch.tensor([7.0, 8.0, 9.0])

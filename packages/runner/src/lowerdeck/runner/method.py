@@ -120,16 +120,19 @@ class LoadedMethod:
             >>> load("counter.pte").method().state()  # doctest: +SKIP
             {'calls': tensor([0.])}
         """
-        named = {}
+        named: dict[str, torch.Tensor] = {}
         for index, spec in enumerate(self._frame.specs):
             value = self._frame.values[index]
             if spec is None or not spec.has_state or not isinstance(value, TensorValue):
                 continue
-            if value.extra_tensor_info and value.extra_tensor_info.fully_qualified_name:
+            name = value.extra_tensor_info and value.extra_tensor_info.fully_qualified_name
+            if name:
                 held = self._frame.registers[index]
                 assert isinstance(held, torch.Tensor)
-                named[value.extra_tensor_info.fully_qualified_name] = held.clone()
-        return named
+                # Views of a state have its name too, and come after it.
+                if name not in named or held.numel() > named[name].numel():
+                    named[name] = held
+        return {name: held.clone() for name, held in named.items()}
 
     def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call as a flat list of tensors, numbers and strings.
