@@ -37,7 +37,12 @@ from lowerdeck_zoo import Program, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHOSEN = programs(without="large memory layers names")
+CHOSEN = [
+    program
+    for program in programs(without="large memory layers names")
+    # It has a lazily conjugated tensor, which goes torch's own way (``decompose.explain``).
+    if program.name != "complex_of_any_size_0"
+]
 # The inductor demo is not among them: to compile with torch's compiler is to trace with it.
 PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,
