@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -216,29 +217,33 @@ def tests(session: nox.Session) -> None:
     Packages without torch are left out unless they are named: ``alone`` runs all their tests.
     """
     _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, "griffe")
+    _install_packages(session, *TEST_TOOLS, "expecttest", "flatbuffers", "griffe")
     chosen, options = _chosen(session)
     if any(arg in PACKAGES for arg in session.posargs):
-        folders = [f"packages/{package}/tests" for package in chosen]
+        session.run("pytest", *(f"packages/{package}/tests" for package in chosen), *options)
     else:
+        session.run("pytest", "tests/repository", *SIDE_BY_SIDE, *options)
         with_torch = [package for package in PACKAGES if package not in TORCH_FREE]
-        folders = ["tests/repository", *(f"packages/{package}/tests" for package in with_torch)]
-        options = [*SIDE_BY_SIDE, *options]
-    session.run("pytest", *folders, *options)
+        _test_each(session, with_torch, *SIDE_BY_SIDE, *options)
+
+
+def _test_each(session: nox.Session, packages: Iterable[str], *options: str) -> None:
+    """Run each package's tests in a process of its own: some change settings of torch."""
+    failed = []
+    for package in packages:
+        try:
+            session.run("pytest", f"packages/{package}/tests", *options)
+        except nox.command.CommandFailed:
+            failed.append(package)
+    if failed:
+        session.error(f"these fail: {', '.join(failed)}")
 
 
 def _test_with_own_torch(session: nox.Session) -> None:
     # The torch that the other sessions borrow is built for their Python only.
     _install_packages(session, "torch", "numpy", *TEST_TOOLS)
     chosen, options = _chosen(session)
-    failed = []
-    for package in chosen:
-        try:
-            session.run("pytest", f"packages/{package}/tests", *options)
-        except nox.command.CommandFailed:
-            failed.append(package)
-    if failed:
-        session.error(f"on Python {session.python} these fail: {', '.join(failed)}")
+    _test_each(session, chosen, *options)
 
 
 @nox.session(name="tests-3.12", python="3.12", default=False)
