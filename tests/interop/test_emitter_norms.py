@@ -101,7 +101,7 @@ def test_norm_of_sizes_that_vary(tmp_path: Path, name: str, least: int) -> None:
     rows, height = torch.export.Dim("rows", min=least, max=5), torch.export.Dim("height", max=9)
     layered = name.startswith("layer, two")
     sizes = {0: rows} if layered else {0: rows, 2: height}
-    program = torch.export.export(model, (images(100.0),), dynamic_shapes=(sizes,))
+    program = torch.export.export(model, (images(100.0),), dynamic_shapes=((sizes,),))
     calls = [images(100.0, count) for count in (3, 5, 1, 2)]
     if not layered:
         calls.append(torch.cat([calls[0], calls[0][:, :, :3] - 7], 2))
@@ -116,7 +116,7 @@ def test_group_norm_of_channels_that_vary(tmp_path: Path, groups: int) -> None:
     model = Of(lambda x: nn.functional.group_norm(x, groups))
     half = torch.export.Dim("half", max=5)
     channels = half if groups == 1 else 2 * half
-    program = torch.export.export(model, (images(100.0),), dynamic_shapes=({1: channels},))
+    program = torch.export.export(model, (images(100.0),), dynamic_shapes=(({1: channels},),))
     calls = [images(100.0), torch.cat([images(100.0), images(90.0)[:, :2]], 1)]
     calls = calls if groups == 2 else [one[:, 1:].contiguous() for one in calls]
     for given, found in zip(calls, outputs(tmp_path, program, calls), strict=True):
@@ -146,7 +146,9 @@ def test_variance_of_half_precision_is_finite(tmp_path: Path) -> None:
 def test_norm_of_nothing(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=0, max=5)
     for name in ("layer", "group"):
-        program = torch.export.export(Of(NORMS[name]), (images(1.0),), dynamic_shapes=({0: rows},))
+        program = torch.export.export(
+            Of(NORMS[name]), (images(1.0),), dynamic_shapes=(({0: rows},),)
+        )
         ((found,),) = outputs(tmp_path, program, [images(1.0)[:0]])
         assert found.shape == (0, *SHAPE[1:])
 
