@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -57,12 +57,16 @@ ZOO = "tests/zoo"
 EDITABLE = [arg for package in PACKAGES for arg in ("-e", f"packages/{package}")]
 EDITABLE += ["-e", ZOO]
 TEST_TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
-INTEROP_TOOLS = ("distributed", "expecttest", "flatbuffers", "ruamel.yaml", "tabulate", "pandas")
+CHECK_TOOLS = (
+    *("mypy", "nox", "griffe", "sybil", "import-linter", "ruff", "mkdocs-material"),
+    *("mkdocstrings[python]", "distributed", "expecttest", "flatbuffers", "ruamel.yaml"),
+    *("tabulate", "pandas"),
+)
 # A process per core for the long suites; more than four want more memory than most machines have.
 # A test that hangs is named and fails: by a thread, as tests' forks count on SIGALRM's default.
+TIMEOUT = ("--timeout", "900", "--timeout-method", "thread")
 SIDE_BY_SIDE = (
-    *("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal"),
-    *("--timeout", "900", "--timeout-method", "thread"),
+    *("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal", *TIMEOUT),
 )
 OFFICIAL_RUNTIME = os.environ.get("EXECUTORCH", "executorch==1.4.1")
 
@@ -81,7 +85,7 @@ def _purelib(session: nox.Session) -> Path | None:
     return Path(str(found).strip()) if found else None
 
 
-@nox.session(default=False)
+@nox.session(default=False, allow_parallel=True)
 def torch(session: nox.Session) -> None:
     """Install torch once; the other sessions borrow it."""
     session.install("torch", "numpy")
@@ -104,6 +108,41 @@ def _install_packages(session: nox.Session, *requirements: str) -> None:
     session.install("--no-build-isolation", *EDITABLE, *DEV)
 
 
+@nox.session(requires=["torch"], default=False, allow_parallel=True)
+def dev(session: nox.Session) -> None:
+    """Install all packages and what most checks need into one environment, which they share.
+
+    Of executorch there is what its Python binding needs and exir imports (``EXECUTORCH=``
+    ``executorch==1.5.1`` takes another; ``TORCH=2.15.0`` before it another torch).
+    """
+    _borrow_torch(session)
+    _install_packages(session, *TEST_TOOLS, *CHECK_TOOLS)
+    session.install(
+        "--no-deps", OFFICIAL_RUNTIME, *(DEV if "EXECUTORCH" not in os.environ else ())
+    )
+    session.install("--no-deps", "torchao", *DEV)
+
+
+# Decorates a session that runs in the environment of ``dev``.
+shared = partial(nox.session, requires=["dev"], venv_backend="none", allow_parallel=True)
+
+
+def _run(session: nox.Session, tool: str, *args: str, env: dict[str, str] | None = None) -> None:
+    """Run a tool of the environment that ``dev`` made."""
+    tools = ENVIRONMENTS / "dev/bin"
+    path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    session.run(str(tools / tool), *args, env=path | (env or {}), external=True)
+
+
+def _pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
+    """Run tests there, in a process per core unless other sessions run at the same time."""
+    _run(session, "pytest", *args, *_workers(session), env=env)
+
+
+def _workers(session: nox.Session) -> tuple[str, ...]:
+    return TIMEOUT if session.parallel else SIDE_BY_SIDE
+
+
 def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
     """Split what stands after ``--`` into package names (all, if none) and other arguments."""
     chosen = [arg for arg in session.posargs if arg in PACKAGES]
@@ -122,7 +161,7 @@ def _test_installed(session: nox.Session, package: str, *options: str) -> None:
     with session.chdir(copy.parent):
         session.run(
             *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(copy)),
-            *(str(copy), *SIDE_BY_SIDE, *options),
+            *(str(copy), *_workers(session), *options),
         )
 
 
@@ -182,7 +221,7 @@ def demo(session: nox.Session) -> None:
     session.run("python", "-m", "examples.beside_executorch", folder, *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Check formatting and style."""
     session.install("ruff", *DEV)
@@ -190,60 +229,60 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
 
 
-@nox.session
+@shared
 def layers(session: nox.Session) -> None:
     """Fail when an import goes up the layers, closes a cycle or reaches behind a front door."""
-    session.install("import-linter", "hatchling", "editables", *DEV)
-    session.install("--no-deps", "--no-build-isolation", *EDITABLE)
-    session.run("lint-imports")
+    _run(session, "lint-imports")
 
 
-@nox.session(requires=["torch"])
-def types(session: nox.Session) -> None:
-    """Type-check every package and its tests, strictly."""
-    _borrow_torch(session)
-    _install_packages(session, "mypy", "nox", "griffe", "sybil", *TEST_TOOLS)
-    chosen, _ = _chosen(session)
-    for package in chosen:
-        session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
-    session.run("mypy", f"{ZOO}/src")
-    session.run("mypy", "tools", "noxfile.py")
+@shared
+def interop(session: nox.Session) -> None:
+    """Run what we write in the official runtime."""
+    # What is named after ``--`` is looked at in one process, where a debugger works.
+    if session.posargs:
+        _run(session, "pytest", "tests/interop", *session.posargs)
+    else:
+        _pytest(session, "tests/interop", "tests/soak")
 
 
-@nox.session(requires=["torch"])
+@shared
 def tests(session: nox.Session) -> None:
     """Run the tests of the repository and of every package, or of those named after ``--``.
 
     Packages without torch are left out unless they are named: ``alone`` runs all their tests.
     """
-    _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, "expecttest", "flatbuffers", "griffe")
     chosen, options = _chosen(session)
     if any(arg in PACKAGES for arg in session.posargs):
-        session.run("pytest", *(f"packages/{package}/tests" for package in chosen), *options)
-    else:
-        session.run("pytest", "tests/repository", *SIDE_BY_SIDE, *options)
-        with_torch = [package for package in PACKAGES if package not in TORCH_FREE]
-        _test_each(session, with_torch, *SIDE_BY_SIDE, *options)
-
-
-def _test_each(session: nox.Session, packages: Iterable[str], *options: str) -> None:
-    """Run each package's tests in a process of its own: some change settings of torch."""
+        _run(session, "pytest", *(f"packages/{package}/tests" for package in chosen), *options)
+        return
+    suites = [f"packages/{package}/tests" for package in PACKAGES if package not in TORCH_FREE]
     failed = []
-    for package in packages:
+    # Each in a process of its own: some change settings of torch.
+    for suite in ["tests/repository", *suites]:
         try:
-            session.run("pytest", f"packages/{package}/tests", *options)
+            _pytest(session, suite, *options)
         except nox.command.CommandFailed:
-            failed.append(package)
+            failed.append(suite)
     if failed:
         session.error(f"these fail: {', '.join(failed)}")
+
+
+@shared
+def types(session: nox.Session) -> None:
+    """Type-check every package and its tests, strictly."""
+    chosen, _ = _chosen(session)
+    for package in chosen:
+        _run(session, "mypy", f"packages/{package}/src", f"packages/{package}/tests")
+    _run(session, "mypy", f"{ZOO}/src")
+    _run(session, "mypy", "tools", "noxfile.py")
 
 
 def _test_with_own_torch(session: nox.Session) -> None:
     # The torch that the other sessions borrow is built for their Python only.
     _install_packages(session, "torch", "numpy", *TEST_TOOLS)
     chosen, options = _chosen(session)
-    _test_each(session, chosen, *options)
+    for package in chosen:
+        session.run("pytest", f"packages/{package}/tests", *options)
 
 
 @nox.session(name="tests-3.12", python="3.12", default=False)
@@ -258,17 +297,12 @@ def tests_3_13(session: nox.Session) -> None:
     _test_with_own_torch(session)
 
 
-@nox.session(requires=["torch"])
+@shared
 def docs(session: nox.Session) -> None:
     """Build the pages with warnings as errors and run every code block in them."""
-    _borrow_torch(session)
-    session.install("mkdocs-material", "mkdocstrings[python]", "sybil", "pytest", *DEV)
-    _install_packages(session, "distributed")
-    # The tutorial quantises.
-    session.install("--no-deps", "torchao", *DEV)
-    session.run("mkdocs", "build", "--strict", "--quiet")
-    session.run(
-        *("pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
+    _run(session, "mkdocs", "build", "--strict", "--quiet")
+    _run(
+        *(session, "pytest", "-p", "tools.run_code_blocks", f"--ignore={OTHER_TOOLS}"),
         *(f"--ignore={page}" for page in WITH_TORCHAO),
         *("README.md", "umbrella/README.md", "docs"),
         env={"PYTHONPATH": str(ROOT)},
@@ -291,7 +325,7 @@ def docs_other_tools(session: nox.Session) -> None:
     )
 
 
-@nox.session(default=False)
+@nox.session(default=False, allow_parallel=True)
 def build(session: nox.Session) -> None:
     """Build sdists, and wheels from them, into ``dist/``; their descriptions must render."""
     # Here once for all packages: node, which pyright needs, takes 200 MB.
@@ -304,7 +338,7 @@ def build(session: nox.Session) -> None:
     session.run("python", "-m", "tools.check_descriptions")
 
 
-@nox.session(requires=["build", "torch"], reuse_venv=False)
+@nox.session(requires=["build", "torch"], reuse_venv=False, allow_parallel=True)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def alone(session: nox.Session, package: str) -> None:
     """Import one wheel and run its README with only what it declares; ``-- whole``: its tests too.
@@ -371,47 +405,24 @@ def release(session: nox.Session) -> None:
         session.notify(f"oldest({package})", posargs=())
 
 
-@nox.session(requires=["torch"])
-def interop(session: nox.Session) -> None:
-    """Run what we write in the official runtime (``EXECUTORCH=executorch==1.5.1``: in another).
-
-    One that needs another torch gets it: ``TORCH=2.15.0 EXECUTORCH=executorch==1.5.1 nox -s
-    interop``. Of executorch nothing is used but its Python binding, whichever name that has, and
-    in the test of the page on moving from it, exir, whose devtools need pandas.
-    """
-    _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, *INTEROP_TOOLS)
-    session.install("--no-deps", OFFICIAL_RUNTIME)
-    session.install("--no-deps", "torchao", *DEV)
-    # What is named after ``--`` is looked at in one process, where a debugger works.
-    chosen = session.posargs or ("tests/soak", *SIDE_BY_SIDE)
-    session.run("pytest", "tests/interop", *chosen)
-
-
-@nox.session(requires=["torch"], default=False)
+@shared(default=False)
 def soak(session: nox.Session) -> None:
     """Run random raw programs every way against eager: ``-- FIRST PAST [--shard 1/4]``.
 
     What came of each seed is kept in ``out/soak.jsonl``; a seed that is there is not run again.
     """
-    _borrow_torch(session)
-    _install_packages(session)
-    session.install("--no-deps", OFFICIAL_RUNTIME)
-    session.run("python", "tests/soak/run.py", *(session.posargs or ("0", "1000")))
+    _run(session, "python", "tests/soak/run.py", *(session.posargs or ("0", "1000")))
 
 
-@nox.session(requires=["torch"], default=False)
+@shared(default=False)
 def mutants(session: nox.Session) -> None:
     """Damage files, and run those that verify accepts in the official runtime (hours, resumable).
 
     ``-- --count 10000 --shard 0/4 FOLDER...``: folders of further .pte files. Figures are kept in
     ``out/mutants``; a shard goes on where it stopped.
     """
-    _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS)
-    session.install("--no-deps", OFFICIAL_RUNTIME)
     state = ("--state", str(OUT / "mutants"))
-    session.run("python", "tests/interop/mutants.py", *state, *session.posargs)
+    _run(session, "python", "tests/interop/mutants.py", *state, *session.posargs)
 
 
 @nox.session(name="code-mutants", requires=["torch"], default=False)
@@ -422,7 +433,7 @@ def code_mutants(session: nox.Session) -> None:
     measured first, a test file at a time. All is kept in ``out/code-mutants``.
     """
     _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, "cosmic-ray", "coverage", *INTEROP_TOOLS)
+    _install_packages(session, *TEST_TOOLS, "cosmic-ray", "coverage", *CHECK_TOOLS)
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     session.run("python", "-m", "tools.code_mutants.run", *session.posargs)
@@ -432,7 +443,7 @@ def code_mutants(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the whole of every suite: all seeds, files of gigabytes, all programs of the zoo."""
     _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, *INTEROP_TOOLS, "transformers")
+    _install_packages(session, *TEST_TOOLS, *CHECK_TOOLS, "transformers")
     session.install("--no-deps", OFFICIAL_RUNTIME)
     session.install("--no-deps", "torchao", *DEV)
     chosen, options = _chosen(session)
@@ -445,14 +456,11 @@ def nightly(session: nox.Session) -> None:
     )
 
 
-@nox.session(requires=["torch"], default=False)
+@shared(default=False)
 def conformance(session: nox.Session) -> None:
     """Emit every operator sample of torch's own test data and run it in the official runtime."""
-    _borrow_torch(session)
-    _install_packages(session, *TEST_TOOLS, "expecttest")
-    session.install("--no-deps", OFFICIAL_RUNTIME)
-    session.run(
-        *("pytest", "-m", "heavy or not heavy", "tests/conformance", "tests/retraced"),
+    _run(
+        *(session, "pytest", "-m", "heavy or not heavy", "tests/conformance", "tests/retraced"),
         *session.posargs,
     )
 
@@ -470,16 +478,14 @@ def retraced(session: nox.Session) -> None:
     session.run("python", "tests/retraced/run.py", *(session.posargs or ("zoo", "models", "raw")))
 
 
-@nox.session(requires=["torch"], default=False)
+@shared(default=False)
 def changes(session: nox.Session) -> None:
     """Replace, wrap and hook modules of random hierarchies: ``-- [FIRST PAST] [--shard 1/4]``.
 
     Without seeds it takes 2,000 fresh ones each day. What came of each is kept in
     ``out/changes.jsonl``; a seed that is there is not run again.
     """
-    _borrow_torch(session)
-    _install_packages(session)
-    session.run("python", "tests/changes/run.py", *session.posargs)
+    _run(session, "python", "tests/changes/run.py", *session.posargs)
 
 
 @nox.session(requires=["torch"], default=False)

@@ -2,20 +2,21 @@
 
 Each file is loaded from bytes and from a path (where the runtime maps it and frees weights that it
 copied) and called at least three times, with other sizes where they vary; state must persist.
+With a backend the one is the file of ``to_backend`` and ``emit``, which take the program as it is,
+and the other that of ``lower``, which decomposes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from torch.export import ExportedProgram
 
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import EmittedProgram, emit
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
     get_lowered_backend_modules,
+    lower,
     to_backend,
 )
 from lowerdeck.openvino import OpenvinoPartitioner
@@ -31,45 +32,54 @@ PARAMETERS = [
 ]
 
 
-def _check(
-    program: Program, exported: Mapping[str, ExportedProgram], folder: Path, where: str
-) -> None:
-    """Compare all calls of a file from bytes and from a path with eager."""
-    emitted = emit(dict(exported))
-    emitted.save(folder / "model.pte")
+def _check(program: Program, source: bytes | Path) -> None:
+    """Compare all calls of a file with eager."""
     calls = [official.Call(call.flat, call.method) for call in program.calls()]
     # Methods share their state in the Program API only.
-    shared = len(program.methods) > 1
-    for source in (emitted.to_bytes(), folder / "model.pte"):
-        outcome = official.run(source, calls, shared_arenas=shared)
-        assert isinstance(outcome, official.Ran), outcome
-        for number, result in enumerate(program.results()):
-            found = outcome.outputs[number], outcome.inputs[number]
-            try:
-                program.compare(found, tuple(result))
-            except AssertionError as error:
-                raise AssertionError(f"{where}, {type(source).__name__}, call {number}") from error
+    outcome = official.run(source, calls, shared_arenas=len(program.methods) > 1)
+    assert isinstance(outcome, official.Ran), outcome
+    for number, result in enumerate(program.results()):
+        found = outcome.outputs[number], outcome.inputs[number]
+        try:
+            program.compare(found, tuple(result))
+        except AssertionError as error:
+            raise AssertionError(f"call {number}") from error
+
+
+def _saved(emitted: EmittedProgram, folder: Path) -> Path:
+    emitted.save(folder / "model.pte")
+    return folder / "model.pte"
 
 
 @pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)
 def test_official_runtime_equals_eager(program: Program, tmp_path: Path) -> None:
-    _check(program, program.exports(), tmp_path, "no backend")
+    emitted = emit(program.exports())
+    _check(program, emitted.to_bytes())
+    _check(program, _saved(emitted, tmp_path))
 
 
 @pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)
-def test_official_runtime_equals_eager_with_a_backend(
-    program: Program, backend: str, tmp_path: Path
-) -> None:
+def test_official_runtime_equals_eager_with_a_backend(program: Program, backend: str) -> None:
     exported = program.exports()
     # Together, so that no method takes for a constant what another one mutates.
     partitioners = {name: BACKENDS[backend]() for name in exported}
     lowered = to_backend(MethodProgramsPartitionerSpec(exported, partitioners))
     # Nothing delegated: the file is that of the test without a backend.
     if any(get_lowered_backend_modules(one.graph_module) for one in lowered.values()):
-        _check(program, lowered, tmp_path, backend)
+        _check(program, emit(lowered).to_bytes())
+
+
+@pytest.mark.skipif(not official.available(), reason=official.REASON)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", PARAMETERS, ids=str)
+def test_official_runtime_equals_eager_once_lowered(
+    program: Program, backend: str, tmp_path: Path
+) -> None:
+    partitioners = {name: BACKENDS[backend]() for name in program.exports()}
+    _check(program, _saved(lower(program.exports(), partitioners), tmp_path))
 
 
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)

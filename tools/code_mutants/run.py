@@ -42,25 +42,36 @@ def main() -> None:
     root = options.root.resolve()
     state = OUT / ("here" if root == ROOT else root.name)
     state.mkdir(parents=True, exist_ok=True)
-    mutants = _sample(options.count, options.seed)
+    mutants = drawn = _sample(options.count, options.seed)
     trial.preload(root, "torch")
-    files = test_files(root)
-    _measure(root, state, mutants, files[index::count])
-    measured = [state / "reach" / _flat(file) for file in files]
-    if missing := [path.name for path in measured if not path.exists()]:
-        sys.exit(f"{len(missing)} test files are still to be measured by the other shards")
-    reach = [json.loads(path.read_text()) for path in measured]
-    for mutant in mutants[index::count]:
-        _try(root, state, mutant, reach)
-    _report(state, mutants)
+    suites = [f"packages/{package}/tests" for package in PACKAGES]
+    # The long suites only measure and try what the suites of packages did not notice.
+    for stage, folders in enumerate([suites, ["tests/interop", "tests/repository"]]):
+        records = state / f"stage-{stage}"
+        records.mkdir(exist_ok=True)
+        files = test_files(root, folders)
+        _measure(root, state, mutants, files[index::count])
+        measured = [state / "reach" / _flat(file) for file in files]
+        if missing := [path.name for path in measured if not path.exists()]:
+            sys.exit(f"{len(missing)} test files are still to be measured by the other shards")
+        reach = [json.loads(path.read_text()) for path in measured]
+        for mutant in mutants[index::count]:
+            _try(root, records, mutant, reach)
+        mutants = [mutant for mutant in mutants if not _is_noticed(records, mutant)]
+    _report(state, drawn)
 
 
-def test_files(root: Path) -> list[str]:
-    """Return the test files that CI runs, relative to ``root``."""
-    folders = [*(root / f"packages/{package}/tests" for package in PACKAGES)]
-    folders += [root / "tests/interop", root / "tests/repository"]
+def _is_noticed(records: Path, mutant: Mutant) -> bool:
+    record = records / f"{mutant.identity}.json"
+    return record.exists() and json.loads(record.read_text())["outcome"] == "noticed"
+
+
+def test_files(root: Path, folders: list[str]) -> list[str]:
+    """Return the test files of some folders, relative to ``root``."""
     return sorted(
-        str(path.relative_to(root)) for folder in folders for path in folder.glob("test_*.py")
+        str(path.relative_to(root))
+        for folder in folders
+        for path in (root / folder).glob("test_*.py")
     )
 
 
@@ -154,14 +165,16 @@ def _try(root: Path, state: Path, mutant: Mutant, reach: list[dict[str, Any]]) -
 
 
 def _report(state: Path, mutants: list[Mutant]) -> None:
-    paths = [state / f"{mutant.identity}.json" for mutant in mutants]
-    records = [json.loads(path.read_text()) for path in paths if path.exists()]
-    for record in records:
+    last: dict[str, dict[str, Any]] = {}
+    for mutant in mutants:
+        for path in sorted(state.glob(f"stage-*/{mutant.identity}.json")):
+            last[mutant.identity] = json.loads(path.read_text())
+    for record in last.values():
         if record["outcome"] == "survived":
             print(f"\n{record['path']}:{record['line']} ({record['tests']} tests reach it)")
             print(f"{record['before']}-- {record['operator']} -->\n{record['after']}")
     tried, noticed = Counter[str](), Counter[str]()
-    for record in records:
+    for record in last.values():
         package = record["path"].split("/")[1]
         tried[package] += 1
         noticed[package] += record["outcome"] == "noticed"

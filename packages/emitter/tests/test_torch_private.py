@@ -145,3 +145,15 @@ def test_sizes_of_another_trace_can_be_compared_while_tracing() -> None:
     assert make_fx(compared)(torch.ones(1)).graph
     with pytest.raises(RuntimeError, match="not tracked with proxy"):
         make_fx(lambda x: x + int(private.is_known(size + 1 == 1)))(torch.ones(1))
+
+
+def test_shapes_of_symbols_are_inferred_without_guards() -> None:
+    rows = Dim("rows", max=7)
+    exported = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
+    value = next(iter(exported.graph.nodes)).meta["val"]
+    with private.inferring_shapes(value.fake_mode):
+        padded = torch.nn.functional.pad(value, (0, 0, 1, 1))
+        assert bool(padded.shape[0] == 6)
+    assert str(padded.shape[0]) == f"{value.shape[0]} + 2"
+    with private.inferring_shapes(None):
+        assert torch.ones(2).relu().shape == (2,)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
@@ -16,6 +17,7 @@ from lowerdeck.torch_base import OperatorBase, OpOverload, OpOverloadPacket
 __all__ = [
     "current_result",
     "dimension_names",
+    "inferring_shapes",
     "is_known",
     "number_functions",
     "operator_schemas",
@@ -45,6 +47,22 @@ def number_functions() -> dict[Callable[..., Any], OpOverload]:
         if function is not None:
             kernels[function] = getattr(aten, name).default
     return kernels
+
+
+@contextmanager
+def inferring_shapes(mode: Any) -> Iterator[None]:
+    """Compute on a program's fake tensors without effect on its sizes.
+
+    Some operators know shapes of symbols in Python only (padding among them): elsewhere they ask
+    for sizes as numbers, which a guard of the program's shape environment would fix for good.
+
+    Args:
+        mode: The FakeTensorMode of the tensors; None if there are none.
+    """
+    shape_env = getattr(mode, "shape_env", None)
+    suppressed = nullcontext() if shape_env is None else shape_env.suppress_guards()
+    with nullcontext() if mode is None else mode, enable_python_dispatcher(), suppressed:
+        yield
 
 
 def is_known(truth: Any) -> bool:

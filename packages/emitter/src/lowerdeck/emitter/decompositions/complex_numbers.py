@@ -241,6 +241,24 @@ def dense(
     return made if bias is None else made + bias
 
 
+def product_and_sum(
+    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """Return ``addmm`` of matrices of which some are complex.
+
+    Args:
+        self: The summand.
+        mat1: The left factor.
+        mat2: The right factor.
+        beta: Multiplies the summand.
+        alpha: Multiplies the product.
+    """
+    if not (self.is_complex() or mat1.is_complex() or mat2.is_complex()):
+        return NotImplemented
+    multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
+    return multiplied + (self if beta == 1 else self * beta)
+
+
 def angle(self: torch.Tensor) -> Any:
     """Return the angles of complex numbers.
 
@@ -427,6 +445,7 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.sum.dim_IntList: _on_pairs(torch.sum, fixed=False),
     _ATEN.mm.default: matrix_product,
     _ATEN.linear.default: dense,
+    _ATEN.addmm.default: product_and_sum,
     _ATEN.angle.default: angle,
     _ATEN.mean.default: _on_pairs(torch.mean),
     _ATEN.mean.dim: _on_pairs(torch.mean),

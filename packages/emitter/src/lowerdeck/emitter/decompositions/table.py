@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import DecomposeError, Rules, stay, take_apart
-from lowerdeck.emitter._torch_private import reference_decompositions
+from lowerdeck.emitter._torch_private import inferring_shapes, reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
@@ -251,7 +250,7 @@ def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     mode = detect_fake_mode(args)
     try:
-        with mode if mode is not None else nullcontext():
+        with inferring_shapes(mode):
             return rule(*args, **kwargs) is not NotImplemented
     except Exception:
         # What a rule cannot do here it may do while torch traces; then torch's message counts.

@@ -1,4 +1,4 @@
-"""LSTM, GRU and plain recurrent layers, step by step: the runtime knows no loop."""
+"""LSTM, GRU and plain recurrent layers, unrolled (XNNPACK has no loop), and their cells."""
 
 from __future__ import annotations
 
@@ -206,11 +206,15 @@ def _weights(
 
 def _state(emission: Emission, states: Tracked, number: int) -> int | None:
     """Return the first state of one cell, None for 0."""
-    tensor = states.tensor
-    if tensor is not None and not bool(tensor[number].any()):
+    if _is_zero(states, number):
         return None
     one = stretch(emission, states, 0, number, 1)
     return emission.reshaped(emission.id_of(one), states.shape[1:])
+
+
+def _is_zero(state: Tracked, number: int | None = None) -> bool:
+    tensor = state.tensor
+    return tensor is not None and not bool((tensor if number is None else tensor[number]).any())
 
 
 def _run(
@@ -263,13 +267,53 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-def _operator(step: _Step, *, merges: bool = True) -> Operator:
-    return Operator(_emitter(step, merges=merges), _refusal)
+def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
+    """Return what emits one step: the arguments are those of ``_emitter``."""
+
+    def emit(emission: Emission, call: Call) -> None:
+        args = call.args
+        inputs, recurrent = (emission.constant(args[name]) for name in ("w_ih", "w_hh"))
+        shift, state_shift = (
+            None if args[name] is None else emission.constant(args[name])
+            for name in ("b_ih", "b_hh")
+        )
+        if merges and shift is not None and state_shift is not None:
+            shift, state_shift = shift + state_shift, None
+        value = emission.of(args["input"])
+        batch = value.shape[0]
+        cell = _Cell(emission, batch, int(recurrent.shape[1]), recurrent, state_shift)
+        shape = (batch, len(inputs))
+        share = _layer(emission, emission.id_of(value), shape, inputs, shift)
+        hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
+        states = [emission.of(one) for one in hidden]
+        new = step(
+            *(cell, share),
+            tuple(None if _is_zero(one) else emission.id_of(one) for one in states),
+        )
+        if len(states) == 1:
+            emission.define_value(call.node, new[0])
+            return
+        for user in call.node.users:
+            emission.define_value(user, new[int(user.args[1])])  # type: ignore[arg-type]
+
+    return emit
 
 
-RECURRENT: Table = {
-    _aten.lstm.input: _operator(_lstm),
-    _aten.gru.input: _operator(_gru, merges=False),
-    _aten.rnn_tanh.input: _operator(_plain(NodeKind.TANH)),
-    _aten.rnn_relu.input: _operator(_plain(NodeKind.CLAMP)),
-}
+def _cell_refusal(call: Call) -> str | None:
+    if call.rank("input") != 2:
+        return "its input needs 2 dimensions"
+    weights = [call.args[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")]
+    if not all(one is None or one.name in call.constants for one in weights):
+        return "its weights are not constant"
+    return None
+
+
+RECURRENT: Table = {}
+for _layer_op, _cell_op, _step_of, _merges in (
+    (_aten.lstm.input, _aten.lstm_cell.default, _lstm, True),
+    (_aten.gru.input, _aten.gru_cell.default, _gru, False),
+    (_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(NodeKind.TANH), True),
+    (_aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(NodeKind.CLAMP), True),
+):
+    RECURRENT[_layer_op] = Operator(_emitter(_step_of, merges=_merges), _refusal)
+    RECURRENT[_cell_op] = Operator(_cell_emitter(_step_of, merges=_merges), _cell_refusal)
