@@ -84,14 +84,14 @@ class XnnpackQuantization:
             mode: One of ``modes``.
             node: The node of the quantised program.
         """
+        name = str(node.target).removeprefix("aten.").partition(".")[0]
+        if name == "embedding":
+            return "XNNPACK has no embedding"
         if mode == "fp16":
             return None
-        name = str(node.target).removeprefix("aten.").partition(".")[0]
         if name.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
             modes = "int8-dynamic and 8da4w quantise LSTM and GRU"
             return f"{name} is not quantised in {mode}; {modes}"
-        if name == "embedding":
-            return "XNNPACK has no embedding"
         if "weight_norm" in name:
             return f"a weight is computed of it ({name}); remove_weight_norm stores the weight"
         if name == "linear" and mode == "8da4w":
