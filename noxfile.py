@@ -162,6 +162,7 @@ def _test_installed(session: nox.Session, package: str, *options: str) -> None:
         session.run(
             *("pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(copy)),
             *(str(copy), *_workers(session), *options),
+            env={"LOWERDECK_NIGHTLY": "1"} if "whole" in session.posargs else None,
         )
 
 

@@ -1,7 +1,6 @@
 """Let the tests of this folder import others of ``tests`` wherever pytest is started."""
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,7 @@ from lowerdeck.xnnpack import XnnpackBackend
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lowerdeck_zoo import official
-from lowerdeck_zoo.seeds import NIGHTLY
+from lowerdeck_zoo.seeds import keep_todays
 
 MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
 # Tables of cases of which CI runs every n-th, beginning at one that depends on the date; the
@@ -43,18 +42,10 @@ EVERY = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that are not today's."""
-    if NIGHTLY:
-        return
-    today, seen = int(time.time() // 86_400), Counter[str]()
-    chosen, left = [], []
-    for item in items:
-        function = item.nodeid.partition("[")[0]
-        every = EVERY.get(item.path.name, 1) if "[" in item.nodeid else 1
-        (chosen if (seen[function] + today) % every == 0 else left).append(item)
-        seen[function] += 1
-    config.hook.pytest_deselected(items=left)
-    items[:] = chosen
+    """Called by pytest with all collected tests."""
+    keep_todays(
+        config, items, lambda item: EVERY.get(item.path.name, 1) if "[" in item.nodeid else 1
+    )
 
 
 def pytest_report_header() -> str:
