@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -10,34 +13,92 @@ from lowerdeck import serializer as pte
 
 def add_program() -> pte.Program:
     """Return ``forward(x) = x + weight``, with every field in order."""
-    values = [
-        pte.EValue(_float_2x3(allocation=pte.AllocationDetails.at(1, 0))),
-        pte.EValue(_float_2x3(index=1)),
-        pte.EValue(pte.Int(1)),
-        pte.EValue(_float_2x3(allocation=pte.AllocationDetails.at(1, 32))),
+    values = [tensor((2, 3), at=0), tensor((2, 3), index=1), pte.Int(1), tensor((2, 3), at=32)]
+    step = ("aten::add.out", [0, 1, 2, 3, 3])
+    made = program(
+        values, step, constants=[bytes(range(24))], memory=64, inputs=[0], outputs=[3]
+    )
+    made.execution_plan[0].container_meta_type = pte.ContainerMetadata("[1]", "[2]")
+    return made
+
+
+def tensor(
+    sizes: Sequence[int] = (2,),
+    kind: pte.ScalarType = pte.ScalarType.FLOAT,
+    at: int | None = None,
+    *,
+    memory: int = 1,
+    index: int = 0,
+    name: str | None = None,
+) -> pte.EValue:
+    """Return a contiguous tensor.
+
+    Args:
+        sizes: Its sizes.
+        kind: Its type.
+        at: The offset of its planned memory.
+        memory: The id of that memory.
+        index: The buffer of its data.
+        name: Its fully qualified name.
+    """
+    return pte.EValue(
+        pte.Tensor(
+            kind,
+            sizes=list(sizes),
+            dim_order=list(range(len(sizes))),
+            data_buffer_idx=index,
+            allocation_info=None if at is None else pte.AllocationDetails.at(memory, at),
+            extra_tensor_info=pte.ExtraTensorInfo(fully_qualified_name=name) if name else None,
+        )
+    )
+
+
+def program(
+    values: Sequence[Any],
+    *steps: Any,
+    constants: Sequence[bytes] = (),
+    memory: int = 1024,
+    **fields: Any,
+) -> pte.Program:
+    """Return a program of one method ``forward`` with one chain.
+
+    Args:
+        values: Values, or what they hold.
+        steps: Arguments of instructions; ``("aten::add.out", [0, 1])`` is a call of a kernel.
+        constants: The bytes of buffers from 1.
+        memory: The size of planned memory 1.
+        fields: Other fields of the method.
+    """
+    names = list(dict.fromkeys(step[0] for step in steps if isinstance(step, tuple)))
+    calls = [
+        pte.KernelCall(names.index(step[0]), list(step[1])) if isinstance(step, tuple) else step
+        for step in steps
     ]
     plan = pte.ExecutionPlan(
         "forward",
-        pte.ContainerMetadata("[1]", "[2]"),
-        values,
-        inputs=[0],
-        outputs=[3],
-        chains=[pte.Chain(instructions=[pte.Instruction(pte.KernelCall(0, [0, 1, 2, 3, 3]))])],
-        operators=[pte.Operator("aten::add", "out")],
-        non_const_buffer_sizes=[0, 64],
+        values=[one if isinstance(one, pte.EValue) else pte.EValue(one) for one in values],
+        chains=[pte.Chain(instructions=[pte.Instruction(call) for call in calls])],
+        operators=[pte.Operator(*name.partition(".")[::2]) for name in names],
+        non_const_buffer_sizes=[0, memory],
+        **{name: list(items) for name, items in fields.items()},
     )
-    weight = pte.Buffer(bytes(range(24)))
-    return pte.Program(execution_plan=[plan], constant_buffer=[pte.Buffer(b""), weight])
+    buffers = [pte.Buffer(data) for data in (b"", *constants)]
+    return pte.Program(execution_plan=[plan], constant_buffer=buffers)
 
 
-def _float_2x3(index: int = 0, allocation: pte.AllocationDetails | None = None) -> pte.Tensor:
-    return pte.Tensor(
-        pte.ScalarType.FLOAT,
-        sizes=[2, 3],
-        dim_order=[0, 1],
-        data_buffer_idx=index,
-        allocation_info=allocation,
-    )
+def add_delegates(
+    changed: pte.Program, *blobs: bytes, backend: str = "Backend", specs: Any = ()
+) -> pte.Program:
+    """Give the first method of a program delegates that are not called, and return it."""
+    for blob in blobs:
+        place = pte.BackendDelegateDataReference(
+            pte.DataLocation.INLINE, len(changed.backend_delegate_data)
+        )
+        changed.backend_delegate_data.append(pte.BackendDelegateInlineData(blob))
+        changed.execution_plan[0].delegates.append(
+            pte.BackendDelegate(backend, place, [pte.CompileSpec(*spec) for spec in specs])
+        )
+    return changed
 
 
 _i32 = st.integers(-(2**31), 2**31 - 1)

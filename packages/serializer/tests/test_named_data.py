@@ -2,57 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lowerdeck.serializer import (
     DataEntry,
     NamedDataConflictError,
     NamedDataStore,
+    NamedDataStoreOutput,
     ProgramError,
     ScalarType,
     TensorLayout,
 )
 
+ZEROS = bytes(1000)
 
-def test_equal_blobs_share_a_buffer_and_keep_their_keys() -> None:
+
+def stored(*entries: tuple[Any, ...]) -> NamedDataStoreOutput:
     store = NamedDataStore()
-    store.add_named_data("a", b"data", alignment=16)
-    store.add_named_data("b", memoryview(b"data"))
-    output = store.get_named_data_store_output()
-    assert output.buffers == [b"data"]
-    assert output.pte_data == {"a": DataEntry(0, 16), "b": DataEntry(0, 1)}
+    for entry in entries:
+        store.add_named_data(*entry)
+    return store.get_named_data_store_output()
 
 
-def test_the_same_key_with_the_same_data_satisfies_both_alignments() -> None:
-    store = NamedDataStore()
-    store.add_named_data("a", b"data", alignment=4)
-    store.add_named_data("a", b"data", alignment=6)
-    assert store.get_named_data_store_output().pte_data["a"].alignment == 12
-
-
-def test_a_conflict_names_the_key_and_changes_nothing() -> None:
-    store = NamedDataStore()
-    store.add_named_data("layer.weight", b"data")
-    with pytest.raises(NamedDataConflictError, match=r"'layer\.weight'") as caught:
-        store.add_named_data("layer.weight", b"other data")
-    assert caught.value.key == "layer.weight"
-    assert store.get_named_data_store_output().buffers == [b"data"]
-
-
-def test_blobs_that_differ_only_between_their_ends_are_told_apart() -> None:
-    store = NamedDataStore()
-    zeros = bytes(1000)
-    store.add_named_data("a", zeros)
-    store.add_named_data("b", zeros[:200] + b"1" + zeros[201:])
-    assert len(store.get_named_data_store_output().buffers) == 2
+@pytest.mark.parametrize(
+    ("entries", "buffers", "expected"),
+    [
+        (
+            [("a", b"data", 16), ("b", memoryview(b"data"))],
+            [b"data"],
+            {"a": DataEntry(0, 16), "b": DataEntry(0, 1)},
+        ),
+        # Both alignments hold.
+        ([("a", b"data", 4), ("a", b"data", 6)], [b"data"], {"a": DataEntry(0, 12)}),
+        # They differ only between their ends.
+        (
+            [("a", ZEROS), ("b", ZEROS[:200] + b"1" + ZEROS[201:])],
+            [ZEROS, ZEROS[:200] + b"1" + ZEROS[201:]],
+            {"a": DataEntry(0, 1), "b": DataEntry(1, 1)},
+        ),
+    ],
+)
+def test_equal_blobs_share_a_buffer(
+    entries: list[tuple[Any, ...]], buffers: list[bytes], expected: dict[str, DataEntry]
+) -> None:
+    output = stored(*entries)
+    assert output.buffers == buffers
+    assert output.pte_data == expected
 
 
 def test_tags_go_to_their_own_files() -> None:
-    store = NamedDataStore()
     layout = TensorLayout(ScalarType.INT, [1], [0])
-    store.add_named_data("a", b"data", external_tag="one", tensor_layout=layout)
-    store.add_named_data("b", b"more", external_tag="two")
-    output = store.get_named_data_store_output()
+    output = stored(("a", b"data", 1, "one", layout), ("b", b"more", 1, "two"))
     assert output.pte_data == {}
     assert output.external_data == {
         "one": {"a": DataEntry(0, 1, layout)},
@@ -60,40 +62,31 @@ def test_tags_go_to_their_own_files() -> None:
     }
 
 
-def test_output_is_a_snapshot() -> None:
+def test_merging_brings_everything_over_or_changes_nothing() -> None:
     store = NamedDataStore()
+    before = store.get_named_data_store_output()
+    store.add_named_data("a", b"data", 16)
+    store.merge_named_data_store(stored(("a", b"data", 3), ("b", b"more", 8, "tag")))
+    assert before.pte_data == {}
+    for conflict in (stored(("c", b"new"), ("a", b"other")), stored(("a", b"other"))):
+        with pytest.raises(NamedDataConflictError, match="'a'") as caught:
+            store.merge_named_data_store(conflict)
+        assert caught.value.key == "a"
+    with pytest.raises(NamedDataConflictError, match="'a'"):
+        store.add_named_data("a", b"other")
     output = store.get_named_data_store_output()
-    store.add_named_data("a", b"data")
-    assert output.pte_data == {}
-
-
-def test_merge_brings_everything_over() -> None:
-    one, two = NamedDataStore(), NamedDataStore()
-    one.add_named_data("a", b"data", 16)
-    two.add_named_data("a", b"data", 3)
-    two.add_named_data("b", b"more", 8, "tag")
-    one.merge_named_data_store(two.get_named_data_store_output())
-    output = one.get_named_data_store_output()
-    assert output.pte_data["a"].alignment == 48
+    assert output.pte_data == {"a": DataEntry(0, 48)}
     assert output.external_data["tag"]["b"].alignment == 8
 
 
-def test_a_merge_that_conflicts_leaves_the_store_as_it_was() -> None:
-    one, two = NamedDataStore(), NamedDataStore()
-    one.add_named_data("z", b"data")
-    two.add_named_data("a", b"new")
-    two.add_named_data("z", b"other")
-    with pytest.raises(NamedDataConflictError, match="'z'"):
-        one.merge_named_data_store(two.get_named_data_store_output())
-    assert list(one.get_named_data_store_output().pte_data) == ["z"]
-
-
-@pytest.mark.parametrize("alignment", [0, -1])
-def test_an_alignment_below_one_is_refused(alignment: int) -> None:
-    with pytest.raises(ProgramError, match="expected at least 1"):
-        NamedDataStore().add_named_data("a", b"", alignment)
-
-
-def test_data_without_a_buffer_are_refused_with_advice() -> None:
-    with pytest.raises(ProgramError, match=r"tensor\.numpy\(\)"):
-        NamedDataStore().add_named_data("a", object())  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("data", "alignment", "message"),
+    [
+        (b"", 0, "expected at least 1"),
+        (b"", -1, "expected at least 1"),
+        (object(), 1, r"tensor\.numpy\(\)"),
+    ],
+)
+def test_an_impossible_entry_is_refused(data: Any, alignment: int, message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        NamedDataStore().add_named_data("a", data, alignment)

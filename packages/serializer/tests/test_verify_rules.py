@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from serializer_programs import add_program  # type: ignore[import-not-found]
+from serializer_programs import add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
-    AllocationDetails,
     Bool,
-    Chain,
-    EValue,
-    ExecutionPlan,
+    ContentError,
     FormatError,
-    Instruction,
     Int,
+    IntList,
+    JumpFalseCall,
     KernelCall,
-    Operator,
-    Program,
-    ScalarType,
-    Tensor,
+    TensorList,
     serialize_pte,
     verify_pte,
 )
 
 # The places of fields in a table of a method, as the schema orders them.
 LISTS = {
-    "values": 2,
-    "inputs": 3,
-    "outputs": 4,
-    "chains": 5,
-    "delegates": 7,
-    "non_const_buffer_sizes": 8,
+    **{"values": 2, "inputs": 3, "outputs": 4, "chains": 5},
+    **{"delegates": 7, "non_const_buffer_sizes": 8},
 }
 
 
@@ -59,90 +52,127 @@ def _without(data: bytes, field: int) -> bytes:
 @pytest.mark.parametrize("name", LISTS)
 def test_a_method_without_a_list_is_refused_by_its_name(name: str) -> None:
     file = _without(serialize_pte(add_program()), LISTS[name])
-    with pytest.raises(
-        FormatError, match=rf"method 'forward'\.{name} at byte .* found none"
-    ) as told:
+    reason = rf"method 'forward'\.{name} at byte .* found none"
+    with pytest.raises(FormatError, match=reason) as caught:
         verify_pte(file)
-    assert told.value.offset
+    assert caught.value.offset
 
 
-def _one_tensor(memory: int, *, floats: int) -> EValue:
-    place = AllocationDetails.at(1, memory)
-    return EValue(Tensor(ScalarType.FLOAT, sizes=[floats], dim_order=[0], allocation_info=place))
-
-
-def _call(name: str, values: list[EValue], args: list[int]) -> bytes:
-    operator, _, overload = name.partition(".")
-    plan = ExecutionPlan(
-        "forward",
-        values=values,
-        inputs=[0],
-        outputs=[],
-        chains=[Chain(instructions=[Instruction(KernelCall(0, args))])],
-        operators=[Operator(operator, overload)],
-        non_const_buffer_sizes=[0, 1024],
-    )
-    return serialize_pte(Program(execution_plan=[plan]))
-
-
-def test_a_kernel_in_place_returns_what_it_writes() -> None:
-    values = [*(_one_tensor(64 * place, floats=2) for place in range(3)), EValue(Bool(False))]
-    verify_pte(_call("aten::copy_", values, [0, 1, 3, 0]))
-    with pytest.raises(FormatError, match=r"found 2 for the return value of aten::copy_.* on 0"):
-        verify_pte(_call("aten::copy_", values, [0, 1, 3, 2]))
-
-
-def test_an_operator_of_the_runtime_takes_numbers_alone() -> None:
-    values = [_one_tensor(64, floats=2), EValue(Int(1)), EValue(Int(0))]
-    verify_pte(_call("executorch_prim::add.Scalar", values, [1, 1, 2]))
-    for args in ([0, 1, 2], [1, 0, 2]):
-        number = args.index(0)
-        with pytest.raises(FormatError, match=rf"found a Tensor \(value 0\) as argument {number}"):
-            verify_pte(_call("executorch_prim::add.Scalar", values, args))
-
-
-def test_no_dimension_is_computed() -> None:
-    """The runtime trusts it, and ends the process over one that is not there."""
-    values = [_one_tensor(64, floats=2), EValue(Int(0)), EValue(Int(0))]
-    verify_pte(_call("aten::sym_size.int", values, [0, 1, 2]))
-    for args in ([0, 1, 1], [0, 2, 2]):
-        with pytest.raises(FormatError, match=r"found a computed dimension in argument 1"):
-            verify_pte(_call("aten::sym_size.int", values, args))
-
-
-def test_a_limit_of_a_kernel_is_kept() -> None:
-    flat = [_one_tensor(64 * place, floats=2) for place in range(3)]
-    with pytest.raises(FormatError, match=r"for aten::bmm\.out, which ends the process otherwise"):
-        verify_pte(_call("aten::bmm.out", flat, [0, 1, 2, 2]))
+THREE = tuple(tensor(at=64 * place) for place in range(3))
+COPY, ADD, SIZE = "aten::copy_", "executorch_prim::add.Scalar", "aten::sym_size.int"
 
 
 @pytest.mark.parametrize(
-    ("memory", "start", "told"),
+    ("name", "values", "args", "reason"),
     [
-        (1, 66, r"found planned memory at 66, expected a multiple of 4, the size of an element"),
-        (0, 64, r"found memory_id 0, expected 1 to 1"),
-        (2, 64, r"found memory_id 2, expected 1 to 1"),
-        (1, 1020, r"found planned memory up to byte 1028 of the 1024 of id 1"),
+        (COPY, [*THREE, Bool(False)], [0, 1, 3, 0], None),
+        (COPY, [*THREE, Bool(False)], [0, 1, 3, 2], r"found 2 for the return value of .* on 0"),
+        (ADD, [*THREE, Int(1), Int(0)], [3, 3, 4], None),
+        (ADD, [*THREE, Int(1), Int(0)], [0, 3, 4], r"Tensor \(value 0\) as argument 0"),
+        (ADD, [*THREE, Int(1), Int(0)], [3, 0, 4], r"Tensor \(value 0\) as argument 1"),
+        # The runtime trusts a dimension, and ends the process over one that is not there.
+        (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 4], None),
+        (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 3], "a computed dimension in argument 1"),
+        (SIZE, [*THREE, Int(0), Int(0)], [0, 4, 4], "a computed dimension in argument 1"),
+        ("aten::bmm.out", [*THREE], [0, 1, 2, 2], r"aten::bmm\.out, which ends the process"),
+        *(
+            (COPY, [tensor(at=start, memory=memory), Bool(False)], [0, 0, 1, 0], reason)
+            for memory, start, reason in (
+                (1, 1016, None),
+                (1, 66, "at 66, expected a multiple of 4, the size of an element"),
+                (0, 64, "found memory_id 0, expected 1 to 1"),
+                (2, 64, "found memory_id 2, expected 1 to 1"),
+                (1, 1020, "found planned memory up to byte 1028 of the 1024 of id 1"),
+            )
+        ),
     ],
 )
-def test_memory_is_planned_where_there_is_some(memory: int, start: int, told: str) -> None:
-    def file(memory: int, start: int) -> bytes:
-        place = AllocationDetails.at(memory, start)
-        tensor = Tensor(ScalarType.FLOAT, sizes=[2], dim_order=[0], allocation_info=place)
-        values = [EValue(tensor), EValue(Bool(False))]
-        return _call("aten::copy_", values, [0, 0, 1, 0])
+def test_a_call_keeps_the_rules_of_its_kernel_and_memory(
+    name: str, values: Sequence[Any], args: Sequence[int], reason: str | None
+) -> None:
+    file = serialize_pte(program(values, (name, args), inputs=[0]))
+    if reason is None:
+        verify_pte(file)
+        return
+    with pytest.raises(FormatError, match=reason):
+        verify_pte(file)
 
-    verify_pte(file(1, 1016))
-    with pytest.raises(FormatError, match=told):
-        verify_pte(file(memory, start))
 
-
-@pytest.mark.parametrize(("planned", "told"), [(False, "constants"), (True, "initial values")])
-def test_data_that_is_not_there_is_told_by_what_it_is(planned: bool, told: str) -> None:
-    program = add_program()
-    values = program.execution_plan[0].values
-    tensor = values[0 if planned else 1].val
-    assert isinstance(tensor, Tensor)
-    tensor.data_buffer_idx = 9
+@pytest.mark.parametrize(("value", "told"), [(1, "constants"), (0, "initial values")])
+def test_data_that_is_not_there_is_told_by_what_it_is(value: int, told: str) -> None:
+    made = add_program()
+    made.execution_plan[0].values[value].val.data_buffer_idx = 9
     with pytest.raises(FormatError, match=f"found data_buffer_idx 9.* the number of {told}"):
-        verify_pte(serialize_pte(program))
+        verify_pte(serialize_pte(made))
+
+
+# Memory that a view gives: only where no way leads past the view, and never a constant's.
+_INPUT, _VIEW, _OTHER, _SIZES, _FLAG, _OUT, _LIST, _CONSTANT, _WIDE = range(9)
+_NAMES = ("executorch_prim::et_view.default", "mine::use.out", "aten::relu.out")
+
+
+def _view(source: int, out: int) -> Any:
+    return _NAMES[0], [source, _SIZES, out, out]
+
+
+def _use(value: int) -> Any:
+    return _NAMES[1], [value, _OUT, _OUT]
+
+
+def _away(step: int) -> JumpFalseCall:
+    return JumpFalseCall(_FLAG, step)
+
+
+def _file(*chains: Sequence[Any]) -> bytes:
+    values = [tensor((4,)), tensor((4,)), tensor((4,)), IntList([]), Bool(True), tensor((4,))]
+    values += [TensorList([_INPUT, _VIEW]), tensor((4,), index=1), tensor((8,))]
+    # Calls of each kernel, which number them alike in every chain.
+    first = [(name, []) for name in _NAMES]
+    made = [
+        program(values, *first, *steps, constants=[bytes(16)], inputs=[0], outputs=[_OUT])
+        for steps in chains
+    ]
+    plan = made[0].execution_plan[0]
+    plan.chains = [one.execution_plan[0].chains[0] for one in made]
+    for chain in plan.chains:
+        del chain.instructions[: len(first)]
+    return bytes(serialize_pte(made[0]))
+
+
+_IN_VIEW, _FROM_OTHER = _view(_INPUT, _VIEW), _view(_VIEW, _OTHER)
+_CONSTANTS = _view(_CONSTANT, _VIEW), _view(_VIEW, _OTHER)
+_PAIR = _IN_VIEW, _use(_VIEW)
+VIEWS: dict[str, tuple[Sequence[Sequence[Any]], str | None]] = {
+    "used": ([_PAIR], None),
+    "of views": ([(_IN_VIEW, _FROM_OTHER, _use(_OTHER), _use(_LIST), _use(_LIST))], None),
+    "in a branch": ([(_away(3), *_PAIR, _use(_INPUT))], None),
+    "in a loop": ([(*_PAIR, _away(0))], None),
+    "among jumps": ([(_away(1), _IN_VIEW, _away(4), _use(_VIEW), _use(_VIEW))], None),
+    "on both ways": ([(_away(3), *_PAIR, *_PAIR)], None),
+    "in both chains": ([_PAIR, _PAIR], None),
+    "of a constant": ([(*_CONSTANTS, _use(_OTHER))], None),
+    "before": ([(_use(_VIEW), _IN_VIEW)], "without memory"),
+    "list before": ([(_use(_LIST), _IN_VIEW)], "without memory"),
+    "of none": ([(_view(_OTHER, _VIEW), _use(_VIEW))], "without memory"),
+    "jumped past": ([(_away(2), *_PAIR)], "without memory"),
+    "list jumped past": ([(_away(3), _IN_VIEW, _use(_LIST), _use(_LIST))], "without memory"),
+    "past and back": ([(_away(4), *_PAIR, _use(_VIEW), _away(2))], "without memory"),
+    "of other bytes": ([(_view(_INPUT, _WIDE), _use(_WIDE))], "found a view of"),
+    "not in the next chain": ([_PAIR, _PAIR[1:]], "without memory"),
+    "later in the next chain": ([_PAIR, _PAIR[::-1]], "without memory"),
+    "constant written": (
+        [(*_CONSTANTS, (_NAMES[2], [_INPUT, _OTHER, _OTHER]))],
+        f"found the constant {_OTHER} where aten::relu",
+    ),
+    "constant as a view": ([[_view(_INPUT, _CONSTANT)]], f"found the constant {_CONSTANT} as a v"),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_gives_memory_where_it_is_made(name: str) -> None:
+    chains, reason = VIEWS[name]
+    if reason is None:
+        verify_pte(_file(*chains))
+        return
+    with pytest.raises(ContentError, match=reason):
+        verify_pte(_file(*chains))
