@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from serializer_constructions import of_schema  # type: ignore[import-not-found]
-from serializer_programs import add_program  # type: ignore[import-not-found]
+from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     BackendDelegate,
@@ -45,15 +45,7 @@ WEIGHT = bytes(range(24))
 
 
 def _rich_program() -> Program:
-    program: Program = add_program()
-    program.backend_delegate_data.append(BackendDelegateInlineData(b"delegate blob"))
-    program.execution_plan[0].delegates.append(
-        BackendDelegate(
-            "Backend",
-            BackendDelegateDataReference(DataLocation.INLINE, 0),
-            [CompileSpec("speed", b"fast")],
-        )
-    )
+    program: Program = add_delegates(add_program(), b"delegate blob", specs=[("speed", b"fast")])
     program.named_data.append(NamedData("key", b"named", 32))
     return program
 
@@ -78,21 +70,20 @@ def test_an_open_file_hands_out_its_parts(tmp_path: Path) -> None:
             file.method("backward")
 
 
-def test_views_outlive_the_file_that_gave_them(tmp_path: Path) -> None:
+def test_buffers_are_views_which_outlive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     write_pte(_rich_program(), path)
     with open_pte(path) as file:
-        view = file.constants[1].storage
+        view: Any = file.constants[1].storage
     assert view == WEIGHT
-
-
-def test_buffers_are_views_on_the_input() -> None:
-    data = bytearray(serialize_pte(_rich_program()))
+    data = bytearray(path.read_bytes())
     program = deserialize_pte(data)
-    position = data.index(WEIGHT)
-    data[position] = 99
-    view: Any = program.constant_buffer[1].storage
+    data[data.index(WEIGHT)] = 99
+    view = program.constant_buffer[1].storage
     assert view[0] == 99
+    with path.open("rb") as raw:
+        mapped = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+    assert deserialize_pte(mapped) == deserialize_pte(path.read_bytes())
 
 
 def test_opening_decodes_nothing_of_the_methods(tmp_path: Path) -> None:
@@ -109,43 +100,27 @@ def test_opening_decodes_nothing_of_the_methods(tmp_path: Path) -> None:
     assert peak < 200_000
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "empty.pte"
-    path.touch()
-    with pytest.raises(TruncatedError):
-        open_pte(path)
-
-
-def test_a_malformed_file_is_refused_on_opening(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "error"), [(0, TruncatedError), (50, FormatError)])
+def test_a_short_file_is_refused_on_opening(
+    size: int, error: type[FormatError], tmp_path: Path
+) -> None:
     path = tmp_path / "short.pte"
-    path.write_bytes(serialize_pte(add_program())[:50])
-    with pytest.raises(FormatError):
+    path.write_bytes(serialize_pte(add_program())[:size])
+    with pytest.raises(error):
         open_pte(path)
 
 
-def test_a_header_of_24_bytes_is_read() -> None:
-    data = bytearray(serialize_pte(_rich_program()))
-    data[12:16] = struct.pack("<I", 24)
-    data[32:40] = bytes(8)
-    file = PteFile(data)
-    assert file.header is not None
-    assert file.header.segment_data_size == 0
-    assert verify_pte(data) == deserialize_pte(serialize_pte(_rich_program()))
-
-
-def test_a_longer_header_is_read() -> None:
-    data = bytearray(serialize_pte(_rich_program(), delegate_alignment=64))
-    data[12:16] = struct.pack("<I", 48)
-    verify_pte(data)
-
-
-def test_bytes_after_the_last_segment_are_ignored() -> None:
-    data = serialize_pte(_rich_program())
-    assert verify_pte(data + b"left over") == deserialize_pte(data)
-
-
-def test_without_header_magic_segments_are_not_guessed() -> None:
-    data = bytearray(serialize_pte(_rich_program()))
+@pytest.mark.parametrize(
+    ("length", "old"), [(24, True), (48, False)], ids=["old header", "longer header"]
+)
+def test_other_headers_and_bytes_behind_are_read(length: int, old: bool) -> None:
+    whole = serialize_pte(_rich_program(), delegate_alignment=64)
+    data = bytearray(whole + b"left over")
+    data[12:16] = struct.pack("<I", length)
+    if old:
+        data[32:40] = bytes(8)
+        assert PteFile(data).header.segment_data_size == 0  # type: ignore[union-attr]
+    assert verify_pte(data) == deserialize_pte(whole)
     data[8:12] = b"EH00"
     with pytest.raises(SegmentError, match="no extended header"):
         deserialize_pte(data)
@@ -207,14 +182,6 @@ def _legacy_file(constants: list[bytes]) -> bytes:
     return b"".join(assembly.finish(struct.pack("<I4s", root[""], b"ET12")))
 
 
-def test_a_memory_map_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "model.pte"
-    write_pte(_rich_program(), path)
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    assert deserialize_pte(mapped) == deserialize_pte(path.read_bytes())
-
-
 def test_a_path_in_place_of_bytes_is_refused_with_what_to_call(tmp_path: Path) -> None:
     for path in ("model.pte", tmp_path / "model.pte"):
         for read in (deserialize_pte, verify_pte):
@@ -249,7 +216,7 @@ def test_an_open_file_can_be_looked_at_for_ever() -> None:
             file.decoder.memory_sizes(table)
 
 
-@pytest.mark.parametrize("rank", [17, 500, 20_000])
+@pytest.mark.parametrize("rank", [17, 20_000])
 @pytest.mark.parametrize("field", ["Tensor.sizes", "Tensor.dim_order", "TensorLayout.sizes"])
 def test_a_tensor_of_too_many_dimensions_is_refused(rank: int, field: str) -> None:
     file = dict(of_schema())[f"{field}-long"](rank)

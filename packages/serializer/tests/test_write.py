@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serializer_programs import add_program  # type: ignore[import-not-found]
+from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     BackendDelegate,
@@ -43,22 +43,6 @@ from lowerdeck.serializer import (
 )
 
 
-def _any(what: Any) -> Any:
-    return what
-
-
-def _value(val: Any) -> EValue:
-    return EValue(val)
-
-
-def _with_delegate(blob: bytes) -> Program:
-    program: Program = add_program()
-    program.backend_delegate_data.append(BackendDelegateInlineData(blob))
-    reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
-    program.execution_plan[0].delegates.append(BackendDelegate("Backend", reference))
-    return program
-
-
 @settings(deadline=None)
 @given(
     st.sampled_from([1, 2, 16, 100, 128, 4096]),
@@ -68,7 +52,7 @@ def _with_delegate(blob: bytes) -> Program:
 def test_every_alignment_holds_from_the_start_of_the_file(
     segment: int, tensor: int, own: int
 ) -> None:
-    program = _with_delegate(b"<delegate>")
+    program = add_delegates(add_program(), b"<delegate>")
     program.constant_buffer += [Buffer(b"<first>"), Buffer(b"<second>")]
     program.named_data += [NamedData("a", b"<named>", own), NamedData("b", b"<second>", own)]
     data = serialize_pte(program, segment_alignment=segment, constant_tensor_alignment=tensor)
@@ -87,7 +71,7 @@ def test_every_alignment_holds_from_the_start_of_the_file(
 
 @pytest.mark.parametrize("alignment", [1, 16, 64, 1024])
 def test_inline_delegates_are_aligned(alignment: int) -> None:
-    program = _with_delegate(b"<delegate>")
+    program = add_delegates(add_program(), b"<delegate>")
     data = serialize_pte(program, delegate_alignment=alignment, extract_delegate_segments=False)
     assert data.index(b"<delegate>") % alignment == 0
 
@@ -107,7 +91,7 @@ def test_a_named_blob_that_is_a_constant_is_a_segment_inside_the_constant_segmen
 
 def test_equal_blobs_values_and_strings_are_stored_once() -> None:
     blob = b"a blob that many share" * 8
-    program = _with_delegate(blob)
+    program = add_delegates(add_program(), blob)
     program.constant_buffer += [Buffer(blob), Buffer(blob)]
     plan = program.execution_plan[0]
     plan.values += [EValue(Int(77)) for _ in range(1000)]
@@ -122,45 +106,30 @@ def test_equal_blobs_values_and_strings_are_stored_once() -> None:
 def test_names_of_a_store_are_written_beside_those_of_the_program() -> None:
     store = NamedDataStore()
     store.add_named_data("b", b"2", 32)
+    output = store.get_named_data_store_output()
     program = add_program()
     program.named_data.append(NamedData("a", b"1"))
-    data = serialize_pte(program, named_data=store.get_named_data_store_output())
-    assert {entry.key: bytes(_any(entry.data)) for entry in deserialize_pte(data).named_data} == {
-        "a": b"1",
-        "b": b"2",
-    }
+    read = deserialize_pte(serialize_pte(program, named_data=output)).named_data
+    assert {entry.key: bytes(entry.data) for entry in read} == {"a": b"1", "b": b"2"}  # type: ignore[arg-type]
+    program.named_data.append(NamedData("b", b"1"))
+    with pytest.raises(NamedDataConflictError, match="'b'"):
+        serialize_pte(program, named_data=output)
 
 
-def test_one_key_with_two_contents_is_refused() -> None:
-    store = NamedDataStore()
-    store.add_named_data("a", b"2")
-    program = add_program()
-    program.named_data.append(NamedData("a", b"1"))
-    with pytest.raises(NamedDataConflictError, match="'a'"):
-        serialize_pte(program, named_data=store.get_named_data_store_output())
-
-
-def test_constants_that_are_all_empty_still_load() -> None:
+def test_a_file_ends_with_its_segments_and_without_data_has_no_header() -> None:
     program = add_program()
     program.constant_buffer[1] = Buffer(b"")
-    tensor = program.execution_plan[0].values[1].val
-    tensor.sizes, tensor.dim_order = [0, 4], [0, 1]
-    data = serialize_pte(program)
-    verify_pte(data)
-    assert PteFile(data).segments[0].size == 1
-
-
-def test_a_file_without_data_has_no_header() -> None:
-    data = serialize_pte(Program())
-    assert PteFile(data).header is None
-    assert len(data) >= 64
-
-
-def test_segment_size_ends_the_file() -> None:
-    data = serialize_pte(add_program())
-    header = PteFile(data).header
-    assert header is not None
-    assert header.segment_base_offset + header.segment_data_size == len(data)
+    program.execution_plan[0].values[1] = tensor((0, 4), index=1)
+    for made in (program, add_program()):
+        data = serialize_pte(made)
+        header = PteFile(data).header
+        assert header is not None
+        assert header.segment_base_offset + header.segment_data_size == len(data)
+    # Constants that are all empty still load.
+    verify_pte(serialize_pte(program))
+    assert PteFile(serialize_pte(program)).segments[0].size == 1
+    assert PteFile(serialize_pte(Program())).header is None
+    assert len(serialize_pte(Program())) >= 64
 
 
 @pytest.mark.parametrize(
@@ -178,7 +147,7 @@ def test_anything_with_a_buffer_can_be_stored(storage: Any) -> None:
     assert serialize_pte(program) == serialize_pte(add_program())
 
 
-@pytest.mark.parametrize("offset", [0, 1, 5000])
+@pytest.mark.parametrize("offset", [0, 5001])
 def test_a_range_of_a_file_can_be_stored(offset: int, tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(offset) + bytes(range(24)) + b"rest")
@@ -201,13 +170,6 @@ def test_a_buffer_is_written_without_being_copied(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < size // 20
-
-
-def test_writing_to_an_open_file_gives_the_same_bytes() -> None:
-    file = io.BytesIO()
-    size = write_pte(add_program(), file)
-    assert file.getvalue() == serialize_pte(add_program())
-    assert size == len(file.getvalue())
 
 
 class _Breaks:
@@ -235,17 +197,18 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         write_pte(add_program(), _Breaks())  # type: ignore[arg-type]
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
-        write_pte(_with_delegate(b"new"), path)
+        write_pte(add_delegates(add_program(), b"new"), path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
 
 
-def test_a_rewritten_file_keeps_its_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "model.pte"
+def test_a_path_keeps_its_permissions_and_an_open_file_gets_the_same_bytes(tmp_path: Path) -> None:
+    path, file = tmp_path / "model.pte", io.BytesIO()
     write_pte(add_program(), path)
     path.chmod(0o640)
-    write_pte(add_program(), path)
+    assert write_pte(add_program(), path) == write_pte(add_program(), file) == len(file.getvalue())
     assert path.stat().st_mode & 0o777 == 0o640
+    assert path.read_bytes() == file.getvalue() == serialize_pte(add_program())
 
 
 @pytest.mark.parametrize(
@@ -263,42 +226,27 @@ def test_impossible_alignments_are_refused(options: dict[str, int], message: str
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("field", "item", "message"),
     [
-        (lambda plan: plan.values.append(_value(object())), r"values\[4\].val: found <object"),
-        (lambda plan: plan.values.append(EValue(Int(2**63))), r"values\[4\].*9223372036854775808"),
+        ("values", EValue(object()), r"values\[4\].val: found <object"),  # type: ignore[arg-type]
+        ("values", EValue(Int(2**63)), r"values\[4\].*9223372036854775808"),
+        ("values", EValue(Int("1")), r"values\[4\].*int_val: found '1'"),  # type: ignore[arg-type]
+        ("values", tensor((2**31,)), r"values\[4\].*2147483648"),
+        ("instructions", Instruction(Null()), r"instructions\[1\].*KernelCall"),  # type: ignore[arg-type]
+        ("instructions", Instruction(KernelCall(0, [2**40])), r"ions\[1\].*1099511627776"),
+        ("instructions", Instruction(KernelCall(2**40, [])), r"ions\[1\].*op_index: found 109951"),
+        ("inputs", "x", "method 'forward'"),
         (
-            lambda plan: plan.values.append(_value(Int(_any("1")))),
-            r"values\[4\].*int_val: found '1'",
-        ),
-        (
-            lambda plan: plan.values.append(EValue(Tensor(ScalarType.INT, sizes=[2**31]))),
-            r"values\[4\].*2147483648",
-        ),
-        (
-            lambda plan: plan.chains[0].instructions.append(Instruction(Null())),  # type: ignore[arg-type]
-            r"instructions\[1\].*KernelCall",
-        ),
-        (
-            lambda plan: plan.chains[0].instructions.append(Instruction(KernelCall(0, [2**40]))),
-            r"instructions\[1\].*1099511627776",
-        ),
-        (
-            lambda plan: plan.chains[0].instructions.append(Instruction(KernelCall(2**40, []))),
-            r"instructions\[1\].*op_index: found 1099511627776",
-        ),
-        (lambda plan: plan.inputs.append("x"), "method 'forward'"),
-        (
-            lambda plan: plan.delegates.append(
-                BackendDelegate("b", BackendDelegateDataReference(DataLocation.INLINE, 3))
-            ),
+            "delegates",
+            BackendDelegate("b", BackendDelegateDataReference(DataLocation.INLINE, 3)),
             r"delegates\[0\]\.processed: found index 3",
         ),
     ],
 )
-def test_what_cannot_be_stored_is_named(change: Any, message: str) -> None:
+def test_what_cannot_be_stored_is_named(field: str, item: object, message: str) -> None:
     program = add_program()
-    change(program.execution_plan[0])
+    plan = program.execution_plan[0]
+    getattr(plan.chains[0] if field == "instructions" else plan, field).append(item)
     with pytest.raises(ProgramError, match=message):
         serialize_pte(program)
 
@@ -317,9 +265,3 @@ def test_what_is_no_program_is_refused(given: Any, tmp_path: Path) -> None:
         serialize_pte(given)
     with pytest.raises(ProgramError, match="expected a Program"):
         write_pte(given, tmp_path / "a.pte")
-
-
-def test_a_missing_folder_is_named_and_not_our_temporary_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        write_pte(add_program(), tmp_path / "missing" / "a.pte")
-    assert caught.value.filename == str(tmp_path / "missing")
