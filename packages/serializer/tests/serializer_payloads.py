@@ -6,25 +6,17 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import serializer_programs as programs  # type: ignore[import-not-found]
+
 from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Chain,
-    DataLocation,
     DelegateCall,
-    EValue,
-    ExecutionPlan,
-    Instruction,
     NamedData,
     Program,
     ScalarType,
-    Tensor,
     XnnDatatype,
     XnnOperator,
 )
 from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES
-from lowerdeck.serializer.pte.schema import AllocationDetails
 from lowerdeck.serializer.xnnpack.operators import PAYLOAD_TABLES
 
 NONE = 0xFFFFFFFF
@@ -185,37 +177,23 @@ def relu() -> Table:
 
 def convolution(**fields: Any) -> Table:
     """Return a graph of an int8 convolution, its scales inside the graph."""
-    scale = {"scale": 0.5, "zero_point": -3}
-    per_tensor = ("PerTensorQuant", scale)
+    per_tensor = ("PerTensorQuant", {"scale": 0.5, "zero_point": -3})
     kinds = {"datatype": int(XnnDatatype.QINT8), "quant": per_tensor}
     filters = ("PerChannelQuant", {"scale": [0.5, 0.25], "num_scales": 2})
     bias = ("PerChannelQuant", {"scale": [1.0, 1.0], "num_scales": 2})
+    types = int(XnnDatatype.QCINT8), int(XnnDatatype.QCINT32)
     values = [
         value(0, (1, 4, 4, 3), external_id=0, flags=1, **kinds),
         value(1, (1, 4, 4, 2), external_id=1, flags=2, **kinds),
-        value(
-            *(2, (2, 3, 3, 3)),
-            datatype=int(XnnDatatype.QCINT8),
-            constant_buffer_idx=1,
-            quant=filters,
-        ),
-        value(3, (2,), datatype=int(XnnDatatype.QCINT32), constant_buffer_idx=2, quant=bias),
+        value(2, (2, 3, 3, 3), datatype=types[0], constant_buffer_idx=1, quant=filters),
+        value(3, (2,), datatype=types[1], constant_buffer_idx=2, quant=bias),
     ]
+    sides = {"kernel": 3, "subsampling": 1, "dilation": 1}
     convolve = {
         **{f"padding_{side}": 1 for side in ("top", "right", "bottom", "left")},
-        **{f"{name}_{side}": 3 for name in ("kernel",) for side in ("height", "width")},
-        **{
-            f"{name}_{side}": 1
-            for name in ("subsampling", "dilation")
-            for side in ("height", "width")
-        },
-        "group_input_channels": 3,
-        "group_output_channels": 2,
-        "groups": 1,
-        "input1_id": 0,
-        "filter_id": 2,
-        "bias_id": 3,
-        "output_id": 1,
+        **{f"{name}_{side}": n for name, n in sides.items() for side in ("height", "width")},
+        **{"group_input_channels": 3, "group_output_channels": 2, "groups": 1},
+        **{"input1_id": 0, "filter_id": 2, "bias_id": 3, "output_id": 1},
     } | fields
     constants = [{"size": 54, "offset": 0}, {"size": 8, "offset": 56}]
     return graph(values, [node(XnnOperator.CONV2D, **convolve)], constants)
@@ -224,20 +202,13 @@ def convolution(**fields: Any) -> Table:
 def linear(**fields: Any) -> Table:
     """Return a graph of a linear layer of 4-bit weights in named data, its scales as well."""
     groups = {"group_size": 32, "scale_buffer_idx": 2, "num_scales": 4}
+    grouped, token = ("PerChannelGroupQuant", groups), ("PerTokenDynamicQuant", {"num_nonbatch_dims": 1})
+    types = int(XnnDatatype.QDINT8), int(XnnDatatype.QBINT4)
     values = [
         value(0, (1, 32), external_id=0, flags=1),
         value(1, (1, 4), external_id=1, flags=2),
-        value(
-            *(2, (1, 32)),
-            datatype=int(XnnDatatype.QDINT8),
-            quant=("PerTokenDynamicQuant", {"num_nonbatch_dims": 1}),
-        ),
-        value(
-            *(3, (4, 32)),
-            datatype=int(XnnDatatype.QBINT4),
-            constant_buffer_idx=1,
-            quant=("PerChannelGroupQuant", groups),
-        ),
+        value(2, (1, 32), datatype=types[0], quant=token),
+        value(3, (4, 32), datatype=types[1], constant_buffer_idx=1, quant=grouped),
     ]
     nodes = [
         node(XnnOperator.CONVERT, input_id=0, output_id=2),
@@ -263,31 +234,14 @@ def program(
     named: Mapping[str, int] = NAMED,
 ) -> Program:
     """Return a program of one call of a delegate."""
-    values = [
-        EValue(
-            Tensor(
-                kind,
-                sizes=list(sizes),
-                dim_order=list(range(len(sizes))),
-                allocation_info=AllocationDetails(1, 1 << 10 << position),
-            )
-        )
-        for position, kind in enumerate(kinds)
-    ]
     count = len(kinds)
-    plan = ExecutionPlan(
-        "forward",
-        values=values,
-        inputs=list(range(count - 1)),
+    made: Program = programs.program(
+        [programs.tensor(sizes, kind, 1 << 10 << place) for place, kind in enumerate(kinds)],
+        DelegateCall(0, list(range(count))),
+        memory=1 << 14,
+        inputs=range(count - 1),
         outputs=[count - 1],
-        chains=[Chain(instructions=[Instruction(DelegateCall(0, list(range(count))))])],
-        delegates=[
-            BackendDelegate("XnnpackBackend", BackendDelegateDataReference(DataLocation.INLINE, 0))
-        ],
-        non_const_buffer_sizes=[0, 1 << 14],
     )
-    return Program(
-        execution_plan=[plan],
-        backend_delegate_data=[BackendDelegateInlineData(blob)],
-        named_data=[NamedData(key, bytes(size)) for key, size in named.items()],
-    )
+    made.named_data = [NamedData(key, bytes(size)) for key, size in named.items()]
+    programs.add_delegates(made, blob, backend="XnnpackBackend")
+    return made

@@ -30,8 +30,8 @@ from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.report.changes import method_changes, stored_changes
 from lowerdeck.serializer.report.pairing import pair_rows
 
-_SIZE = 3_000
-_ATTACK_SIZE = 24_000
+_SIZE = 2_000
+_ATTACK_SIZE = 12_000
 _DOUBLED = 2.3
 _STEPS_PER_BYTE = 320
 _MOST_DOUBLINGS = 6
