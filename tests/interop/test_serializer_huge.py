@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from serializer_sparse import write_huge
 
 from lowerdeck_zoo import official
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages" / "serializer" / "tests"))
-
-from serializer_sparse import write_huge
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 GIB = 1 << 30

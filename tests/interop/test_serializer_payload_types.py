@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+import serializer_programs as programs
 from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Chain,
-    DataLocation,
     DelegateCall,
-    EValue,
-    ExecutionPlan,
     FormatError,
     Hazard,
-    Instruction,
-    Program,
     ScalarType,
-    Tensor,
     XnnDatatype,
     XnnOperator,
     serialize_pte,
     verify_pte,
 )
-from lowerdeck.serializer.pte.schema import AllocationDetails
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, Constant, Graph, Node, Value
@@ -145,31 +134,14 @@ def _encoding(kind: XnnDatatype, scale: float = 0.0, zero: int = 0) -> Encoding:
 
 
 def _file(blob: bytes, shapes: Sequence[Sequence[int]], types: Sequence[XnnDatatype]) -> bytes:
-    values, used = [], 0
-    for shape, kind in zip(shapes, types, strict=True):
-        place = AllocationDetails(1, used)
-        order = list(range(len(shape)))
-        values.append(
-            EValue(
-                Tensor(TYPES[kind][0], sizes=list(shape), dim_order=order, allocation_info=place)
-            )
-        )
-        used += -(-prod(shape) * 4 // 16) * 16
+    values = [
+        programs.tensor(shape, TYPES[kind][0], 1024 * place)
+        for place, (shape, kind) in enumerate(zip(shapes, types, strict=True))
+    ]
     count = len(values)
-    plan = ExecutionPlan(
-        "forward",
-        values=values,
-        inputs=list(range(count - 1)),
-        outputs=[count - 1],
-        chains=[Chain(instructions=[Instruction(DelegateCall(0, list(range(count))))])],
-        delegates=[
-            BackendDelegate("XnnpackBackend", BackendDelegateDataReference(DataLocation.INLINE, 0))
-        ],
-        non_const_buffer_sizes=[0, used],
-    )
-    return serialize_pte(
-        Program(execution_plan=[plan], backend_delegate_data=[BackendDelegateInlineData(blob)])
-    )
+    call = DelegateCall(0, list(range(count)))
+    made = programs.program(values, call, memory=1024 * count, inputs=range(count - 1), outputs=[count - 1])
+    return serialize_pte(programs.add_delegates(made, blob, backend="XnnpackBackend"))
 
 
 def is_accepted(written: bytes) -> bool:

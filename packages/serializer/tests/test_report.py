@@ -1,33 +1,24 @@
 """The pages of `.pte` files, read as text; tests/browser opens them in a browser."""
 
+from __future__ import annotations
+
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serializer_payloads import (  # type: ignore[import-not-found]
-    convolution,
-    payload,
-)
+from serializer_payloads import convolution, payload  # type: ignore[import-not-found]
 from serializer_payloads import program as delegated
+from serializer_programs import add_delegates, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
     Buffer,
-    Chain,
-    CompileSpec,
-    DataLocation,
     DelegateCall,
     Double,
     EValue,
     ExecutionPlan,
-    ExtraTensorInfo,
     FormatError,
     Frame,
     FrameList,
@@ -39,9 +30,7 @@ from lowerdeck.serializer import (
     Operator,
     Program,
     PteFile,
-    ScalarType,
     String,
-    Tensor,
     TensorList,
     html_diff,
     html_report,
@@ -59,73 +48,37 @@ def data_of(page: str) -> dict[str, Any]:
     return data
 
 
-def tensor(sizes: Sequence[int], name: str | None = None, **fields: Any) -> EValue:
-    extra = ExtraTensorInfo(fully_qualified_name=name) if name else None
-    return EValue(
-        Tensor(
-            ScalarType.FLOAT,
-            sizes=list(sizes),
-            dim_order=list(range(len(sizes))),
-            extra_tensor_info=extra,
-            **fields,
-        )
-    )
-
-
-def small_program(word: str = "weight", blob: bytes = b"inputs 1\nsin,0") -> Program:
+def small_program(word: str = "weight", blob: bytes = b"inputs 1\nsin,0") -> Any:
     """A convolution and a delegate, with ``word`` wherever a file can hold a text."""
     values = [
-        tensor([1, 3, 8, 8], allocation_info=AllocationDetails.at(1, 0)),
-        tensor([4, 3, 3, 3], name=word, data_buffer_idx=1),
-        EValue(Int(2**62)),
-        EValue(Double(float("nan"))),
-        EValue(IntList([2, 99])),
-        EValue(String(word)),
-        tensor([1, 4, 8, 8], allocation_info=AllocationDetails.at(1, 768)),
-        tensor([1, 4, 8, 8], allocation_info=AllocationDetails.at(1, 1792)),
+        tensor([1, 3, 8, 8], at=0),
+        tensor([4, 3, 3, 3], index=1, name=word),
+        *(Int(2**62), Double(float("nan")), IntList([2, 99]), String(word)),
+        tensor([1, 4, 8, 8], at=768),
+        tensor([1, 4, 8, 8], at=1792),
     ]
-    plan = ExecutionPlan(
-        word,
-        values=values,
-        inputs=[0],
-        outputs=[7],
-        chains=[
-            Chain(
-                instructions=[
-                    Instruction(KernelCall(0, [0, 1, 2, 3, 4, 5, 6, 6])),
-                    Instruction(DelegateCall(0, [6, 7])),
-                ],
-                stacktrace=[FrameList([Frame(word, 3, word, word)]), FrameList([])],
-            )
-        ],
-        operators=[Operator(word, "out")],
-        delegates=[
-            BackendDelegate(
-                word,
-                BackendDelegateDataReference(DataLocation.INLINE, 0),
-                [CompileSpec(word, word.encode(errors="replace")), CompileSpec("k", b"\xff\x00")],
-            )
-        ],
-        non_const_buffer_sizes=[0, 2816],
-    )
-    return Program(
-        execution_plan=[plan],
-        constant_buffer=[Buffer(b""), Buffer(bytes(432))],
-        backend_delegate_data=[BackendDelegateInlineData(blob)],
-        named_data=[NamedData(word, b"1234")],
-    )
+    steps = ("name.out", [*range(7), 6]), DelegateCall(0, [6, 7])
+    made = program(values, *steps, constants=[bytes(432)], memory=2816, inputs=[0], outputs=[7])
+    specs = [(word, word.encode(errors="replace")), ("k", b"\xff\x00")]
+    add_delegates(made, blob, backend=word, specs=specs)
+    (plan,) = made.execution_plan
+    plan.name, plan.operators = word, [Operator(word, "out")]
+    plan.chains[0].stacktrace = [FrameList([Frame(word, 3, word, word)]), FrameList([])]
+    made.named_data = [NamedData(word, b"1234")]
+    return made
 
 
-def test_a_page_needs_nothing_else() -> None:
+def method_of(made: Any) -> Any:
+    (method,) = data_of(html_report(made))["file"]["methods"]
+    return method
+
+
+def test_a_page_needs_nothing_else_and_admits_only_its_own_script() -> None:
     page = html_report(small_program(), title="model.pte")
     assert "<title>model.pte</title>" in page
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page)
     assert links == ["data:,"]
     assert not re.findall(r"https?://|@import|url\(", page)
-
-
-def test_a_page_admits_only_its_own_script() -> None:
-    page = html_report(small_program())
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     assert "default-src &#x27;none&#x27;" in policy
     assert "unsafe" not in policy
@@ -158,13 +111,10 @@ def test_what_is_in_the_program_is_in_the_page() -> None:
     assert texts[2:6] == [str(2**62), "nan", f"[{2**62}, %99]", '"weight"']
     assert method["values"]["role"] == "ic----to"
     assert [item["nbytes"] for item in file["stored"]] == [432, 14, 4]
-
-
-def test_a_delegate_tells_its_settings_and_its_text() -> None:
-    (method,) = data_of(html_report(small_program()))["file"]["methods"]
     (delegate,) = method["delegates"]
     assert delegate["preview"] == {"text": "inputs 1\nsin,0", "more": False}
     assert delegate["specs"][1] == {"key": "k", "value": "ff 00"}
+    assert (delegate["ops"], delegate["graph"]) == ([], -1)
 
 
 def test_a_page_of_two_programs_tells_what_changed() -> None:
@@ -202,9 +152,7 @@ def test_a_file_has_a_map_of_all_its_bytes() -> None:
 def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
     old, new = small_program(), small_program()
     for program, first in ((old, b"a"), (new, b"new")):
-        weight = program.execution_plan[0].values[1].val
-        assert isinstance(weight, Tensor)
-        weight.extra_tensor_info = None
+        program.execution_plan[0].values[1].val.extra_tensor_info = None
         program.constant_buffer[1:] = [Buffer(first), Buffer(b"kept")]
     assert [(c["name"], c["change"]) for c in data_of(html_diff(old, new))["stored"]] == [
         ("constants 1", "added"),
@@ -212,24 +160,24 @@ def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
     ]
 
 
-def test_work_in_place_reads_what_it_writes() -> None:
-    program = small_program()
-    plan = program.execution_plan[0]
-    plan.chains[0].instructions[0] = Instruction(KernelCall(0, [6, 2, 6, 6]))
-    (method,) = data_of(html_report(program))["file"]["methods"]
-    assert method["instructions"]["outs"] == [2, 0]
-    assert method["operators"][0]["read"] == method["operators"][0]["written"] == 1024
-
-
-def test_lists_of_results_are_no_arguments() -> None:
-    program = small_program()
-    plan = program.execution_plan[0]
+@pytest.mark.parametrize(
+    ("args", "outs", "read", "written"),
+    [
+        # Work in place reads what it writes.
+        ([6, 2, 6, 6], 2, 1024, 1024),
+        # Lists of results are no arguments.
+        ([0, 6, 7, 8], 3, 768, 2048),
+    ],
+)
+def test_bytes_of_a_call(args: list[int], outs: int, read: int, written: int) -> None:
+    made = small_program()
+    plan = made.execution_plan[0]
     plan.values.append(EValue(TensorList([6, 7])))
-    plan.chains[0].instructions[0] = Instruction(KernelCall(0, [0, 6, 7, 8]))
-    (method,) = data_of(html_report(program))["file"]["methods"]
-    assert method["instructions"]["outs"] == [3, 0]
-    assert method["operators"][0]["read"] == 768
-    assert method["operators"][0]["written"] == 2048
+    plan.chains[0].instructions[0] = Instruction(KernelCall(0, args))
+    method = method_of(made)
+    (operator,) = method["operators"]
+    assert method["instructions"]["outs"] == [outs, 0]
+    assert (operator["read"], operator["written"]) == (read, written)
 
 
 def test_methods_of_one_side_only_are_shown() -> None:
@@ -239,31 +187,20 @@ def test_methods_of_one_side_only_are_shown() -> None:
     assert methods[0]["rows"] == [[0, -1], [1, -1]]
 
 
+def _wild() -> Any:
+    """Return a program whose indices lead nowhere."""
+    made = program([tensor([2**31] * 16)], KernelCall(5, [99, -3]), inputs=[7], outputs=[-9])
+    add_delegates(made, b"")
+    made.backend_delegate_data.clear()
+    return made
+
+
 @pytest.mark.parametrize(
-    "program",
-    [
-        Program(),
-        Program(execution_plan=[ExecutionPlan("empty")]),
-        Program(
-            execution_plan=[
-                ExecutionPlan(
-                    "wild",
-                    values=[tensor([2**31] * 16)],
-                    inputs=[7],
-                    outputs=[-9],
-                    chains=[Chain(instructions=[Instruction(KernelCall(5, [99, -3]))])],
-                    delegates=[
-                        BackendDelegate("x", BackendDelegateDataReference(DataLocation.INLINE, 4))
-                    ],
-                )
-            ]
-        ),
-    ],
-    ids=["no method", "no instruction", "indices that lead nowhere"],
+    "strange", [Program(), Program(execution_plan=[ExecutionPlan("empty")]), _wild()]
 )
-def test_a_strange_program_has_a_page(program: Program) -> None:
-    assert data_of(html_report(program))["mode"] == "report"
-    assert data_of(html_diff(program, small_program()))["mode"] == "diff"
+def test_a_strange_program_has_a_page(strange: Program) -> None:
+    assert data_of(html_report(strange))["mode"] == "report"
+    assert data_of(html_diff(strange, small_program()))["mode"] == "diff"
 
 
 @given(st.data())
@@ -280,33 +217,23 @@ def test_whatever_the_reader_accepts_has_a_page(data: st.DataObject) -> None:
     assert data_of(html_report(file))["mode"] == "report"
 
 
-@given(st.binary(max_size=5000))
-def test_any_blob_has_a_preview(blob: bytes) -> None:
+@given(st.binary(max_size=5000), st.booleans())
+def test_any_blob_has_a_preview(blob: bytes, broken: bool) -> None:
     preview = blob_preview(memoryview(blob))
     assert ("text" in preview) != ("hex" in preview)
-    html_report(small_program(blob=blob))
-
-
-@given(st.binary(min_size=32, max_size=200))
-def test_a_broken_xnnpack_blob_has_no_operators(tail: bytes) -> None:
-    html_report(small_program(blob=b"\0\0\0\0XH00" + tail))
+    html_report(small_program(blob=b"\0\0\0\0XH00" + blob if broken else blob))
 
 
 def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
-    page = data_of(html_report(delegated(payload(convolution(), bytes(64)))))
-    (delegate,) = page["file"]["methods"][0]["delegates"]
+    file = data_of(html_report(delegated(payload(convolution(), bytes(64)))))["file"]
+    (delegate,) = file["methods"][0]["delegates"]
     assert delegate["ops"] == [["Conv2d", 1]]
-    assert page["file"]["texts"][delegate["graph"]] == (
+    assert file["texts"][delegate["graph"]] == (
         "Conv2d(qint8[1, 4, 4, 3] scale 0.5 zero -3, "
         "qcint8[2, 3, 3, 3] scales 0.25 to 0.5 for each channel constant of 54 B, "
         "qcint32[2] scales 1 for each channel constant of 8 B) -> "
         "qint8[1, 4, 4, 2] scale 0.5 zero -3"
     )
-
-
-def test_a_delegate_that_is_not_xnnpacks_shows_no_nodes() -> None:
-    (delegate,) = data_of(html_report(delegated(b"text")))["file"]["methods"][0]["delegates"]
-    assert (delegate["ops"], delegate["graph"]) == ([], -1)
 
 
 def test_a_hex_dump_shows_offset_bytes_and_letters() -> None:

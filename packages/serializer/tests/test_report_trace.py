@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serializer_programs import add_program  # type: ignore[import-not-found]
+from serializer_programs import (  # type: ignore[import-not-found]
+    add_delegates,
+    add_program,
+    program,
+    tensor,
+)
 
-from lowerdeck import serializer as pte
 from lowerdeck.script import main
 from lowerdeck.serializer import (
+    DelegateCall,
     TraceError,
     deserialize_pte,
     html_diff,
@@ -103,33 +108,19 @@ def test_a_trace_of_another_program_is_refused() -> None:
             html_report(add_program(), trace=trace(*events))
 
 
-def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> pte.Program:
+def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> Any:
     """Return a program of one delegate: all of them have the same instruction."""
-    tensor = pte.Tensor(pte.ScalarType.FLOAT, sizes=[size], dim_order=[0])
-    stored = pte.Tensor(pte.ScalarType.FLOAT, sizes=[6], dim_order=[0], data_buffer_idx=1)
-    delegate = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
-    plan = pte.ExecutionPlan(
-        "forward",
-        values=[pte.EValue(tensor), pte.EValue(stored)],
-        inputs=[0],
-        outputs=[0],
-        chains=[pte.Chain(instructions=[pte.Instruction(pte.DelegateCall(0, [0, 1, 0]))])],
-        delegates=[pte.BackendDelegate("A", delegate)],
-        non_const_buffer_sizes=[0],
-    )
-    return pte.Program(
-        execution_plan=[plan],
-        constant_buffer=[pte.Buffer(b""), pte.Buffer(constant)],
-        backend_delegate_data=[pte.BackendDelegateInlineData(blob)],
-    )
+    values, call = [tensor((size,)), tensor((6,), index=1)], DelegateCall(0, [0, 1, 0])
+    made = program(values, call, constants=[constant], inputs=[0], outputs=[0])
+    return add_delegates(made, blob, backend="A")
 
 
 def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
-    program = delegated(b"a" * 200_000)
-    taken = {"digests": {"forward": method_digest(program, program.execution_plan[0])}}
+    made = delegated(b"a" * 200_000)
+    taken = {"digests": {"forward": method_digest(made, made.execution_plan[0])}}
     text = json.dumps({"traceEvents": [event(name="A[0]")], "otherData": taken})
-    read = deserialize_pte(serialize_pte(program))
-    assert '"time":2.5' in html_report(program, trace=text)
+    read = deserialize_pte(serialize_pte(made))
+    assert '"time":2.5' in html_report(made, trace=text)
     assert '"time":2.5' in html_report(read, trace=text)
     for other in (
         delegated(b"a" * 199_999 + b"b"),
@@ -145,42 +136,38 @@ def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
             html_diff(read, other, traces=(text, text))
 
 
-def test_the_command_takes_a_trace_for_a_page_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_pte(add_program(), "model.pte")
-    Path("trace.json").write_text(trace(event()))
-    Path("other.json").write_text("{}")
-    assert main(["inspect", "model.pte", "--html", "a.html", "--trace", "trace.json"]) == 0
-    assert '"time":2.5' in Path("a.html").read_text()
-    for words, status, told in (
-        (["--trace", "trace.json"], 2, "--trace is for the page of --html"),
-        (["--html", "b.html", "--trace", "gone.json"], 3, "gone.json: No such file"),
-        (["--html", "b.html", "--trace", "other.json"], 3, "--trace other.json: found '{}', exp"),
-        (["--html", "trace.json", "--trace", "trace.json"], 2, "is the file that --trace"),
-    ):
-        assert main(["inspect", "model.pte", *words]) == status
-        assert told in capsys.readouterr().err
-    assert not Path("b.html").exists()
-
-
-def test_diff_takes_a_trace_of_each_for_a_page_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        ("inspect model.pte --html a.html --trace trace.json", 0, ""),
+        ("inspect model.pte --trace trace.json", 2, "--trace is for the page of --html"),
+        ("inspect model.pte --html b.html --trace gone.json", 3, "gone.json: No such file"),
+        ("inspect model.pte --html b.html --trace bad.json", 3, "--trace bad.json: found '{}', e"),
+        ("inspect model.pte --html trace.json --trace trace.json", 2, "is the file that --trace"),
+        ("DIFF trace.json --html a.html", 0, ""),
+        ("DIFF trace.json", 2, "--traces is for the page of --html"),
+        ("DIFF other.json --html b.html", 3, "--traces: the trace is of encode, the file has"),
+        ("DIFF gone.json --html b.html", 3, "gone.json: No such file"),
+        ("DIFF trace.json --html trace.json", 2, "is the file that --traces"),
+    ],
+)
+def test_commands_take_traces_for_a_page_alone(
+    line: str,
+    status: int,
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_pte(add_program(), "model.pte")
     Path("trace.json").write_text(trace(event()))
     Path("other.json").write_text(trace(event(pid="encode")))
-    words = ["diff", "model.pte", "model.pte", "--traces", "trace.json"]
-    assert main([*words, "trace.json", "--html", "a.html"]) == 0
-    assert Path("a.html").read_text().count('"time":2.5') == 2
-    for more, status, told in (
-        (["trace.json"], 2, "--traces is for the page of --html"),
-        (["other.json", "--html", "b.html"], 3, "--traces: the trace is of encode, the file has"),
-        (["gone.json", "--html", "b.html"], 3, "gone.json: No such file"),
-        (["trace.json", "--html", "trace.json"], 2, "is the file that --traces"),
-    ):
-        assert main([*words, *more]) == status
-        assert told in capsys.readouterr().err
-    assert not Path("b.html").exists()
+    Path("bad.json").write_text("{}")
+    diff = "diff model.pte model.pte --traces trace.json"
+    assert main(line.replace("DIFF", diff).split()) == status
+    assert told in capsys.readouterr().err
+    if status:
+        assert not Path("b.html").exists()
+    else:
+        assert Path("a.html").read_text().count('"time":2.5') == 1 + line.startswith("DIFF")
