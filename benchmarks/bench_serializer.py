@@ -20,30 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
-from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Buffer,
-    Chain,
-    ContainerMetadata,
-    DataLocation,
-    EValue,
-    ExecutionPlan,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    NamedData,
-    Operator,
-    Program,
-    ScalarType,
-    Tensor,
-    deserialize_pte,
-    serialize_pte,
-    write_pte,
-)
+from lowerdeck import serializer as pte
 
 PACKAGE = "serializer"
 _MB = 1 << 20
@@ -60,45 +37,47 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _imports(peer)
 
 
-def program_of(count: int) -> Program:
+def program_of(count: int) -> pte.Program:
     """Return a program of ``count`` kernel calls, like those of a real model.
 
     Every call makes a tensor of its own in planned memory; shapes, operators and scalars recur.
     """
-    operators = [Operator(f"aten::op_{i}", "out") for i in range(60)]
+    operators = [pte.Operator(f"aten::op_{i}", "out") for i in range(60)]
     shapes = [[1, 2**i, 7 * j] for i in range(8) for j in range(1, 5)]
-    values = [EValue(Int(i)) for i in range(50)]
-    values += [EValue(IntList([i, i + 1])) for i in range(40)]
+    values = [pte.EValue(pte.Int(i)) for i in range(50)]
+    values += [pte.EValue(pte.IntList([i, i + 1])) for i in range(40)]
     first = len(values)
     values += [
-        EValue(
-            Tensor(
-                ScalarType.FLOAT,
+        pte.EValue(
+            pte.Tensor(
+                pte.ScalarType.FLOAT,
                 sizes=list(shapes[i % len(shapes)]),
                 dim_order=[0, 1, 2],
-                allocation_info=AllocationDetails.at(1, 16 * (i * 7919 % (count + 5))),
+                allocation_info=pte.AllocationDetails.at(1, 16 * (i * 7919 % (count + 5))),
             )
         )
         for i in range(count + 2)
     ]
     steps = [
-        Instruction(
-            KernelCall(i % 60, [first + i, first + i + 1, i % 90, first + i + 2, first + i + 2])
+        pte.Instruction(
+            pte.KernelCall(
+                i % 60, [first + i, first + i + 1, i % 90, first + i + 2, first + i + 2]
+            )
         )
         for i in range(count)
     ]
-    plan = ExecutionPlan(
+    plan = pte.ExecutionPlan(
         "forward",
-        ContainerMetadata("[]", "[]"),
+        pte.ContainerMetadata("[]", "[]"),
         values,
         [first, first + 1],
         [first + count + 1],
-        [Chain(instructions=steps)],
+        [pte.Chain(instructions=steps)],
         operators,
         [],
         [0, 16 * (count + 5) + 4096],
     )
-    return Program(execution_plan=[plan])
+    return pte.Program(execution_plan=[plan])
 
 
 @dataclass(frozen=True)
@@ -132,12 +111,12 @@ def _peer() -> Peer | None:
     return Peer(schema, module, program.PTEFile)
 
 
-def _to_peer(peer: Peer, program: Program) -> Any:
+def _to_peer(peer: Peer, program: pte.Program) -> Any:
     """Return the same program in their classes (whose names are ours)."""
     theirs = peer.schema
 
     def value(val: Any) -> Any:
-        if isinstance(val, Tensor):
+        if isinstance(val, pte.Tensor):
             allocation = val.allocation_info
             return theirs.Tensor(
                 theirs.ScalarType(int(val.scalar_type)),
@@ -148,16 +127,16 @@ def _to_peer(peer: Peer, program: Program) -> Any:
                 ),
                 theirs.TensorShapeDynamism.STATIC,
             )
-        if isinstance(val, Int):
+        if isinstance(val, pte.Int):
             return theirs.Int(val.int_val)
         return theirs.IntList(val.items)
 
     def step(call: Any) -> Any:
-        kind = theirs.KernelCall if isinstance(call, KernelCall) else theirs.DelegateCall
-        index = call.op_index if isinstance(call, KernelCall) else call.delegate_index
+        kind = theirs.KernelCall if isinstance(call, pte.KernelCall) else theirs.DelegateCall
+        index = call.op_index if isinstance(call, pte.KernelCall) else call.delegate_index
         return theirs.Instruction(kind(index, call.args))
 
-    def plan(ours: ExecutionPlan) -> Any:
+    def plan(ours: pte.ExecutionPlan) -> Any:
         return theirs.ExecutionPlan(
             ours.name,
             theirs.ContainerMetadata("[]", "[]"),
@@ -215,29 +194,31 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
     )
 
 
-def _write_cost(program: Program) -> float:
-    return cpu_seconds(lambda: serialize_pte(program), repeat=1)
+def _write_cost(program: pte.Program) -> float:
+    return cpu_seconds(lambda: pte.serialize_pte(program), repeat=1)
 
 
 def _of_size(count: int, peer: Peer | None) -> Iterator[Row]:
     program = program_of(count)
-    data = serialize_pte(program)
+    data = pte.serialize_pte(program)
     what = f"{count} instructions"
     if peer is None:
-        yield Row(PACKAGE, f"write {what}", cpu_seconds(lambda: serialize_pte(program)))
-        yield Row(PACKAGE, f"read {what}", cpu_seconds(lambda: deserialize_pte(data)))
+        yield Row(PACKAGE, f"write {what}", cpu_seconds(lambda: pte.serialize_pte(program)))
+        yield Row(PACKAGE, f"read {what}", cpu_seconds(lambda: pte.deserialize_pte(data)))
         return
     big = count >= 10_000
     repeat = 3 if count < 100_000 else 1
     theirs = _to_peer(peer, program)
-    ours, other = paired(lambda: serialize_pte(program), lambda: peer.write(theirs), repeat=repeat)
+    ours, other = paired(
+        lambda: pte.serialize_pte(program), lambda: peer.write(theirs), repeat=repeat
+    )
     yield _compared(f"write {what}", ours, other, 10 if big else None)
-    ours = _peak(lambda: serialize_pte(program)) / _MB
+    ours = _peak(lambda: pte.serialize_pte(program)) / _MB
     other = _peak(lambda: peer.write(theirs)) / _MB
     yield _compared(f"peak memory of writing {what}", ours, other, 4, unit="MB")
     other_data = peer.write(theirs)
     ours, other = paired(
-        lambda: deserialize_pte(data), lambda: peer.read(other_data), repeat=repeat
+        lambda: pte.deserialize_pte(data), lambda: peer.read(other_data), repeat=repeat
     )
     yield _compared(f"read {what}", ours, other, 5 if big else None)
     sizes = len(data) / _MB, len(other_data) / _MB
@@ -263,7 +244,7 @@ def _open(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "big.pte"
         size = (100 if quick else 500) * _MB
-        write_pte(_weights(size // 10, 10), path)
+        pte.write_pte(_weights(size // 10, 10), path)
         seconds, extra = _measured(_OPEN, str(path))
     what = f"open and summarise a file of {size // _MB} MB"
     yield Row(PACKAGE, what, seconds, goal="<= 0.05 s", met=seconds <= 0.05, note="wall")
@@ -272,15 +253,17 @@ def _open(quick: bool) -> Iterator[Row]:
     )
 
 
-def _weights(size: int, count: int) -> Program:
+def _weights(size: int, count: int) -> pte.Program:
     """Return a program with ``count`` constants of about ``size`` bytes, no two of them equal."""
     memory = memoryview(os.urandom(size + 4096 * count))
     program = program_of(100)
     for index in range(count):
         view = memory[4096 * index : 4096 * index + size]
-        program.constant_buffer.append(Buffer(view))
-        tensor = Tensor(ScalarType.BYTE, sizes=[size], dim_order=[0], data_buffer_idx=index + 1)
-        program.execution_plan[0].values.append(EValue(tensor))
+        program.constant_buffer.append(pte.Buffer(view))
+        tensor = pte.Tensor(
+            pte.ScalarType.BYTE, sizes=[size], dim_order=[0], data_buffer_idx=index + 1
+        )
+        program.execution_plan[0].values.append(pte.EValue(tensor))
     return program
 
 
@@ -332,25 +315,22 @@ def _big_constants(quick: bool) -> Iterator[Row]:
     )
     share = 100 * extra / total
     yield Row(
-        PACKAGE,
-        f"{what}: extra memory",
-        share,
-        unit="% of the data",
-        goal="< 5 %",
-        met=share < 5,
+        PACKAGE, f"{what}: extra memory", share, unit="% of the data", goal="< 5 %", met=share < 5
     )
 
 
 def _inline(quick: bool, peer: Peer | None) -> Iterator[Row]:
     size = (4 if quick else 32) * _MB
     program = program_of(10)
-    program.backend_delegate_data.append(BackendDelegateInlineData(os.urandom(size)))
-    reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
-    program.execution_plan[0].delegates.append(BackendDelegate("Backend", reference))
+    program.backend_delegate_data.append(pte.BackendDelegateInlineData(os.urandom(size)))
+    reference = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
+    program.execution_plan[0].delegates.append(pte.BackendDelegate("Backend", reference))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "inline.pte"
-        to_file = _peak(lambda: write_pte(program, path, extract_delegate_segments=False)) / size
-    ours = _peak(lambda: serialize_pte(program, extract_delegate_segments=False)) / size
+        to_file = (
+            _peak(lambda: pte.write_pte(program, path, extract_delegate_segments=False)) / size
+        )
+    ours = _peak(lambda: pte.serialize_pte(program, extract_delegate_segments=False)) / size
     other = None
     if peer is not None:
         theirs = _to_peer(peer, program)
@@ -365,11 +345,11 @@ def _sizes(peer: Peer | None) -> Iterator[Row]:
     """Measure a file whose embedding is also a delegate's named data, as tied weights are."""
     embedding = os.urandom(4 * _MB)
     program = program_of(100)
-    program.constant_buffer.append(Buffer(embedding))
-    program.named_data.append(NamedData("tied", embedding, 16))
+    program.constant_buffer.append(pte.Buffer(embedding))
+    program.named_data.append(pte.NamedData("tied", embedding, 16))
     rest = os.urandom(4 * _MB)
-    program.named_data.append(NamedData("rest", rest, 16))
-    ours = len(serialize_pte(program)) / _MB
+    program.named_data.append(pte.NamedData("rest", rest, 16))
+    ours = len(pte.serialize_pte(program)) / _MB
     other = None
     if peer is not None:
         store = importlib.import_module("executorch.exir._serialize._named_data_store")

@@ -10,41 +10,17 @@ import random
 import struct
 from typing import Any
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    Bool,
-    BoolList,
-    Buffer,
-    Chain,
-    Double,
-    DoubleList,
-    EValue,
-    ExecutionPlan,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    Null,
-    Operator,
-    OptionalTensorList,
-    Program,
-    ScalarType,
-    String,
-    Tensor,
-    TensorList,
-    TensorShapeDynamism,
-    runtime_kernels,
-)
+from lowerdeck import serializer as pte
 
 _ARENA = 1 << 18
-_TYPES = [kind for kind in ScalarType if kind <= 7 or kind in (9, 11, 15, 27, 28, 29)]
+_TYPES = [kind for kind in pte.ScalarType if kind <= 7 or kind in (9, 11, 15, 27, 28, 29)]
 _NUMBERS = (0, 1, 2, 3, -1, -2, 5, 7, 16, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
 _FLOATS = (0.0, 1.0, -1.5, 1e300, float("inf"), float("nan"))
 _INTEGERS = {
-    ScalarType.CHAR: "b",
-    ScalarType.SHORT: "h",
-    ScalarType.INT: "i",
-    ScalarType.LONG: "q",
+    pte.ScalarType.CHAR: "b",
+    pte.ScalarType.SHORT: "h",
+    pte.ScalarType.INT: "i",
+    pte.ScalarType.LONG: "q",
 }
 
 IMAGE = "FLOAT 2 4 6 6"
@@ -53,13 +29,13 @@ CALLS: dict[str, list[Any]] = {
     "aten::_fft_r2c.out": ["FLOAT 2 4", [1], 0, True, "COMPLEX_FLOAT 2 3"],
     "aten::_fft_c2r.out": ["COMPLEX_FLOAT 2 3", [1], 0, 4, "FLOAT 2 4"],
     "aten::_native_batch_norm_legit.no_stats_out": [
-        *(IMAGE, *["FLOAT 4"] * 2, True, 0.1, 1e-05, IMAGE, *["FLOAT 4"] * 2),
+        *(IMAGE, *["FLOAT 4"] * 2, True, 0.1, 1e-05, IMAGE, *["FLOAT 4"] * 2)
     ],
     "aten::_native_batch_norm_legit.out": [
-        *(IMAGE, *["FLOAT 4"] * 4, False, 0.1, 1e-05, IMAGE, *["FLOAT 0"] * 2),
+        *(IMAGE, *["FLOAT 4"] * 4, False, 0.1, 1e-05, IMAGE, *["FLOAT 0"] * 2)
     ],
     "aten::_native_batch_norm_legit_no_training.out": [
-        *(IMAGE, *["FLOAT 4"] * 4, 0.1, 1e-05, IMAGE, *["FLOAT 0"] * 2),
+        *(IMAGE, *["FLOAT 4"] * 4, 0.1, 1e-05, IMAGE, *["FLOAT 0"] * 2)
     ],
     "aten::_pdist_forward.out": ["FLOAT 4 3", 2.0, "FLOAT 6"],
     "aten::_cdist_forward.out": ["FLOAT 4 3", "FLOAT 5 3", 2.0, None, "FLOAT 4 5"],
@@ -71,7 +47,7 @@ CALLS: dict[str, list[Any]] = {
     "aten::avg_pool2d.out": [IMAGE, *[[2, 2]] * 2, [0, 0], False, True, None, "FLOAT 2 4 3 3"],
     "aten::_adaptive_avg_pool2d.out": ["FLOAT 2 4 6 6", [3, 2], "FLOAT 2 4 3 2"],
     "aten::convolution.out": [
-        *(IMAGE, "FLOAT 4 2 3 3", "FLOAT 4", *[[1, 1]] * 3, False, [0, 0], 2, IMAGE),
+        *(IMAGE, "FLOAT 4 2 3 3", "FLOAT 4", *[[1, 1]] * 3, False, [0, 0], 2, IMAGE)
     ],
     "aten::convolution_backward.out": [
         *("FLOAT 2 3 6 6", IMAGE, "FLOAT 3 4 3 3", [3], *[[1, 1]] * 3, False, [0, 0], 1),
@@ -92,10 +68,10 @@ CALLS: dict[str, list[Any]] = {
     "aten::max.dim_max": ["FLOAT 2 3", 1, False, "FLOAT 2", "LONG 2"],
     "aten::min.dim_min": ["FLOAT 2 3", 1, False, "FLOAT 2", "LONG 2"],
     "aten::max_pool2d_with_indices.out": [
-        *(IMAGE, *[[2, 2]] * 2, [0, 0], [1, 1], False, "FLOAT 2 4 3 3", "LONG 2 4 3 3"),
+        *(IMAGE, *[[2, 2]] * 2, [0, 0], [1, 1], False, "FLOAT 2 4 3 3", "LONG 2 4 3 3")
     ],
     "aten::max_pool2d_with_indices_backward.grad_input": [
-        *("FLOAT 2 4 3 3", IMAGE, *[[2, 2]] * 2, [0, 0], [1, 1], False, "LONG 2 4 3 3", IMAGE),
+        *("FLOAT 2 4 3 3", IMAGE, *[[2, 2]] * 2, [0, 0], [1, 1], False, "LONG 2 4 3 3", IMAGE)
     ],
     "aten::mean.dtype_out": ["FLOAT 2 3", None, "FLOAT"],
     "aten::mean.out": ["FLOAT 2 3", [1], False, None, "FLOAT 2"],
@@ -110,10 +86,10 @@ CALLS: dict[str, list[Any]] = {
     "aten::narrow_copy.out": ["FLOAT 4 3", 0, 1, 2, "FLOAT 2 3"],
     "aten::native_dropout.out": ["FLOAT 2 3", 0.5, False, "FLOAT 2 3", "BOOL 2 3"],
     "aten::native_group_norm.out": [
-        *(IMAGE, *["FLOAT 4"] * 2, 2, 4, 36, 2, 1e-05, IMAGE, *["FLOAT 2 2"] * 2),
+        *(IMAGE, *["FLOAT 4"] * 2, 2, 4, 36, 2, 1e-05, IMAGE, *["FLOAT 2 2"] * 2)
     ],
     "aten::native_layer_norm.out": [
-        *("FLOAT 2 3 4", [4], *["FLOAT 4"] * 2, 1e-05, "FLOAT 2 3 4", *["FLOAT 2 3 1"] * 2),
+        *("FLOAT 2 3 4", [4], *["FLOAT 4"] * 2, 1e-05, "FLOAT 2 3 4", *["FLOAT 2 3 1"] * 2)
     ],
     "aten::nonzero.out": ["FLOAT 2 3", "+LONG 6 2"],
     "aten::permute_copy.out": ["FLOAT 2 3 4", [2, 0, 1], "FLOAT 4 2 3"],
@@ -197,39 +173,46 @@ class _Call:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.values: list[EValue] = []
-        self.constants = [Buffer(b"")]
+        self.values: list[pte.EValue] = []
+        self.constants = [pte.Buffer(b"")]
         self._end = 0
 
     def add(self, value: Any) -> int:
-        self.values.append(EValue(value))
+        self.values.append(pte.EValue(value))
         return len(self.values) - 1
 
     def tensor(self, text: str, *, written: bool) -> int:
         kind, *sizes = text.removeprefix("+").split()
-        moves = TensorShapeDynamism(int(text.startswith("+")))
-        return self.shaped(ScalarType[kind], [int(size) for size in sizes], moves, written=written)
+        moves = pte.TensorShapeDynamism(int(text.startswith("+")))
+        return self.shaped(
+            pte.ScalarType[kind], [int(size) for size in sizes], moves, written=written
+        )
 
     def shaped(
-        self, kind: ScalarType, sizes: list[int], moves: TensorShapeDynamism, *, written: bool
+        self,
+        kind: pte.ScalarType,
+        sizes: list[int],
+        moves: pte.TensorShapeDynamism,
+        *,
+        written: bool,
     ) -> int:
-        tensor = Tensor(kind, 0, sizes, list(range(len(sizes))), shape_dynamism=moves)
+        tensor = pte.Tensor(kind, 0, sizes, list(range(len(sizes))), shape_dynamism=moves)
         if written:
-            tensor.allocation_info = AllocationDetails.at(1, self._end)
+            tensor.allocation_info = pte.AllocationDetails.at(1, self._end)
             self._end += -(-tensor.nbytes // 16) * 16
         else:
-            self.constants.append(Buffer(self._bytes(kind, tensor.nbytes) or b"\0"))
+            self.constants.append(pte.Buffer(self._bytes(kind, tensor.nbytes) or b"\0"))
             tensor.data_buffer_idx = len(self.constants) - 1
         return self.add(tensor)
 
-    def _bytes(self, kind: ScalarType, size: int) -> bytes:
+    def _bytes(self, kind: pte.ScalarType, size: int) -> bytes:
         count = size // kind.itemsize
         if kind in _INTEGERS:
             return struct.pack(
                 f"<{count}{_INTEGERS[kind]}",
                 *(self.chance.choice((0, 1, 1)) for _ in range(count)),
             )
-        if kind is ScalarType.FLOAT:
+        if kind is pte.ScalarType.FLOAT:
             return struct.pack(f"<{count}f", *(self.chance.uniform(-1, 1) for _ in range(count)))
         return bytes(self.chance.choice((0, 1)) for _ in range(size))
 
@@ -238,28 +221,34 @@ class _Call:
         if isinstance(given, tuple):
             what, *items = given
             if what == "F":
-                return self.add(DoubleList(items))
+                return self.add(pte.DoubleList(items))
             made = [-1 if x is None else self.tensor(x, written=what == "V") for x in items]
-            return self.add((OptionalTensorList if what == "O" else TensorList)(made))
+            return self.add((pte.OptionalTensorList if what == "O" else pte.TensorList)(made))
         if isinstance(given, str) and letter not in "sr":
             return self.tensor(given, written=letter == "W")
         if isinstance(given, list):
             if letter == "B":
-                return self.add(BoolList(given))
-            return self.add(IntList([self.add(Int(number)) for number in given]))
-        kinds = {type(None): lambda _: Null(), bool: Bool, int: Int, float: Double, str: String}
+                return self.add(pte.BoolList(given))
+            return self.add(pte.IntList([self.add(pte.Int(number)) for number in given]))
+        kinds = {
+            type(None): lambda _: pte.Null(),
+            bool: pte.Bool,
+            int: pte.Int,
+            float: pte.Double,
+            str: pte.String,
+        }
         return self.add(kinds[type(given)](given))
 
     def spoiled(self, index: int) -> int:
         """Return another value of the kind of ``index``."""
         value, chance = self.values[index].val, self.chance
-        if isinstance(value, Tensor):
+        if isinstance(value, pte.Tensor):
             return self._other_tensor(value)
-        if isinstance(value, Int):
-            return self.add(Int(chance.choice(_NUMBERS)))
-        if isinstance(value, Double):
-            return self.add(Double(chance.choice(_FLOATS)))
-        if isinstance(value, IntList | TensorList | OptionalTensorList):
+        if isinstance(value, pte.Int):
+            return self.add(pte.Int(chance.choice(_NUMBERS)))
+        if isinstance(value, pte.Double):
+            return self.add(pte.Double(chance.choice(_FLOATS)))
+        if isinstance(value, pte.IntList | pte.TensorList | pte.OptionalTensorList):
             items = list(value.items)
             at = chance.randrange(len(items) + 1)
             if at == len(items):
@@ -271,7 +260,7 @@ class _Call:
             return self.add(type(value)(items))
         return index
 
-    def _other_tensor(self, tensor: Tensor) -> int:
+    def _other_tensor(self, tensor: pte.Tensor) -> int:
         chance, kind, sizes = self.chance, tensor.scalar_type, list(tensor.sizes)
         way = chance.randrange(5)
         if way <= 1:
@@ -286,11 +275,11 @@ class _Call:
         return self.shaped(kind, sizes, tensor.shape_dynamism, written=written)
 
 
-def call_of(name: str, seed: int) -> Program:
+def call_of(name: str, seed: int) -> pte.Program:
     """Return a program that calls a kernel once: well for seed 0, else with hostile arguments."""
     chance = random.Random(f"{name} {seed}")
     call = _Call(chance)
-    kernel = runtime_kernels()[name]
+    kernel = pte.runtime_kernels()[name]
     letters, number = kernel.arguments, kernel.returned
     args = [call.value(given, letter) for given, letter in zip(CALLS[name], letters, strict=True)]
     for _ in range(chance.choice((1, 1, 2, 3)) if seed else 0):
@@ -298,17 +287,17 @@ def call_of(name: str, seed: int) -> Program:
         args[at] = call.spoiled(args[at])
     outputs = [arg for arg, letter in zip(args, letters, strict=True) if letter in "WV"]
     if number:
-        args.append(call.add(Int(0)))
+        args.append(call.add(pte.Int(0)))
     elif name.endswith("_"):
         args.append(args[0])
     else:
-        args.append(outputs[0] if len(outputs) == 1 else call.add(TensorList(outputs)))
+        args.append(outputs[0] if len(outputs) == 1 else call.add(pte.TensorList(outputs)))
     operator, _, overload = name.partition(".")
-    plan = ExecutionPlan(
+    plan = pte.ExecutionPlan(
         name="forward",
         values=call.values,
-        operators=[Operator(operator, overload)],
-        chains=[Chain(instructions=[Instruction(KernelCall(0, args))])],
+        operators=[pte.Operator(operator, overload)],
+        chains=[pte.Chain(instructions=[pte.Instruction(pte.KernelCall(0, args))])],
         non_const_buffer_sizes=[0, _ARENA],
     )
-    return Program(execution_plan=[plan], constant_buffer=call.constants)
+    return pte.Program(execution_plan=[plan], constant_buffer=call.constants)

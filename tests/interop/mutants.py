@@ -26,25 +26,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowerdeck import serializer as pte
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
-from lowerdeck.serializer import (
-    BackendDelegateInlineData,
-    Bool,
-    Double,
-    FormatError,
-    Frame,
-    Hazard,
-    Int,
-    Null,
-    Program,
-    ScalarType,
-    String,
-    Tensor,
-    deserialize_pte,
-    serialize_pte,
-    verify_pte,
-)
 from lowerdeck.xnnpack import XnnpackPartitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -56,7 +40,7 @@ _BATCH = 64
 _NUMBERS = (0, 1, 2, 3, 4, 7, -1, -2, 16, 255, 256, 65536, 2**31 - 1, -(2**31), 2**40, 2**62)
 _FLOATS = (0.0, 1.0, -1.5, 1e300, float("inf"), float("nan"))
 _DTYPES = {
-    ScalarType[name]: getattr(torch, torch_name)
+    pte.ScalarType[name]: getattr(torch, torch_name)
     for name, torch_name in (
         *(("FLOAT", "float32"), ("DOUBLE", "float64"), ("HALF", "float16"), ("BOOL", "bool")),
         *(("LONG", "int64"), ("INT", "int32"), ("SHORT", "int16"), ("CHAR", "int8")),
@@ -79,19 +63,19 @@ def mutant(file: bytes, seed: int) -> bytes | None:
     kind = seed % 4
     if kind == 0:
         return _bytes_changed(file, chance)
-    program = deserialize_pte(file)
+    program = pte.deserialize_pte(file)
     if kind == 1 and program.backend_delegate_data:
         blobs = program.backend_delegate_data
         number = chance.randrange(len(blobs))
-        blobs[number] = BackendDelegateInlineData(
+        blobs[number] = pte.BackendDelegateInlineData(
             _bytes_changed(bytes(blobs[number].data), chance)
         )
     else:
         for _ in range(chance.choice((1, 1, 2))):
             _change_field(program, chance)
     try:
-        return serialize_pte(program)
-    except (FormatError, ValueError, OverflowError, TypeError):
+        return pte.serialize_pte(program)
+    except (pte.FormatError, ValueError, OverflowError, TypeError):
         return None
 
 
@@ -119,7 +103,7 @@ def _bytes_changed(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed[: len(data)]).ljust(len(data), b"\0")
 
 
-def _change_field(program: Program, chance: random.Random) -> None:
+def _change_field(program: pte.Program, chance: random.Random) -> None:
     """Change one field of one record of one method, or swap two of a list."""
     records = list(_records(chance.choice(program.execution_plan)))
     owner, name = chance.choice(records)
@@ -149,7 +133,7 @@ def _change_list(value: list[Any], chance: random.Random) -> None:
 def _changed(value: Any, chance: random.Random) -> Any:
     if isinstance(value, bool):
         return not value
-    if isinstance(value, ScalarType):
+    if isinstance(value, pte.ScalarType):
         return chance.choice(list(_DTYPES))
     if type(value) is int:
         return chance.choice((*_NUMBERS, value + 1, value - 1, value * 2))
@@ -164,11 +148,11 @@ def _records(record: Any) -> Iterator[tuple[Any, str]]:
         yield record, item.name
         for each in value if isinstance(value, list) else [value]:
             # Frames of stack traces are frozen, and nothing reads them.
-            if is_dataclass(each) and not isinstance(each, type | Frame):
+            if is_dataclass(each) and not isinstance(each, type | pte.Frame):
                 yield from _records(each)
 
 
-def calls_of(program: Program) -> Calls:
+def calls_of(program: pte.Program) -> Calls:
     """Return one call of each method, with inputs such as the method says it takes."""
     chance = torch.Generator().manual_seed(1)
     calls: Calls = []
@@ -176,17 +160,17 @@ def calls_of(program: Program) -> Calls:
         inputs: list[Any] = []
         for index in plan.inputs:
             value = plan.values[index].val
-            if isinstance(value, Tensor):
+            if isinstance(value, pte.Tensor):
                 inputs.append(_tensor(value, chance))
-            elif isinstance(value, Int | Bool | Double | String):
+            elif isinstance(value, pte.Int | pte.Bool | pte.Double | pte.String):
                 inputs.append(getattr(value, fields(value)[0].name))
-            elif isinstance(value, Null):
+            elif isinstance(value, pte.Null):
                 inputs.append(None)
         calls.append((plan.name, inputs))
     return calls
 
 
-def _tensor(value: Tensor, chance: torch.Generator) -> Any:
+def _tensor(value: pte.Tensor, chance: torch.Generator) -> Any:
     dtype = _DTYPES.get(value.scalar_type)
     if dtype is None or value.nbytes > 1 << 28:
         return 0
@@ -195,7 +179,7 @@ def _tensor(value: Tensor, chance: torch.Generator) -> Any:
     return tensor.contiguous(memory_format=torch.channels_last) if _is_last(value) else tensor
 
 
-def _is_last(value: Tensor) -> bool:
+def _is_last(value: pte.Tensor) -> bool:
     return value.dim_order == [0, 2, 3, 1]
 
 
@@ -295,9 +279,9 @@ def search(
             figures["not written"] += 1
             continue
         try:
-            hazards: list[Hazard] = []
-            program = verify_pte(data, on_hazard=hazards.append)
-        except FormatError:
+            hazards: list[pte.Hazard] = []
+            program = pte.verify_pte(data, on_hazard=hazards.append)
+        except pte.FormatError:
             figures["refused"] += 1
             continue
         if any(hazard.needs for hazard in hazards):

@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.serializer import (
-    DataLocation,
-    ExternalData,
-    PteFile,
-    deserialize_ptd,
-    deserialize_pte,
-    serialize_ptd,
-    serialize_pte,
-    verify_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck_zoo import assert_close, official
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
+pytestmark = [pytest.mark.skipif(not official.available(), reason=official.REASON)]
 NAMES = sorted(path.stem for path in CORPUS.glob("*.pte"))
 
 
@@ -49,21 +38,21 @@ def _external(name: str) -> bytes | None:
 @pytest.mark.parametrize("name", NAMES)
 def test_rewritten_files_run_the_same_and_are_never_larger(name: str) -> None:
     original = _data(name)
-    written = serialize_pte(verify_pte(original))
+    written = pte.serialize_pte(pte.verify_pte(original))
     assert len(written) <= len(original)
     external = _external(name)
     if external is not None:
-        external = serialize_ptd(deserialize_ptd(external))
+        external = pte.serialize_ptd(pte.deserialize_ptd(external))
     _run(name, written, data=external)
-    assert serialize_pte(verify_pte(written)) == written
+    assert pte.serialize_pte(pte.verify_pte(written)) == written
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("extract", [False, True])
 @pytest.mark.parametrize("alignment", [1, 64, 4096])
 def test_other_layouts_run_the_same(name: str, extract: bool, alignment: int) -> None:
-    written = serialize_pte(
-        deserialize_pte(_data(name)),
+    written = pte.serialize_pte(
+        pte.deserialize_pte(_data(name)),
         segment_alignment=alignment,
         constant_tensor_alignment=max(alignment, 16),
         delegate_alignment=max(alignment, 16),
@@ -75,8 +64,8 @@ def test_other_layouts_run_the_same(name: str, extract: bool, alignment: int) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_alignments_are_kept(name: str) -> None:
     asked = json.loads((CORPUS / "manifest.json").read_text())[name]["alignments"]
-    written = serialize_pte(deserialize_pte(_data(name)))
-    file = PteFile(written)
+    written = pte.serialize_pte(pte.deserialize_pte(_data(name)))
+    file = pte.PteFile(written)
     base = file.header.segment_base_offset if file.header else 0
     used = [segment for segment in file.segments if segment.size]
     assert all((base + segment.offset) % asked["segment"] == 0 for segment in used)
@@ -84,14 +73,14 @@ def test_alignments_are_kept(name: str) -> None:
     assert constants is not None
     assert all(offset % asked["tensor"] == 0 for offset in constants.offsets)
     for entry in file.delegates:
-        if entry.location is DataLocation.INLINE:
+        if entry.location is pte.DataLocation.INLINE:
             assert written.index(bytes(entry.data)) % asked["delegate"] == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_readers_find_the_facts_of_the_manifest(name: str) -> None:
     facts: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())[name]["facts"]
-    file = PteFile(_data(name))
+    file = pte.PteFile(_data(name))
     header = file.header
     if facts["extended_header"]:
         assert header is not None
@@ -129,11 +118,11 @@ def test_other_forms_of_the_header_run_and_are_read(name: str, change: str) -> N
         length = 40 if not any(data[40:48]) else 32
         data[12:16] = length.to_bytes(4, "little")
     _run(name, bytes(data), data=_external(name))
-    assert verify_pte(data) == deserialize_pte(_data(name))
+    assert pte.verify_pte(data) == pte.deserialize_pte(_data(name))
 
 
 def test_external_data_with_other_alignments_run(tmp_path: Path) -> None:
-    found = deserialize_ptd((CORPUS / "external_ptd.ptd").read_bytes())
+    found = pte.deserialize_ptd((CORPUS / "external_ptd.ptd").read_bytes())
     for alignment in (1, 16, 4096):
-        data = serialize_ptd(ExternalData(found.entries, alignment))
+        data = pte.serialize_ptd(pte.ExternalData(found.entries, alignment))
         _run("external_ptd", _data("external_ptd"), data=data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from serializer_programs import program, tensor
 
 from lowerdeck.serializer import (

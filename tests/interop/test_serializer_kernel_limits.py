@@ -6,20 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lowerdeck.serializer import (
-    EValue,
-    FormatError,
-    Hazard,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    Operator,
-    Program,
-    runtime_kernels,
-    serialize_pte,
-    verify_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck_zoo import official
 from tests.interop.kernel_calls import CALLS, call_of
 from tests.interop.mutants import run_batch
@@ -37,7 +24,7 @@ pytestmark = [
 
 
 def file_of(name: str, seed: int) -> bytes:
-    return bytes(serialize_pte(call_of(name, seed)))
+    return bytes(pte.serialize_pte(call_of(name, seed)))
 
 
 def test_a_valid_call_of_each_kernel_is_accepted_and_runs(tmp_path: Path) -> None:
@@ -45,34 +32,34 @@ def test_a_valid_call_of_each_kernel_is_accepted_and_runs(tmp_path: Path) -> Non
     names = [name for name in CALLS if "backward.grad_input" not in name]
     files = [file_of(name, 0) for name in names]
     for file in files:
-        verify_pte(file)
+        pte.verify_pte(file)
     outcomes = run_batch([(file, [("forward", [])]) for file in files], tmp_path)
     assert {name for name, found in zip(names, outcomes, strict=True) if found != "ran"} <= DIVIDE
 
 
-def computed(made: Program) -> Program | None:
+def computed(made: pte.Program) -> pte.Program | None:
     """Let the program compute the integers that its call takes; None where it takes none."""
     (plan,) = made.execution_plan
     (chain,) = plan.chains
     call = chain.instructions[-1].instr_args
-    assert isinstance(call, KernelCall)
+    assert isinstance(call, pte.KernelCall)
     given = [plan.values[index].val for index in call.args[:-1]]
-    lists = [index for value in given if isinstance(value, IntList) for index in value.items]
+    lists = [index for value in given if isinstance(value, pte.IntList) for index in value.items]
     wanted = [
         index
         for index in dict.fromkeys([*call.args[:-1], *lists])
-        if isinstance(plan.values[index].val, Int)
+        if isinstance(plan.values[index].val, pte.Int)
     ]
     if not wanted:
         return None
-    plan.operators.append(Operator("executorch_prim::add", "Scalar"))
+    plan.operators.append(pte.Operator("executorch_prim::add", "Scalar"))
     zero = len(plan.values)
-    plan.values.append(EValue(Int(0)))
+    plan.values.append(pte.EValue(pte.Int(0)))
     for index in wanted:
-        number, plan.values[index] = plan.values[index], EValue(Int(1))
+        number, plan.values[index] = plan.values[index], pte.EValue(pte.Int(1))
         plan.values.append(number)
-        add = KernelCall(len(plan.operators) - 1, [len(plan.values) - 1, zero, index])
-        chain.instructions.insert(0, Instruction(add))
+        add = pte.KernelCall(len(plan.operators) - 1, [len(plan.values) - 1, zero, index])
+        chain.instructions.insert(0, pte.Instruction(add))
     return made
 
 
@@ -85,10 +72,10 @@ def test_no_accepted_call_ends_the_runtime_unwarned(is_computed: bool, tmp_path:
             made = computed(call) if is_computed else call
             if made is None:
                 continue
-            file, hazards = bytes(serialize_pte(made)), list[Hazard]()
+            file, hazards = bytes(pte.serialize_pte(made)), list[pte.Hazard]()
             try:
-                verify_pte(file, on_hazard=hazards.append)
-            except FormatError:
+                pte.verify_pte(file, on_hazard=hazards.append)
+            except pte.FormatError:
                 continue
             if not (is_computed and hazards):
                 accepted.append((f"{name} {seed}", file))
@@ -98,14 +85,16 @@ def test_no_accepted_call_ends_the_runtime_unwarned(is_computed: bool, tmp_path:
     assert len(accepted) > (4 if is_computed else SEEDS // 2) * len(CALLS)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in CALLS if runtime_kernels()[name].limits))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in CALLS if pte.runtime_kernels()[name].limits)
+)
 def test_what_the_limits_refuse_does_not_run_there(name: str, tmp_path: Path) -> None:
     refused = []
     for seed in range(1, 8 * SEEDS):
         file = file_of(name, seed)
         try:
-            verify_pte(file)
-        except FormatError as error:
+            pte.verify_pte(file)
+        except pte.FormatError as error:
             if "ends the process" in str(error):
                 refused.append((file, [("forward", [])]))
     # Each that ends the process costs another one.

@@ -6,19 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+import serializer_programs as programs
 import torch
 
-import serializer_programs as programs
-from lowerdeck.serializer import (
-    DelegateCall,
-    FormatError,
-    Hazard,
-    ScalarType,
-    XnnDatatype,
-    XnnOperator,
-    serialize_pte,
-    verify_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.xnnpack.payload.encode import encode
 from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.schema import NONE, Constant, Graph, Node, Value
@@ -26,14 +17,14 @@ from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
-T, O = XnnDatatype, XnnOperator  # noqa: E741
+T, O = pte.XnnDatatype, pte.XnnOperator  # noqa: E741
 TYPES = {
-    T.FP32: (ScalarType.FLOAT, torch.float32),
-    T.FP16: (ScalarType.HALF, torch.float16),
-    T.BF16: (ScalarType.BFLOAT16, torch.bfloat16),
-    T.QINT8: (ScalarType.CHAR, torch.int8),
-    T.QUINT8: (ScalarType.BYTE, torch.uint8),
-    T.INT32: (ScalarType.INT, torch.int32),
+    T.FP32: (pte.ScalarType.FLOAT, torch.float32),
+    T.FP16: (pte.ScalarType.HALF, torch.float16),
+    T.BF16: (pte.ScalarType.BFLOAT16, torch.bfloat16),
+    T.QINT8: (pte.ScalarType.CHAR, torch.int8),
+    T.QUINT8: (pte.ScalarType.BYTE, torch.uint8),
+    T.INT32: (pte.ScalarType.INT, torch.int32),
 }
 IMAGE = (1, 4, 4, 2)
 WINDOW: dict[str, Any] = {
@@ -42,7 +33,7 @@ WINDOW: dict[str, Any] = {
     for side in ("height", "width")
 }
 HALVED, FLAT = (1, 2, 2, 2), (4, 8)
-UNARY: dict[XnnOperator, tuple[dict[str, Any], Sequence[int]]] = {
+UNARY: dict[pte.XnnOperator, tuple[dict[str, Any], Sequence[int]]] = {
     **{
         operator: ({}, IMAGE)
         for operator in (
@@ -68,16 +59,16 @@ ALIKE, COARSER, SHIFTED = (0.5, 0), (1.0, 0), (0.5, 3)
 
 
 class Case(NamedTuple):
-    operator: XnnOperator
-    types: tuple[XnnDatatype, ...]
+    operator: pte.XnnOperator
+    types: tuple[pte.XnnDatatype, ...]
     scales: tuple[tuple[float, int], ...]
-    constant: XnnDatatype | None = None
+    constant: pte.XnnDatatype | None = None
 
     def __str__(self) -> str:
         return f"{self.operator.label} {[kind.name for kind in self.types]} {self.scales}"
 
 
-def cases(operator: XnnOperator) -> Iterator[Case]:
+def cases(operator: pte.XnnOperator) -> Iterator[Case]:
     inputs = 2 if operator in BINARY else operator.joined or 1
     for source in TYPES:
         for result in TYPES:
@@ -129,27 +120,29 @@ def program(case: Case) -> tuple[bytes, tuple[torch.Tensor, ...]]:
     )
 
 
-def _encoding(kind: XnnDatatype, scale: float = 0.0, zero: int = 0) -> Encoding:
+def _encoding(kind: pte.XnnDatatype, scale: float = 0.0, zero: int = 0) -> Encoding:
     return Encoding(kind, scale, zero) if kind in (T.QINT8, T.QUINT8) else Encoding(kind)
 
 
-def _file(blob: bytes, shapes: Sequence[Sequence[int]], types: Sequence[XnnDatatype]) -> bytes:
+def _file(blob: bytes, shapes: Sequence[Sequence[int]], types: Sequence[pte.XnnDatatype]) -> bytes:
     values = [
         programs.tensor(shape, TYPES[kind][0], 1024 * place)
         for place, (shape, kind) in enumerate(zip(shapes, types, strict=True))
     ]
     count = len(values)
-    call = DelegateCall(0, list(range(count)))
-    made = programs.program(values, call, memory=1024 * count, inputs=range(count - 1), outputs=[count - 1])
-    return serialize_pte(programs.add_delegates(made, blob, backend="XnnpackBackend"))
+    call = pte.DelegateCall(0, list(range(count)))
+    made = programs.program(
+        values, call, memory=1024 * count, inputs=range(count - 1), outputs=[count - 1]
+    )
+    return pte.serialize_pte(programs.add_delegates(made, blob, backend="XnnpackBackend"))
 
 
 def is_accepted(written: bytes) -> bool:
     """Return whether the verifier accepts a file for the release that is installed."""
-    hazards: list[Hazard] = []
+    hazards: list[pte.Hazard] = []
     try:
-        verify_pte(written, on_hazard=hazards.append)
-    except FormatError:
+        pte.verify_pte(written, on_hazard=hazards.append)
+    except pte.FormatError:
         return False
     is_newer = (official.binding_name() or "").endswith("._C")
     return is_newer or not any(hazard.release for hazard in hazards)
@@ -162,7 +155,7 @@ def is_garbage(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("operator", [*UNARY, *BINARY, *JOINS], ids=lambda one: one.label)
-def test_what_verify_accepts_is_what_the_runtime_loads(operator: XnnOperator) -> None:
+def test_what_verify_accepts_is_what_the_runtime_loads(operator: pte.XnnOperator) -> None:
     wrong = []
     for case in cases(operator):
         written, arguments = program(case)
@@ -174,7 +167,7 @@ def test_what_verify_accepts_is_what_the_runtime_loads(operator: XnnOperator) ->
 
 
 @pytest.mark.parametrize("result", [T.FP32, T.BF16], ids=lambda one: one.name)
-def test_a_layer_of_bfloat16_names_the_release_that_it_needs(result: XnnDatatype) -> None:
+def test_a_layer_of_bfloat16_names_the_release_that_it_needs(result: pte.XnnDatatype) -> None:
     case = Case(O.FULLY_CONNECTED, (T.BF16, result), (ALIKE, ALIKE), T.BF16)
     written, arguments = program(case)
     outcome = official.run(written, [official.Call(arguments)], refusable=True)

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    ExternalData,
-    ExternalEntry,
-    Hazard,
-    decode_payload,
-    deserialize_pte,
-    serialize_ptd,
-    serialize_pte,
-    verify_pte,
-)
 from lowerdeck.serializer.report.operators import contents_of
 
 HERE = Path(__file__).parent
@@ -34,12 +25,12 @@ def test_payloads_of_the_official_compiler_are_read(folder: str) -> None:
     files = _files(folder)
     schemes = set()
     for file in files:
-        program = deserialize_pte(file.read_bytes())
+        program = pte.deserialize_pte(file.read_bytes())
         for plan in program.execution_plan:
             for delegate in plan.delegates:
                 if delegate.id == "XnnpackBackend":
                     blob = program.backend_delegate_data[delegate.processed.index].data
-                    found = decode_payload(bytes(blob))  # type: ignore[arg-type]
+                    found = pte.decode_payload(bytes(blob))  # type: ignore[arg-type]
                     assert len(found.values) == len({one.id for one in found.values})
                     for one in found.values:
                         if one.constant is not None and one.constant.key is None:
@@ -54,14 +45,14 @@ def test_payloads_of_the_official_compiler_are_read(folder: str) -> None:
 def test_payloads_of_the_official_compiler_are_told_whole(folder: str) -> None:
     files = _files(folder)
     for file in files:
-        program = deserialize_pte(file.read_bytes())
+        program = pte.deserialize_pte(file.read_bytes())
         for plan in program.execution_plan:
             for delegate in plan.delegates:
                 if delegate.id != "XnnpackBackend":
                     continue
                 data = program.backend_delegate_data[delegate.processed.index].data
                 blob = memoryview(bytes(data))  # type: ignore[arg-type]
-                found, whole = contents_of(blob), decode_payload(blob)
+                found, whole = contents_of(blob), pte.decode_payload(blob)
                 assert not found.closed
                 assert sum(found.operators.values()) == len(found.lines) == len(whole.nodes)
                 assert not any("?" in line for line in found.lines)
@@ -71,8 +62,8 @@ def test_payloads_of_the_official_compiler_are_told_whole(folder: str) -> None:
 def test_ordinary_files_have_no_hazards(folder: str) -> None:
     files = _files(folder)
     for file in files:
-        hazards: list[Hazard] = []
-        verify_pte(file.read_bytes(), on_hazard=hazards.append)
+        hazards: list[pte.Hazard] = []
+        pte.verify_pte(file.read_bytes(), on_hazard=hazards.append)
         assert hazards == [], file.name
 
 
@@ -80,14 +71,14 @@ def test_weights_that_no_file_brings_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = HERE / "corpus/conv_xnnpack.pte"
-    made = deserialize_pte(whole.read_bytes())
-    data = ExternalData({one.key: ExternalEntry(one.data) for one in made.named_data})
+    made = pte.deserialize_pte(whole.read_bytes())
+    data = pte.ExternalData({one.key: pte.ExternalEntry(one.data) for one in made.named_data})
     made.named_data.clear()
     path, weights = tmp_path / "bare.pte", tmp_path / "weights.ptd"
-    path.write_bytes(serialize_pte(made))
-    weights.write_bytes(serialize_ptd(data))
-    hazards: list[Hazard] = []
-    verify_pte(path.read_bytes(), on_hazard=hazards.append)
+    path.write_bytes(pte.serialize_pte(made))
+    weights.write_bytes(pte.serialize_ptd(data))
+    hazards: list[pte.Hazard] = []
+    pte.verify_pte(path.read_bytes(), on_hazard=hazards.append)
     assert all("from a .ptd file" in str(hazard) and hazard.needs for hazard in hazards)
     assert main(["verify", str(path)]) == 0
     assert "without which the process ends" in capsys.readouterr().out

@@ -202,7 +202,10 @@ def convolution(**fields: Any) -> Table:
 def linear(**fields: Any) -> Table:
     """Return a graph of a linear layer of 4-bit weights in named data, its scales as well."""
     groups = {"group_size": 32, "scale_buffer_idx": 2, "num_scales": 4}
-    grouped, token = ("PerChannelGroupQuant", groups), ("PerTokenDynamicQuant", {"num_nonbatch_dims": 1})
+    grouped, token = (
+        ("PerChannelGroupQuant", groups),
+        ("PerTokenDynamicQuant", {"num_nonbatch_dims": 1}),
+    )
     types = int(XnnDatatype.QDINT8), int(XnnDatatype.QBINT4)
     values = [
         value(0, (1, 32), external_id=0, flags=1),

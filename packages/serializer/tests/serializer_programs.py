@@ -15,9 +15,7 @@ def add_program() -> pte.Program:
     """Return ``forward(x) = x + weight``, with every field in order."""
     values = [tensor((2, 3), at=0), tensor((2, 3), index=1), pte.Int(1), tensor((2, 3), at=32)]
     step = ("aten::add.out", [0, 1, 2, 3, 3])
-    made = program(
-        values, step, constants=[bytes(range(24))], memory=64, inputs=[0], outputs=[3]
-    )
+    made = program(values, step, constants=[bytes(range(24))], memory=64, inputs=[0], outputs=[3])
     made.execution_plan[0].container_meta_type = pte.ContainerMetadata("[1]", "[2]")
     return made
 

@@ -15,32 +15,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
+from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    CommandError,
-    CompileSpec,
-    DataLocation,
-    ExitStatus,
-    ExternalEntry,
-    ExtraTensorInfo,
-    NamedData,
-    Operator,
-    command_line,
-    keep_apart,
-    printable,
-    write_ptd,
-    write_pte,
-)
+from lowerdeck.serializer import command_line
 
 _EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
 _COMMANDS = ("inspect", "verify", "diff", "extract")
@@ -61,10 +44,10 @@ def _hostile(path: Path) -> Path:
     add_delegates(program, _EVIL.encode(), backend=f"b{_EVIL}", specs=specs)
     plan = program.execution_plan[0]
     plan.name = f"m{_EVIL}"
-    plan.operators[0] = Operator(f"aten::{_EVIL}", _EVIL)
-    plan.values[1].val.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=f"w{_EVIL}")
-    program.named_data = [NamedData(f"n{_EVIL}", b"named")]
-    write_pte(program, path)
+    plan.operators[0] = pte.Operator(f"aten::{_EVIL}", _EVIL)
+    plan.values[1].val.extra_tensor_info = pte.ExtraTensorInfo(fully_qualified_name=f"w{_EVIL}")
+    program.named_data = [pte.NamedData(f"n{_EVIL}", b"named")]
+    pte.write_pte(program, path)
     return path
 
 
@@ -75,8 +58,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
         name: tmp_path / name
         for name in ("good.pte", "good.ptd", "cut.pte", "cut.ptd", "empty", "text", "folder", "no")
     }
-    write_pte(add_program(), found["good.pte"])
-    write_ptd({"w": ExternalEntry(bytes(24))}, found["good.ptd"])
+    pte.write_pte(add_program(), found["good.pte"])
+    pte.write_ptd({"w": pte.ExternalEntry(bytes(24))}, found["good.ptd"])
     for name in ("pte", "ptd"):
         whole = found[f"good.{name}"].read_bytes()
         found[f"cut.{name}"].write_bytes(whole[: len(whole) - 30])
@@ -175,11 +158,13 @@ def test_outputs_to_one_path_are_refused_but_for_devices(tmp_path: Path) -> None
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for one, other in (("a", "./a"), ("not_there_yet", "link"), ("loop", "loop")):
         paths = [("--one", f"{tmp_path}/{one}"), ("--other", f"{tmp_path}/{other}")]
-        with pytest.raises(CommandError, match=r"--other .* is the file that --one .* names") as e:
-            keep_apart(read=[], written=paths)
-        assert e.value.exit_status == ExitStatus.USAGE
-    keep_apart(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
-    keep_apart(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
+        with pytest.raises(
+            pte.CommandError, match=r"--other .* is the file that --one .* names"
+        ) as e:
+            pte.keep_apart(read=[], written=paths)
+        assert e.value.exit_status == pte.ExitStatus.USAGE
+    pte.keep_apart(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
+    pte.keep_apart(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
@@ -254,8 +239,8 @@ _FAULT = "a fault of ours"
     ("command", "status", "message"),
     [
         (_Failing(_PlannedError("no kernel aten::a")), 4, "no kernel aten::a"),
-        (_Failing(CommandError("bad")), 3, "bad"),
-        (_Failing(CommandError("asked wrongly", ExitStatus.USAGE)), 2, "asked wrongly"),
+        (_Failing(pte.CommandError("bad")), 3, "bad"),
+        (_Failing(pte.CommandError("asked wrongly", pte.ExitStatus.USAGE)), 2, "asked wrongly"),
         (_Failing(OSError(28, "No space left on device", "out")), 4, "No space left"),
         (_Failing(MemoryError()), 4, "MemoryError"),
         (_Failing(KeyError("x")), 4, f"{_FAULT}.*KeyError: 'x'.*--debug"),
@@ -287,7 +272,7 @@ def test_an_error_of_any_package_becomes_a_status(
 def test_a_full_disk_under_the_errors_changes_no_status(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_line, "_OWN", {"fail": _Failing(CommandError("bad"))})
+    monkeypatch.setattr(command_line, "_OWN", {"fail": _Failing(pte.CommandError("bad"))})
     with open("/dev/full", "w") as full:  # noqa: PTH123
         monkeypatch.setattr(sys, "stderr", full)
         assert main(words) == 3
@@ -296,9 +281,7 @@ def test_a_full_disk_under_the_errors_changes_no_status(
             full.close()
 
 
-def test_a_host_that_takes_interrupts_goes_on_taking_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_that_takes_interrupts_goes_on_taking_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "_OWN", {"fail": _FORGOTTEN})
     taken: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
@@ -376,7 +359,7 @@ def test_hostile_names_reach_no_terminal_in_any_encoding(
     )
     assert done.returncode in (0, 1), done.stderr
     text = (done.stdout + done.stderr).decode(encoding)
-    assert all(line == printable(line) for line in text.split("\n"))
+    assert all(line == pte.printable(line) for line in text.split("\n"))
     assert (r"m\x1b[2J" in text) == (command != "verify")
 
 
@@ -398,7 +381,7 @@ def test_every_command_prints_in_ascii_whatever_python_does_with_other_letters(
     folder = files["no"].parent
     program = add_program()
     program.execution_plan[0].name = "na\u00efve \U0001f600"
-    write_pte(program, folder / "na\u00efve \U0001f600.pte")
+    pte.write_pte(program, folder / "na\u00efve \U0001f600.pte")
     lines = (
         *("inspect NAME", "inspect --json NAME", "inspect --html page.html NAME", "verify NAME"),
         *("verify good.pte --data NAME", "diff NAME good.pte", "ops NAME", "ops --yaml NAME"),
@@ -542,20 +525,20 @@ def test_extract_makes_folders_as_umask_says(mask: int, files: dict[str, Path]) 
 
 def test_extract_writes_what_many_names_share_once(tmp_path: Path) -> None:
     program = add_program()
-    program.named_data = [NamedData(f"k{index}", b"shared bytes") for index in range(50)]
-    write_pte(program, tmp_path / "model.pte")
+    program.named_data = [pte.NamedData(f"k{index}", b"shared bytes") for index in range(50)]
+    pte.write_pte(program, tmp_path / "model.pte")
     assert main(["extract", str(tmp_path / "model.pte"), "-o", str(tmp_path / "parts")]) == 0
     assert len(list((tmp_path / "parts" / "named_data").iterdir())) == 1
 
 
 @given(st.text(st.characters(codec=None)))
 def test_printable_text_is_printable_and_stays_so(text: str) -> None:
-    shown = printable(text)
-    assert printable(shown) == shown
+    shown = pte.printable(text)
+    assert pte.printable(shown) == shown
     shown.encode()
     assert len(shown.splitlines()) <= 1
     assert all(letter.isprintable() or letter.isspace() for letter in shown)
-    assert printable(text, encoding="ascii").isascii()
+    assert pte.printable(text, encoding="ascii").isascii()
 
 
 @pytest.mark.parametrize(
@@ -570,4 +553,4 @@ def test_printable_text_is_printable_and_stays_so(text: str) -> None:
 def test_what_hides_or_steers_is_escaped(letter: str) -> None:
     number = ord(letter)
     form = "\\x{:02x}" if number < 256 else "\\u{:04x}" if number < 65536 else "\\U{:08x}"
-    assert printable(f"a{letter}b") == f"a{form.format(number)}b"
+    assert pte.printable(f"a{letter}b") == f"a{form.format(number)}b"

@@ -12,52 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    Bool,
-    BundledProgram,
-    BundledTensor,
-    ContentError,
-    Double,
-    EnumError,
-    FormatError,
-    Int,
-    MagicError,
-    MethodTestCase,
-    MethodTestSuite,
-    MissingFieldError,
-    ProgramError,
-    ScalarType,
-    String,
-    deserialize_bundle,
-    deserialize_pte,
-    is_bundle,
-    serialize_bundle,
-    serialize_pte,
-    write_bundle,
-)
+from lowerdeck import serializer as pte
 
-_PTE = serialize_pte(add_program())
+_PTE = pte.serialize_pte(add_program())
 _SIZES = struct.pack("<III", 2, 4, 6)
-_TENSOR = BundledTensor(ScalarType.CHAR, [4, 6], [0, 1], bytes(range(100, 124)))
-_BUNDLE = BundledProgram(
+_TENSOR = pte.BundledTensor(pte.ScalarType.CHAR, [4, 6], [0, 1], bytes(range(100, 124)))
+_BUNDLE = pte.BundledProgram(
     _PTE,
     [
-        MethodTestSuite(
+        pte.MethodTestSuite(
             "forward",
             [
-                MethodTestCase([_TENSOR, Int(-3), Bool(True), Double(0.5)], [_TENSOR]),
-                MethodTestCase([Int(0), Bool(False), Double(0.0)], []),
+                pte.MethodTestCase(
+                    [_TENSOR, pte.Int(-3), pte.Bool(True), pte.Double(0.5)], [_TENSOR]
+                ),
+                pte.MethodTestCase([pte.Int(0), pte.Bool(False), pte.Double(0.0)], []),
             ],
         ),
-        MethodTestSuite("other", []),
+        pte.MethodTestSuite("other", []),
     ],
 )
 
 _shapes = st.lists(st.integers(0, 3), max_size=3)
 _tensors = _shapes.flatmap(
     lambda sizes: st.builds(
-        BundledTensor,
-        st.just(ScalarType.SHORT),
+        pte.BundledTensor,
+        st.just(pte.ScalarType.SHORT),
         st.just(sizes),
         st.permutations(range(len(sizes))).map(list),
         st.binary(min_size=2 * _count(sizes), max_size=2 * _count(sizes)),
@@ -65,13 +45,15 @@ _tensors = _shapes.flatmap(
 )
 _values = (
     _tensors
-    | st.builds(Int, st.integers(-(1 << 63), (1 << 63) - 1))
-    | st.builds(Bool, st.booleans())
-    | st.builds(Double, st.floats(allow_nan=False))
+    | st.builds(pte.Int, st.integers(-(1 << 63), (1 << 63) - 1))
+    | st.builds(pte.Bool, st.booleans())
+    | st.builds(pte.Double, st.floats(allow_nan=False))
 )
-_cases = st.builds(MethodTestCase, st.lists(_values, max_size=3), st.lists(_values, max_size=3))
+_cases = st.builds(
+    pte.MethodTestCase, st.lists(_values, max_size=3), st.lists(_values, max_size=3)
+)
 _suites = st.lists(
-    st.builds(MethodTestSuite, st.text(max_size=5), st.lists(_cases, max_size=3)),
+    st.builds(pte.MethodTestSuite, st.text(max_size=5), st.lists(_cases, max_size=3)),
     max_size=3,
     unique_by=lambda suite: suite.method_name,
 )
@@ -86,25 +68,25 @@ def _count(sizes: list[int]) -> int:
 
 @given(_suites)
 @settings(deadline=None, max_examples=60)
-def test_what_is_written_is_read(suites: list[MethodTestSuite]) -> None:
+def test_what_is_written_is_read(suites: list[pte.MethodTestSuite]) -> None:
     suites = sorted(suites, key=lambda suite: suite.method_name)
-    found = deserialize_bundle(serialize_bundle(BundledProgram(_PTE, suites)))
-    assert found == BundledProgram(_PTE, suites)
+    found = pte.deserialize_bundle(pte.serialize_bundle(pte.BundledProgram(_PTE, suites)))
+    assert found == pte.BundledProgram(_PTE, suites)
 
 
 def test_a_file_is_the_same_whatever_writes_it(tmp_path: Path) -> None:
     path, open_file = tmp_path / "model.bpte", BytesIO()
-    size = write_bundle(_BUNDLE, path)
-    write_bundle(_BUNDLE, open_file)
+    size = pte.write_bundle(_BUNDLE, path)
+    pte.write_bundle(_BUNDLE, open_file)
     assert size == len(path.read_bytes())
-    assert path.read_bytes() == open_file.getvalue() == serialize_bundle(_BUNDLE)
-    assert serialize_bundle(deserialize_bundle(path.read_bytes())) == path.read_bytes()
-    assert is_bundle(path.read_bytes())
-    assert not is_bundle(_PTE)
+    assert path.read_bytes() == open_file.getvalue() == pte.serialize_bundle(_BUNDLE)
+    assert pte.serialize_bundle(pte.deserialize_bundle(path.read_bytes())) == path.read_bytes()
+    assert pte.is_bundle(path.read_bytes())
+    assert not pte.is_bundle(_PTE)
 
 
 def test_bytes_lie_at_multiples_of_what_the_schema_asks_for() -> None:
-    file = serialize_bundle(_BUNDLE)
+    file = pte.serialize_bundle(_BUNDLE)
     assert file.index(_PTE) % 32 == 0
     assert file.index(bytes(range(100, 124))) % 16 == 0
     # Equal tensors are written once.
@@ -112,8 +94,8 @@ def test_bytes_lie_at_multiples_of_what_the_schema_asks_for() -> None:
 
 
 def test_the_program_is_not_copied() -> None:
-    file = serialize_bundle(_BUNDLE)
-    program = deserialize_bundle(file).program
+    file = pte.serialize_bundle(_BUNDLE)
+    program = pte.deserialize_bundle(file).program
     assert isinstance(program, memoryview)
     assert program.obj is file
 
@@ -121,7 +103,7 @@ def test_the_program_is_not_copied() -> None:
 @settings(deadline=None, max_examples=500)
 @given(st.data())
 def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
-    file = bytearray(serialize_bundle(_BUNDLE))
+    file = bytearray(pte.serialize_bundle(_BUNDLE))
     program = file.index(_PTE)
     around = [*range(0, program, 4), *range(program + len(_PTE), len(file), 4)]
     for at in data.draw(st.lists(st.sampled_from(around), min_size=1, max_size=4)):
@@ -130,18 +112,18 @@ def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from([number, near % (1 << 32)]))
         struct.pack_into("<I", file, at, chosen)
     try:
-        found = deserialize_bundle(bytes(file[: data.draw(st.integers(0, 2 * len(file)))]))
-    except FormatError:
+        found = pte.deserialize_bundle(bytes(file[: data.draw(st.integers(0, 2 * len(file)))]))
+    except pte.FormatError:
         return
     for suite in found.method_test_suites:
         for case in suite.test_cases:
             for value in (*case.inputs, *case.expected_outputs):
-                if isinstance(value, BundledTensor):
+                if isinstance(value, pte.BundledTensor):
                     assert value.layout.nbytes == len(bytes(value.data))  # type: ignore[arg-type]
 
 
 def _patched(old: bytes, new: bytes) -> bytes:
-    file = serialize_bundle(_BUNDLE)
+    file = pte.serialize_bundle(_BUNDLE)
     assert file.count(old) == 1
     return file.replace(old, new)
 
@@ -149,49 +131,53 @@ def _patched(old: bytes, new: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (b"", FormatError, "0 bytes"),
-        (_PTE, MagicError, "ET12"),
-        (_patched(_PTE[:8], _PTE[:4] + b"XX12"), ContentError, "expected a .pte file"),
-        (_patched(struct.pack("<III", 2, 4, 6), struct.pack("<III", 2, 4, 7)), ContentError, "24"),
+        (b"", pte.FormatError, "0 bytes"),
+        (_PTE, pte.MagicError, "ET12"),
+        (_patched(_PTE[:8], _PTE[:4] + b"XX12"), pte.ContentError, "expected a .pte file"),
+        (
+            _patched(struct.pack("<III", 2, 4, 6), struct.pack("<III", 2, 4, 7)),
+            pte.ContentError,
+            "24",
+        ),
         (
             _patched(struct.pack("<III", 2, 4, 6), struct.pack("<IIi", 2, 2, -3)),
-            ContentError,
+            pte.ContentError,
             "-3",
         ),
         (_patched(b"other\0", b"forwa\0"), None, ""),
     ],
 )
-def test_hostile_files(data: bytes, error: type[FormatError] | None, words: str) -> None:
+def test_hostile_files(data: bytes, error: type[pte.FormatError] | None, words: str) -> None:
     if error is None:
-        deserialize_bundle(data)
+        pte.deserialize_bundle(data)
         return
     with pytest.raises(error, match=words):
-        deserialize_bundle(data)
+        pte.deserialize_bundle(data)
 
 
 def test_who_opens_one_as_a_program_is_told_what_it_is() -> None:
-    with pytest.raises(MagicError, match=r"this is a \.bpte"):
-        deserialize_pte(serialize_bundle(_BUNDLE))
+    with pytest.raises(pte.MagicError, match=r"this is a \.bpte"):
+        pte.deserialize_pte(pte.serialize_bundle(_BUNDLE))
 
 
 def test_kinds_that_are_none() -> None:
-    file = bytearray(serialize_bundle(BundledProgram(_PTE, [_one(Int(7))])))
-    found = [at for at in range(len(file)) if _reads(file, at, 9) is EnumError]
+    file = bytearray(pte.serialize_bundle(pte.BundledProgram(_PTE, [_one(pte.Int(7))])))
+    found = [at for at in range(len(file)) if _reads(file, at, 9) is pte.EnumError]
     assert found, "no byte is the kind of a value"
-    gone = [at for at in range(len(file)) if _reads(file, at, 0) is MissingFieldError]
+    gone = [at for at in range(len(file)) if _reads(file, at, 0) is pte.MissingFieldError]
     assert gone, "no byte leads to the program"
 
 
-def _one(value: Any) -> MethodTestSuite:
-    return MethodTestSuite("forward", [MethodTestCase([value], [])])
+def _one(value: Any) -> pte.MethodTestSuite:
+    return pte.MethodTestSuite("forward", [pte.MethodTestCase([value], [])])
 
 
 def _reads(file: bytearray, at: int, value: int) -> type[Exception] | None:
     changed = bytearray(file)
     changed[at] = value
     try:
-        deserialize_bundle(bytes(changed))
-    except FormatError as error:
+        pte.deserialize_bundle(bytes(changed))
+    except pte.FormatError as error:
         return type(error)
     return None
 
@@ -200,23 +186,33 @@ def _reads(file: bytearray, at: int, value: int) -> type[Exception] | None:
     ("bundle", "words"),
     [
         (None, "expected a BundledProgram"),
-        (BundledProgram(b"no program"), "bytes of a .pte file"),
-        (BundledProgram(_PTE, version=-1), "version: found -1"),
-        (BundledProgram(_PTE, [MethodTestSuite("a"), MethodTestSuite("a")]), "'a' twice"),
-        (BundledProgram(_PTE, [_one(String("text"))]), r"test case 0, inputs\[0\]: found String"),
-        (BundledProgram(_PTE, [_one(Int(1 << 63))]), "found Int"),
+        (pte.BundledProgram(b"no program"), "bytes of a .pte file"),
+        (pte.BundledProgram(_PTE, version=-1), "version: found -1"),
         (
-            BundledProgram(_PTE, [_one(BundledTensor(ScalarType.INT, [2], [0], b"1234"))]),
+            pte.BundledProgram(_PTE, [pte.MethodTestSuite("a"), pte.MethodTestSuite("a")]),
+            "'a' twice",
+        ),
+        (
+            pte.BundledProgram(_PTE, [_one(pte.String("text"))]),
+            r"test case 0, inputs\[0\]: found String",
+        ),
+        (pte.BundledProgram(_PTE, [_one(pte.Int(1 << 63))]), "found Int"),
+        (
+            pte.BundledProgram(
+                _PTE, [_one(pte.BundledTensor(pte.ScalarType.INT, [2], [0], b"1234"))]
+            ),
             "found 4 bytes for sizes .2.",
         ),
         (
-            BundledProgram(_PTE, [_one(BundledTensor(ScalarType.INT, [1], [1], b"1234"))]),
+            pte.BundledProgram(
+                _PTE, [_one(pte.BundledTensor(pte.ScalarType.INT, [1], [1], b"1234"))]
+            ),
             "dim_order .1.",
         ),
     ],
 )
 def test_what_cannot_be_written_is_told(bundle: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "model.bpte"
-    with pytest.raises(ProgramError, match=words):
-        write_bundle(bundle, path)
+    with pytest.raises(pte.ProgramError, match=words):
+        pte.write_bundle(bundle, path)
     assert not path.exists()

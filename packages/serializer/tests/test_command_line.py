@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serializer_programs import (  # type: ignore[import-not-found]
-    add_delegates,
-    add_program,
-    program,
-    tensor,
-)
+from serializer_programs import add_delegates, add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.script import main
 from lowerdeck.serializer import (

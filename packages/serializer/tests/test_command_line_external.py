@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    ExternalEntry,
-    ScalarType,
-    TensorLayout,
-    serialize_ptd,
-    write_ptd,
-)
+from lowerdeck.serializer import ExternalEntry, ScalarType, TensorLayout, serialize_ptd, write_ptd
 
 OFFICIAL = Path(__file__).parent / "data/external_ptd.ptd"
 PROGRAM = OFFICIAL.with_suffix(".pte")

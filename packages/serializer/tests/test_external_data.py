@@ -11,60 +11,36 @@ from hypothesis import strategies as st
 from serializer_hostile import damaged  # type: ignore[import-not-found]
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    ContentError,
-    ExternalData,
-    ExternalEntry,
-    ExtraTensorInfo,
-    FormatError,
-    MagicError,
-    NamedData,
-    NamedDataStore,
-    Program,
-    ProgramError,
-    ScalarType,
-    Tensor,
-    TensorDataLocation,
-    TensorLayout,
-    deserialize_ptd,
-    deserialize_pte,
-    external_data,
-    open_model,
-    open_ptd,
-    serialize_ptd,
-    serialize_pte,
-    write_model,
-    write_ptd,
-)
+from lowerdeck import serializer as pte
 
-_LAYOUT = TensorLayout(ScalarType.FLOAT, [2, 3], [0, 1])
+_LAYOUT = pte.TensorLayout(pte.ScalarType.FLOAT, [2, 3], [0, 1])
 _WEIGHT = bytes(range(24))
-_DATA = ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT)})
+_DATA = pte.ExternalData({"weight": pte.ExternalEntry(_WEIGHT, _LAYOUT)})
 
 
-def _external_program() -> Program:
-    program: Program = add_program()
+def _external_program() -> pte.Program:
+    program: pte.Program = add_program()
     del program.constant_buffer[1:]
     tensor = program.execution_plan[0].values[1].val
-    assert isinstance(tensor, Tensor)
+    assert isinstance(tensor, pte.Tensor)
     tensor.data_buffer_idx = 0
-    tensor.extra_tensor_info = ExtraTensorInfo(
-        fully_qualified_name="weight", location=TensorDataLocation.EXTERNAL
+    tensor.extra_tensor_info = pte.ExtraTensorInfo(
+        fully_qualified_name="weight", location=pte.TensorDataLocation.EXTERNAL
     )
     return program
 
 
-def _layouts(size: int) -> st.SearchStrategy[TensorLayout | None]:
-    return st.none() | st.just(TensorLayout(ScalarType.BYTE, [size], [0]))
+def _layouts(size: int) -> st.SearchStrategy[pte.TensorLayout | None]:
+    return st.none() | st.just(pte.TensorLayout(pte.ScalarType.BYTE, [size], [0]))
 
 
 _entries = st.binary(max_size=60).flatmap(
     lambda data: st.builds(
-        ExternalEntry, st.just(data), _layouts(len(data)), st.sampled_from([1, 2, 3, 16, 512])
+        pte.ExternalEntry, st.just(data), _layouts(len(data)), st.sampled_from([1, 2, 3, 16, 512])
     )
 )
 _data = st.builds(
-    ExternalData,
+    pte.ExternalData,
     st.dictionaries(st.text(max_size=5), _entries, max_size=5),
     st.sampled_from([1, 16, 100, 128, 4096]),
 )
@@ -72,32 +48,32 @@ _data = st.builds(
 
 @settings(deadline=None)
 @given(_data)
-def test_external_data_come_back(data: ExternalData) -> None:
-    file = serialize_ptd(data)
-    found = deserialize_ptd(file)
+def test_external_data_come_back(data: pte.ExternalData) -> None:
+    file = pte.serialize_ptd(data)
+    found = pte.deserialize_ptd(file)
     assert list(found.entries) == list(data.entries)
     for key, entry in data.entries.items():
         assert bytes(found.entries[key].data) == entry.data  # type: ignore[arg-type]
         assert found.entries[key].tensor_layout == entry.tensor_layout
-    assert serialize_ptd(found) == file
+    assert pte.serialize_ptd(found) == file
 
 
 def test_what_a_store_tagged_becomes_external_data() -> None:
-    store = NamedDataStore()
+    store = pte.NamedDataStore()
     store.add_named_data("inside", b"1")
     store.add_named_data("weight", _WEIGHT, 16, "weights", _LAYOUT)
-    assert external_data(store.get_named_data_store_output()) == {
-        "weights": ExternalData({"weight": ExternalEntry(_WEIGHT, _LAYOUT, 16)})
+    assert pte.external_data(store.get_named_data_store_output()) == {
+        "weights": pte.ExternalData({"weight": pte.ExternalEntry(_WEIGHT, _LAYOUT, 16)})
     }
 
 
 def test_program_and_data_are_written_and_read_together(tmp_path: Path) -> None:
-    paths = write_model(_external_program(), tmp_path / "m.pte", external={"weights": _DATA})
+    paths = pte.write_model(_external_program(), tmp_path / "m.pte", external={"weights": _DATA})
     assert [path.name for path in paths] == ["weights.ptd", "m.pte"]
-    with open_ptd(paths[0]) as file:
+    with pte.open_ptd(paths[0]) as file:
         view = file.entries["weight"].data
     assert bytes(view) == _WEIGHT  # type: ignore[arg-type]
-    with open_model(paths[1], paths[:1]) as model:
+    with pte.open_model(paths[1], paths[:1]) as model:
         assert bytes(model.entries["weight"].data) == _WEIGHT  # type: ignore[arg-type]
         assert model.program_file.method_names == ("forward",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.pte", "weights.ptd"]
@@ -107,54 +83,60 @@ def test_program_and_data_are_written_and_read_together(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ({}, "found no external data for 'weight'"),
-        ({"weight": ExternalEntry(_WEIGHT)}, "expected TensorLayout"),
+        ({"weight": pte.ExternalEntry(_WEIGHT)}, "expected TensorLayout"),
         (
-            {"weight": ExternalEntry(_WEIGHT, TensorLayout(ScalarType.FLOAT, [3, 2], [0, 1]))},
+            {
+                "weight": pte.ExternalEntry(
+                    _WEIGHT, pte.TensorLayout(pte.ScalarType.FLOAT, [3, 2], [0, 1])
+                )
+            },
             r"expected TensorLayout.*\[2, 3\]",
         ),
     ],
 )
 def test_data_that_do_not_fit_are_refused(
-    entries: dict[str, ExternalEntry], message: str, tmp_path: Path
+    entries: dict[str, pte.ExternalEntry], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ProgramError, match=message):
-        write_model(_external_program(), tmp_path / "m.pte", external={"w": ExternalData(entries)})
+    with pytest.raises(pte.ProgramError, match=message):
+        pte.write_model(
+            _external_program(), tmp_path / "m.pte", external={"w": pte.ExternalData(entries)}
+        )
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "m.pte").write_bytes(serialize_pte(_external_program()))
-    write_ptd(entries, tmp_path / "w.ptd")
-    with pytest.raises(ContentError, match=message):
-        open_model(tmp_path / "m.pte", [tmp_path / "w.ptd"])
+    (tmp_path / "m.pte").write_bytes(pte.serialize_pte(_external_program()))
+    pte.write_ptd(entries, tmp_path / "w.ptd")
+    with pytest.raises(pte.ContentError, match=message):
+        pte.open_model(tmp_path / "m.pte", [tmp_path / "w.ptd"])
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     program = _external_program()
-    program.named_data.append(NamedData("weight", b"1"))
-    with pytest.raises(ProgramError, match="'weight' twice"):
-        write_model(program, tmp_path / "m.pte", external={"w": _DATA})
+    program.named_data.append(pte.NamedData("weight", b"1"))
+    with pytest.raises(pte.ProgramError, match="'weight' twice"):
+        pte.write_model(program, tmp_path / "m.pte", external={"w": _DATA})
 
 
 def test_a_pte_is_no_ptd_and_the_other_way_round() -> None:
-    with pytest.raises(MagicError, match="FT01"):
-        deserialize_ptd(serialize_pte(add_program()))
-    with pytest.raises(MagicError, match="external data"):
-        deserialize_pte(serialize_ptd({}))
+    with pytest.raises(pte.MagicError, match="FT01"):
+        pte.deserialize_ptd(pte.serialize_pte(add_program()))
+    with pytest.raises(pte.MagicError, match="external data"):
+        pte.deserialize_pte(pte.serialize_ptd({}))
 
 
 def test_damaged_data_are_read_or_refused() -> None:
-    file = serialize_ptd({str(i): ExternalEntry(_WEIGHT, _LAYOUT, 16) for i in range(3)})
+    file = pte.serialize_ptd({str(i): pte.ExternalEntry(_WEIGHT, _LAYOUT, 16) for i in range(3)})
     refused = 0
     for _, damage in damaged(file, 3, 300):
         try:
-            deserialize_ptd(damage)
-        except FormatError:
+            pte.deserialize_ptd(damage)
+        except pte.FormatError:
             refused += 1
     assert refused > 50
 
 
 @pytest.mark.parametrize("alignment", [1, 16, 24, 4096])
 def test_the_layout_is_as_documented_and_equal_blobs_are_stored_once(alignment: int) -> None:
-    entries = {str(i): ExternalEntry(b"the same bytes" * 99) for i in range(9)}
-    file = serialize_ptd(entries | {"b": ExternalEntry(b"marked", alignment=alignment)})
+    entries = {str(i): pte.ExternalEntry(b"the same bytes" * 99) for i in range(9)}
+    file = pte.serialize_ptd(entries | {"b": pte.ExternalEntry(b"marked", alignment=alignment)})
     assert file.count(b"the same bytes" * 99) == 1
     assert file.index(b"marked") % alignment == 0
     magic, length, inserted, size, base, data_size = struct.unpack_from("<4sIQQQQ", file, 8)

@@ -14,46 +14,7 @@ from typing import Any
 import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Bool,
-    BoolList,
-    Buffer,
-    CompileSpec,
-    DataLocation,
-    DelegateCall,
-    Double,
-    DoubleList,
-    EValue,
-    ExternalData,
-    ExternalEntry,
-    ExtraTensorInfo,
-    FileLayout,
-    FormatError,
-    Frame,
-    FrameList,
-    FreeCall,
-    Instruction,
-    IntList,
-    JumpFalseCall,
-    MoveCall,
-    NamedData,
-    NonConstBufferDevice,
-    Null,
-    OptionalTensorList,
-    Program,
-    ProgramError,
-    ScalarType,
-    String,
-    TensorLayout,
-    TensorList,
-    deserialize_ptd,
-    deserialize_pte,
-    serialize_ptd,
-    serialize_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.pte import field_check, schema
 
 
@@ -76,31 +37,52 @@ _VALUES: tuple[object, ...] = (
         _Nothing,
         [_Nothing()],
     ),
-    *(ScalarType.FLOAT, DataLocation.SEGMENT, Null(), [Null()], EValue(Null()), Buffer(b"")),
+    *(
+        pte.ScalarType.FLOAT,
+        pte.DataLocation.SEGMENT,
+        pte.Null(),
+        [pte.Null()],
+        pte.EValue(pte.Null()),
+        pte.Buffer(b""),
+    ),
 )
 
 
-def _full() -> Program:
+def _full() -> pte.Program:
     """Return a program that uses every class of the schema."""
-    program: Program = add_program()
+    program: pte.Program = add_program()
     plan = program.execution_plan[0]
-    plan.values[1].val.extra_tensor_info = ExtraTensorInfo(1, "weight")  # type: ignore[union-attr]
-    kinds = (Null(), Bool(True), Double(0.5), String("s"), IntList([2]), DoubleList([1.5]))
-    lists = (BoolList([True]), TensorList([0]), OptionalTensorList([-1]))
-    plan.values += [EValue(kind) for kind in (*kinds, *lists)]
-    calls = (DelegateCall(0, [0]), MoveCall(0, 3), JumpFalseCall(5, 0), FreeCall(0))
-    plan.chains[0].instructions += [Instruction(call) for call in calls]
-    plan.chains[0].stacktrace = [FrameList([Frame("f", 1, "g", "h")])]
+    plan.values[1].val.extra_tensor_info = pte.ExtraTensorInfo(1, "weight")  # type: ignore[union-attr]
+    kinds = (
+        pte.Null(),
+        pte.Bool(True),
+        pte.Double(0.5),
+        pte.String("s"),
+        pte.IntList([2]),
+        pte.DoubleList([1.5]),
+    )
+    lists = (pte.BoolList([True]), pte.TensorList([0]), pte.OptionalTensorList([-1]))
+    plan.values += [pte.EValue(kind) for kind in (*kinds, *lists)]
+    calls = (
+        pte.DelegateCall(0, [0]),
+        pte.MoveCall(0, 3),
+        pte.JumpFalseCall(5, 0),
+        pte.FreeCall(0),
+    )
+    plan.chains[0].instructions += [pte.Instruction(call) for call in calls]
+    plan.chains[0].stacktrace = [pte.FrameList([pte.Frame("f", 1, "g", "h")])]
     plan.delegates = [
-        BackendDelegate(
-            "b", BackendDelegateDataReference(DataLocation.INLINE, 0), [CompileSpec("k", b"v")]
+        pte.BackendDelegate(
+            "b",
+            pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0),
+            [pte.CompileSpec("k", b"v")],
         )
     ]
-    plan.non_const_buffer_device = [NonConstBufferDevice(1)]
-    program.mutable_data.append(Buffer(b"1234"))
-    program.backend_delegate_data = [BackendDelegateInlineData(b"blob")]
-    program.named_data = [NamedData("key", b"named", 16)]
-    program.layout = FileLayout()
+    plan.non_const_buffer_device = [pte.NonConstBufferDevice(1)]
+    program.mutable_data.append(pte.Buffer(b"1234"))
+    program.backend_delegate_data = [pte.BackendDelegateInlineData(b"blob")]
+    program.named_data = [pte.NamedData("key", b"named", 16)]
+    program.layout = pte.FileLayout()
     return program
 
 
@@ -145,7 +127,9 @@ def _check_message(told: str, path: tuple[Any, ...]) -> None:
 
 _PROGRAM, _DATA = (
     _full(),
-    ExternalData({"key": ExternalEntry(b"1234", TensorLayout(ScalarType.FLOAT, [1], [0]), 16)}),
+    pte.ExternalData(
+        {"key": pte.ExternalEntry(b"1234", pte.TensorLayout(pte.ScalarType.FLOAT, [1], [0]), 16)}
+    ),
 )
 
 
@@ -168,21 +152,21 @@ def test_a_wrong_field_of_a_program_is_named(path: tuple[Any, ...]) -> None:
     for value in _VALUES:
         program = _put(_PROGRAM, path, value)
         try:
-            data = serialize_pte(program)
-        except ProgramError as error:
+            data = pte.serialize_pte(program)
+        except pte.ProgramError as error:
             _check_message(str(error), path)
         else:
             # Nothing was taken for something else. Numbers that contradict each other (the index
             # of a constant that is not there) are the verifier's business, and are refused.
             assert _same_kind(value, _at(path))
-            with suppress(FormatError):
-                deserialize_pte(data)
+            with suppress(pte.FormatError):
+                pte.deserialize_pte(data)
 
 
 def _same_kind(value: object, was: object) -> bool:
     """Return whether a value may be where another was; fail if it may not."""
     free = isinstance(was, schema.EValue) or was is None or value is None
-    members = (Null, schema.Int, schema.Tensor, Bool)
+    members = (pte.Null, schema.Int, schema.Tensor, pte.Bool)
     kinds = (
         isinstance(value, type(was)),
         isinstance(value, bool | IntEnum | int)
@@ -201,48 +185,48 @@ def _same_kind(value: object, was: object) -> bool:
 def test_a_wrong_field_of_external_data_is_named(path: tuple[Any, ...]) -> None:
     for value in _VALUES:
         try:
-            data = serialize_ptd(_put(_DATA, path, value))
-        except ProgramError as error:
+            data = pte.serialize_ptd(_put(_DATA, path, value))
+        except pte.ProgramError as error:
             _check_message(str(error), path)
         else:
-            with suppress(FormatError):
-                deserialize_ptd(data)
+            with suppress(pte.FormatError):
+                pte.deserialize_ptd(data)
 
 
 @pytest.mark.parametrize("key", [None, 1, b"key", "\ud800"])
 def test_a_wrong_key_of_external_data_is_named(key: Any) -> None:
-    with pytest.raises(ProgramError, match="key"):
-        serialize_ptd({key: ExternalEntry(b"1234")})
+    with pytest.raises(pte.ProgramError, match="key"):
+        pte.serialize_ptd({key: pte.ExternalEntry(b"1234")})
 
 
 @pytest.mark.parametrize("option", ["segment_alignment", "constant_tensor_alignment"])
 @pytest.mark.parametrize("value", ["16", 1.5, math.nan, 0, -1, 2**70, [16]])
 def test_a_wrong_option_is_named(option: str, value: Any) -> None:
-    with pytest.raises(ProgramError, match=option):
-        serialize_pte(add_program(), **{option: value})
+    with pytest.raises(pte.ProgramError, match=option):
+        pte.serialize_pte(add_program(), **{option: value})
 
 
 def test_a_wrong_entry_is_found_behind_right_ones_of_its_class() -> None:
     for wrong in ("x", None, 2.0):
         program = _full()
         program.execution_plan[0].values += [
-            EValue(BoolList([True])),
-            EValue(BoolList([True, wrong])),  # type: ignore[list-item]
+            pte.EValue(pte.BoolList([True])),
+            pte.EValue(pte.BoolList([True, wrong])),  # type: ignore[list-item]
         ]
-        with pytest.raises(ProgramError, match=r"val\.items\[1\].*expected True or False"):
-            serialize_pte(program)
+        with pytest.raises(pte.ProgramError, match=r"val\.items\[1\].*expected True or False"):
+            pte.serialize_pte(program)
 
 
 def test_a_plain_number_is_looked_at_behind_right_ones() -> None:
     program = _full()
-    extra = [ExtraTensorInfo(location=number) for number in (0, 1, 99)]  # type: ignore[arg-type]
+    extra = [pte.ExtraTensorInfo(location=number) for number in (0, 1, 99)]  # type: ignore[arg-type]
     tensor = program.execution_plan[0].values[0].val
     assert isinstance(tensor, schema.Tensor)
     program.execution_plan[0].values += [
-        EValue(dataclasses.replace(tensor, extra_tensor_info=info)) for info in extra
+        pte.EValue(dataclasses.replace(tensor, extra_tensor_info=info)) for info in extra
     ]
-    with pytest.raises(ProgramError, match=r"location: found 99"):
-        serialize_pte(program)
+    with pytest.raises(pte.ProgramError, match=r"location: found 99"):
+        pte.serialize_pte(program)
 
 
 def test_types_are_judged_once_however_many_objects_have_them(
@@ -261,8 +245,8 @@ def test_types_are_judged_once_however_many_objects_have_them(
         judged.clear()
         program = add_program()
         plan = program.execution_plan[0]
-        plan.values += [EValue(Null()), EValue(IntList([1]))] * count
-        plan.chains[0].instructions += [Instruction(MoveCall(0, 1))] * count
+        plan.values += [pte.EValue(pte.Null()), pte.EValue(pte.IntList([1]))] * count
+        plan.chains[0].instructions += [pte.Instruction(pte.MoveCall(0, 1))] * count
         assert field_check.TypeCheck().right(program)
         return len(judged)
 

@@ -70,11 +70,7 @@ def tensors(
 
 
 def numbers(
-    name: str,
-    left: object,
-    right: object,
-    inputs: Sequence[int] = (),
-    result: object = Int(0),
+    name: str, left: object, right: object, inputs: Sequence[int] = (), result: object = Int(0)
 ) -> Any:
     return program(f"executorch_prim::{name}", [left, right, result], inputs)
 
@@ -92,11 +88,7 @@ HAZARDS = {
         "a 0 there",
     ),
     "mod by what is moved there": (
-        program(
-            "executorch_prim::mod.Scalar",
-            [Int(4), Int(2), Int(0), Int(7)],
-            before=MOVED,
-        ),
+        program("executorch_prim::mod.Scalar", [Int(4), Int(2), Int(0), Int(7)], before=MOVED),
         "a 0 there",
     ),
     "floordiv by 0": (numbers("floordiv.int", Int(4), Int(0)), "by 0, which ends"),

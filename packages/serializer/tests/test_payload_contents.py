@@ -7,34 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serializer_payloads import (  # type: ignore[import-not-found]
-    convolution,
-    graph,
-    linear,
-    node,
-    payload,
-    program,
-    relu,
-    value,
-)
+from serializer_payloads import convolution, graph, linear, node, payload, program, relu, value  # type: ignore[import-not-found]
 
+from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    DataLocation,
-    ExecutionPlan,
-    PayloadGraph,
-    PayloadNode,
-    PayloadValue,
-    Program,
-    ScalarType,
-    XnnDatatype,
-    XnnOperator,
-    open_pte,
-    serialize_pte,
-)
 from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.report import operators
 from lowerdeck.serializer.report.operators import contents_of
@@ -42,25 +18,29 @@ from lowerdeck.serializer.report.operators import contents_of
 
 def written(path: Path, *blobs: bytes, backend: str = "XnnpackBackend") -> str:
     """Write a program with delegates, and return its path."""
-    plan = ExecutionPlan("forward")
+    plan = pte.ExecutionPlan("forward")
     plan.delegates = [
-        BackendDelegate(backend, BackendDelegateDataReference(DataLocation.INLINE, number), [])
+        pte.BackendDelegate(
+            backend, pte.BackendDelegateDataReference(pte.DataLocation.INLINE, number), []
+        )
         for number in range(len(blobs))
     ]
-    data = [BackendDelegateInlineData(blob) for blob in blobs]
-    path.write_bytes(serialize_pte(Program(execution_plan=[plan], backend_delegate_data=data)))
+    data = [pte.BackendDelegateInlineData(blob) for blob in blobs]
+    path.write_bytes(
+        pte.serialize_pte(pte.Program(execution_plan=[plan], backend_delegate_data=data))
+    )
     return str(path)
 
 
 def test_inspect_and_verify_name_the_release_that_a_file_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    narrow = {"datatype": int(XnnDatatype.BF16)}
+    narrow = {"datatype": int(pte.XnnDatatype.BF16)}
     values = [value(0, external_id=0, flags=1, **narrow), value(1, external_id=1, flags=2)]
-    sine = graph(values, [node(XnnOperator.SIN, input_id=0, output_id=1)])
+    sine = graph(values, [node(pte.XnnOperator.SIN, input_id=0, output_id=1)])
     path = tmp_path / "a.pte"
-    types = (ScalarType.BFLOAT16, ScalarType.FLOAT)
-    path.write_bytes(serialize_pte(program(payload(sine), types)))
+    types = (pte.ScalarType.BFLOAT16, pte.ScalarType.FLOAT)
+    path.write_bytes(pte.serialize_pte(program(payload(sine), types)))
     assert main(["inspect", str(path)]) == 0
     assert "needs ExecuTorch 1.5 or later: Sin of BF16, FP32" in capsys.readouterr().out
     assert main(["inspect", str(path), "--json"]) == 0
@@ -106,7 +86,7 @@ def test_diff_tells_which_operators_changed(
 
 
 def test_many_nodes_are_cut_and_counted() -> None:
-    nodes = [node(XnnOperator.ABS, input_id=0, output_id=0) for _ in range(500)]
+    nodes = [node(pte.XnnOperator.ABS, input_id=0, output_id=0) for _ in range(500)]
     found = contents_of(memoryview(payload(graph([value(0)], nodes))))
     assert (len(found.lines), found.left_out, found.operators) == (400, 100, {"Abs": 500})
 
@@ -114,10 +94,10 @@ def test_many_nodes_are_cut_and_counted() -> None:
 def test_the_operators_of_a_payload_are_linked_to_each_other_and_to_its_arguments() -> None:
     values = [value(0, external_id=0), value(1, external_id=1), value(2), value(3, external_id=2)]
     nodes = [
-        node(XnnOperator.ABS, input_id=1, output_id=2),
-        node(XnnOperator.ADD, input1_id=2, input2_id=0, output_id=3),
+        node(pte.XnnOperator.ABS, input_id=1, output_id=2),
+        node(pte.XnnOperator.ADD, input1_id=2, input2_id=0, output_id=3),
         # It reads what it makes itself: a broken payload must not lead in circles.
-        node(XnnOperator.ADD, input1_id=7, input2_id=3, output_id=7),
+        node(pte.XnnOperator.ADD, input1_id=7, input2_id=3, output_id=7),
     ]
     found = contents_of(memoryview(payload(graph(values, nodes))))
     assert (found.links, found.results) == (((-2,), (0, -1), (1,)), {2: 1})
@@ -128,12 +108,12 @@ class _Opener:
 
     value = "mine:open_payload"
 
-    def __init__(self, name: str, answer: PayloadGraph | Exception) -> None:
+    def __init__(self, name: str, answer: pte.PayloadGraph | Exception) -> None:
         self.name = name
         self._answer = answer
 
-    def load(self) -> Callable[[memoryview], PayloadGraph]:
-        def open_payload(_: memoryview) -> PayloadGraph:
+    def load(self) -> Callable[[memoryview], pte.PayloadGraph]:
+        def open_payload(_: memoryview) -> pte.PayloadGraph:
             if isinstance(self._answer, Exception):
                 raise self._answer
             return self._answer
@@ -142,25 +122,28 @@ class _Opener:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[PayloadGraph | Exception], None]:
-    def _install(answer: PayloadGraph | Exception) -> None:
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[pte.PayloadGraph | Exception], None]:
+    def _install(answer: pte.PayloadGraph | Exception) -> None:
         monkeypatch.setattr(operators, "_openers", lambda: {"Mine": _Opener("Mine", answer)})
 
     return _install
 
 
 def test_an_installed_package_opens_the_payloads_of_its_backend(
-    install: Callable[[PayloadGraph], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    install: Callable[[pte.PayloadGraph], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = {
-        0: PayloadValue("fp32", (2, "?")),
-        1: PayloadValue("int8", (3,), 3, "scale 2"),
-        2: PayloadValue("fp32", (2,)),
+        0: pte.PayloadValue("fp32", (2, "?")),
+        1: pte.PayloadValue("int8", (3,), 3, "scale 2"),
+        2: pte.PayloadValue("fp32", (2,)),
     }
-    nodes = (PayloadNode("Loop", (0, 1), (2,), "limits 0 to 1"), PayloadNode("Sqrt", (2,), (2,)))
+    nodes = (
+        pte.PayloadNode("Loop", (0, 1), (2,), "limits 0 to 1"),
+        pte.PayloadNode("Sqrt", (2,), (2,)),
+    )
     # What goes in comes out, too, and the last result is made twice.
     arguments = {0: 0, 1: 2, 2: 0}
-    install(PayloadGraph(nodes, values, arguments, 3, {"Add": 2}))
+    install(pte.PayloadGraph(nodes, values, arguments, 3, {"Add": 2}))
     found = contents_of(memoryview(b"any"), "Mine")
     assert found.lines == (
         "Loop(fp32[2, ?], int8[3] scale 2 constant of 3 B) -> fp32[2], limits 0 to 1",
@@ -202,17 +185,17 @@ def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
 
 def test_what_nobody_opens_says_who_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(operators, "_openers", dict)
-    with open_pte(written(tmp_path / "a.pte", b"any", backend="Other")) as file:
+    with pte.open_pte(written(tmp_path / "a.pte", b"any", backend="Other")) as file:
         (entry,) = summarise(file)["delegates"]
     assert entry["closed"] == "no installed package opens payloads of Other"
     assert "lowerdeck-openvino" in operators.contents_of(memoryview(b""), "OpenvinoBackend").closed
 
 
 def test_names_that_a_payload_tells_are_short_and_on_their_line(
-    install: Callable[[PayloadGraph], None],
+    install: Callable[[pte.PayloadGraph], None],
 ) -> None:
-    values = {0: PayloadValue("fp\n32", ("1\n" * 900,), None, "x" * 9000)}
-    install(PayloadGraph((PayloadNode("Ad\nd" * 900, (0,), (7,)),), values, {5: 9}, 0))
+    values = {0: pte.PayloadValue("fp\n32", ("1\n" * 900,), None, "x" * 9000)}
+    install(pte.PayloadGraph((pte.PayloadNode("Ad\nd" * 900, (0,), (7,)),), values, {5: 9}, 0))
     found = contents_of(memoryview(b"any"), "Mine")
     (line,) = found.lines
     assert "\n" not in line
@@ -220,10 +203,12 @@ def test_names_that_a_payload_tells_are_short_and_on_their_line(
     assert line.endswith(" -> ?")
 
 
-def test_a_line_lists_some_of_a_thousand_inputs(install: Callable[[PayloadGraph], None]) -> None:
-    values = {0: PayloadValue("fp32", (2,), None, "x" * 400)}
+def test_a_line_lists_some_of_a_thousand_inputs(
+    install: Callable[[pte.PayloadGraph], None],
+) -> None:
+    values = {0: pte.PayloadValue("fp32", (2,), None, "x" * 400)}
     many = (0,) * 1000
-    install(PayloadGraph((PayloadNode("Concat", many, many),) * 400, values, {0: 0}, 0))
+    install(pte.PayloadGraph((pte.PayloadNode("Concat", many, many),) * 400, values, {0: 0}, 0))
     found = contents_of(memoryview(b"any"), "Mine")
     assert found.lines[0].count("fp32[2]") == 24
     assert found.lines[0].endswith(", ... and 988 more")

@@ -12,30 +12,7 @@ import pytest
 from serializer_constructions import of_schema  # type: ignore[import-not-found]
 from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Buffer,
-    CompileSpec,
-    DataLocation,
-    FormatError,
-    HeaderError,
-    LimitError,
-    MagicError,
-    NamedData,
-    Program,
-    ProgramError,
-    PteFile,
-    SegmentError,
-    TruncatedError,
-    deserialize_ptd,
-    deserialize_pte,
-    open_pte,
-    serialize_pte,
-    verify_pte,
-    write_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer.assembly import Assembly
 from lowerdeck.serializer.flatbuffer.packing import int_vector
 from lowerdeck.serializer.flatbuffer.skeleton import SLOT
@@ -44,46 +21,48 @@ from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
 WEIGHT = bytes(range(24))
 
 
-def _rich_program() -> Program:
-    program: Program = add_delegates(add_program(), b"delegate blob", specs=[("speed", b"fast")])
-    program.named_data.append(NamedData("key", b"named", 32))
+def _rich_program() -> pte.Program:
+    program: pte.Program = add_delegates(
+        add_program(), b"delegate blob", specs=[("speed", b"fast")]
+    )
+    program.named_data.append(pte.NamedData("key", b"named", 32))
     return program
 
 
 def test_an_open_file_hands_out_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
-    write_pte(_rich_program(), path)
-    with open_pte(path) as file:
+    pte.write_pte(_rich_program(), path)
+    with pte.open_pte(path) as file:
         assert file.method_names == ("forward",)
         assert file.method("forward") == _rich_program().execution_plan[0]
         assert [operator.full_name for operator in file.operators("forward")] == ["aten::add.out"]
         (delegate,) = file.delegates
         assert (delegate.method, delegate.id) == ("forward", "Backend")
-        assert delegate.location is DataLocation.SEGMENT
+        assert delegate.location is pte.DataLocation.SEGMENT
         assert bytes(delegate.data) == b"delegate blob"
-        assert delegate.compile_specs == [CompileSpec("speed", b"fast")]
-        assert file.constants[1] == Buffer(WEIGHT)
+        assert delegate.compile_specs == [pte.CompileSpec("speed", b"fast")]
+        assert file.constants[1] == pte.Buffer(WEIGHT)
         assert [(entry.key, entry.data) for entry in file.named_data] == [("key", b"named")]
         assert bytes(file.segment(file.named_data_segments[0])) == b"named"
-        assert file.program() == deserialize_pte(path.read_bytes())
+        assert file.program() == pte.deserialize_pte(path.read_bytes())
         with pytest.raises(KeyError, match="the file has forward"):
             file.method("backward")
 
 
 def test_buffers_are_views_which_outlive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
-    write_pte(_rich_program(), path)
-    with open_pte(path) as file:
+    pte.write_pte(_rich_program(), path)
+    with pte.open_pte(path) as file:
         view: Any = file.constants[1].storage
     assert view == WEIGHT
     data = bytearray(path.read_bytes())
-    program = deserialize_pte(data)
+    program = pte.deserialize_pte(data)
     data[data.index(WEIGHT)] = 99
     view = program.constant_buffer[1].storage
     assert view[0] == 99
     with path.open("rb") as raw:
         mapped = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
-    assert deserialize_pte(mapped) == deserialize_pte(path.read_bytes())
+    assert pte.deserialize_pte(mapped) == pte.deserialize_pte(path.read_bytes())
 
 
 def test_opening_decodes_nothing_of_the_methods(tmp_path: Path) -> None:
@@ -91,80 +70,80 @@ def test_opening_decodes_nothing_of_the_methods(tmp_path: Path) -> None:
     plan = program.execution_plan[0]
     plan.values += [type(value)(value.val) for value in plan.values * 5000]
     path = tmp_path / "model.pte"
-    write_pte(program, path)
+    pte.write_pte(program, path)
     tracemalloc.start()
-    with open_pte(path) as file:
+    with pte.open_pte(path) as file:
         assert file.method_names == ("forward",)
         _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200_000
 
 
-@pytest.mark.parametrize(("size", "error"), [(0, TruncatedError), (50, FormatError)])
+@pytest.mark.parametrize(("size", "error"), [(0, pte.TruncatedError), (50, pte.FormatError)])
 def test_a_short_file_is_refused_on_opening(
-    size: int, error: type[FormatError], tmp_path: Path
+    size: int, error: type[pte.FormatError], tmp_path: Path
 ) -> None:
     path = tmp_path / "short.pte"
-    path.write_bytes(serialize_pte(add_program())[:size])
+    path.write_bytes(pte.serialize_pte(add_program())[:size])
     with pytest.raises(error):
-        open_pte(path)
+        pte.open_pte(path)
 
 
 @pytest.mark.parametrize(
     ("length", "old"), [(24, True), (48, False)], ids=["old header", "longer header"]
 )
 def test_other_headers_and_bytes_behind_are_read(length: int, old: bool) -> None:
-    whole = serialize_pte(_rich_program(), delegate_alignment=64)
+    whole = pte.serialize_pte(_rich_program(), delegate_alignment=64)
     data = bytearray(whole + b"left over")
     data[12:16] = struct.pack("<I", length)
     if old:
         data[32:40] = bytes(8)
-        assert PteFile(data).header.segment_data_size == 0  # type: ignore[union-attr]
-    assert verify_pte(data) == deserialize_pte(whole)
+        assert pte.PteFile(data).header.segment_data_size == 0  # type: ignore[union-attr]
+    assert pte.verify_pte(data) == pte.deserialize_pte(whole)
     data[8:12] = b"EH00"
-    with pytest.raises(SegmentError, match="no extended header"):
-        deserialize_pte(data)
+    with pytest.raises(pte.SegmentError, match="no extended header"):
+        pte.deserialize_pte(data)
 
 
 @pytest.mark.parametrize(
     ("position", "packed", "error", "field"),
     [
-        (4, b"ET99", MagicError, "file identifier"),
-        (12, struct.pack("<I", 23), HeaderError, "header.length"),
-        (16, struct.pack("<Q", 8), HeaderError, "header.program_size"),
-        (16, struct.pack("<Q", 2**63), TruncatedError, "header.program_size"),
-        (24, struct.pack("<Q", 64), HeaderError, "header.segment_base_offset"),
-        (32, struct.pack("<Q", 2**64 - 1), TruncatedError, "header.segment_data_size"),
+        (4, b"ET99", pte.MagicError, "file identifier"),
+        (12, struct.pack("<I", 23), pte.HeaderError, "header.length"),
+        (16, struct.pack("<Q", 8), pte.HeaderError, "header.program_size"),
+        (16, struct.pack("<Q", 2**63), pte.TruncatedError, "header.program_size"),
+        (24, struct.pack("<Q", 64), pte.HeaderError, "header.segment_base_offset"),
+        (32, struct.pack("<Q", 2**64 - 1), pte.TruncatedError, "header.segment_data_size"),
     ],
 )
 def test_what_is_wrong_with_a_header_is_told(
-    position: int, packed: bytes, error: type[FormatError], field: str
+    position: int, packed: bytes, error: type[pte.FormatError], field: str
 ) -> None:
-    data = bytearray(serialize_pte(_rich_program()))
+    data = bytearray(pte.serialize_pte(_rich_program()))
     data[position : position + len(packed)] = packed
     with pytest.raises(error) as caught:
-        deserialize_pte(data)
+        pte.deserialize_pte(data)
     assert caught.value.field == field
     assert caught.value.offset == position
 
 
 def test_overlapping_segments_are_read_and_stored_once() -> None:
     program = _rich_program()
-    program.named_data.append(NamedData("tied", WEIGHT, 16))
-    data = serialize_pte(program)
+    program.named_data.append(pte.NamedData("tied", WEIGHT, 16))
+    data = pte.serialize_pte(program)
     assert data.count(WEIGHT) == 1
-    found = verify_pte(data)
+    found = pte.verify_pte(data)
     assert [bytes(entry.data) for entry in found.named_data] == [b"named", WEIGHT]  # type: ignore[arg-type]
-    assert serialize_pte(found) == data
+    assert pte.serialize_pte(found) == data
 
 
 def test_inline_constants_of_legacy_files_are_read() -> None:
     data = _legacy_file([b"", WEIGHT, b"more"])
-    found = deserialize_pte(data)
+    found = pte.deserialize_pte(data)
     stored: list[Any] = [buffer.storage for buffer in found.constant_buffer]
     assert [bytes(each) for each in stored] == [b"", WEIGHT, b"more"]
-    written = serialize_pte(found)
-    assert PteFile(written).constant_segment is not None
+    written = pte.serialize_pte(found)
+    assert pte.PteFile(written).constant_segment is not None
     assert written.count(WEIGHT) == 1
 
 
@@ -184,15 +163,15 @@ def _legacy_file(constants: list[bytes]) -> bytes:
 
 def test_a_path_in_place_of_bytes_is_refused_with_what_to_call(tmp_path: Path) -> None:
     for path in ("model.pte", tmp_path / "model.pte"):
-        for read in (deserialize_pte, verify_pte):
-            with pytest.raises(ProgramError, match=r"model\.pte', expected bytes.*open_pte"):
+        for read in (pte.deserialize_pte, pte.verify_pte):
+            with pytest.raises(pte.ProgramError, match=r"model\.pte', expected bytes.*open_pte"):
                 read(path)  # type: ignore[arg-type]
 
 
 def test_a_file_says_its_size_and_that_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
-    size = write_pte(add_program(), path)
-    with open_pte(path) as file:
+    size = pte.write_pte(add_program(), path)
+    with pte.open_pte(path) as file:
         assert repr(file) == f"<PteFile {size} bytes>"
         with pytest.raises(AttributeError, match="no attribute 'metod'"):
             file.metod  # noqa: B018
@@ -202,10 +181,12 @@ def test_a_file_says_its_size_and_that_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_an_open_file_can_be_looked_at_for_ever() -> None:
-    data = serialize_pte(add_program())
-    with PteFile(data) as file:
+    data = pte.serialize_pte(add_program())
+    with pte.PteFile(data) as file:
         table = file.plan_tables[0]
-        looks = [name for name in dir(PteFile) if isinstance(getattr(PteFile, name), property)]
+        looks = [
+            name for name in dir(pte.PteFile) if isinstance(getattr(pte.PteFile, name), property)
+        ]
         for _ in range(3000):
             for name in looks:
                 getattr(file, name)
@@ -220,6 +201,6 @@ def test_an_open_file_can_be_looked_at_for_ever() -> None:
 @pytest.mark.parametrize("field", ["Tensor.sizes", "Tensor.dim_order", "TensorLayout.sizes"])
 def test_a_tensor_of_too_many_dimensions_is_refused(rank: int, field: str) -> None:
     file = dict(of_schema())[f"{field}-long"](rank)
-    read = deserialize_ptd if field.startswith("TensorLayout") else deserialize_pte
-    with pytest.raises(LimitError, match=f"{rank} dimensions, expected at most 16"):
+    read = pte.deserialize_ptd if field.startswith("TensorLayout") else pte.deserialize_pte
+    with pytest.raises(pte.LimitError, match=f"{rank} dimensions, expected at most 16"):
         read(file)

@@ -13,30 +13,7 @@ from serializer_payloads import convolution, payload  # type: ignore[import-not-
 from serializer_payloads import program as delegated
 from serializer_programs import add_delegates, program, tensor  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    Buffer,
-    DelegateCall,
-    Double,
-    EValue,
-    ExecutionPlan,
-    FormatError,
-    Frame,
-    FrameList,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    NamedData,
-    Operator,
-    Program,
-    PteFile,
-    String,
-    TensorList,
-    html_diff,
-    html_report,
-    printable,
-    serialize_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\u202e\ud800'\"&"
@@ -53,28 +30,31 @@ def small_program(word: str = "weight", blob: bytes = b"inputs 1\nsin,0") -> Any
     values = [
         tensor([1, 3, 8, 8], at=0),
         tensor([4, 3, 3, 3], index=1, name=word),
-        *(Int(2**62), Double(float("nan")), IntList([2, 99]), String(word)),
+        *(pte.Int(2**62), pte.Double(float("nan")), pte.IntList([2, 99]), pte.String(word)),
         tensor([1, 4, 8, 8], at=768),
         tensor([1, 4, 8, 8], at=1792),
     ]
-    steps = ("name.out", [*range(7), 6]), DelegateCall(0, [6, 7])
+    steps = ("name.out", [*range(7), 6]), pte.DelegateCall(0, [6, 7])
     made = program(values, *steps, constants=[bytes(432)], memory=2816, inputs=[0], outputs=[7])
     specs = [(word, word.encode(errors="replace")), ("k", b"\xff\x00")]
     add_delegates(made, blob, backend=word, specs=specs)
     (plan,) = made.execution_plan
-    plan.name, plan.operators = word, [Operator(word, "out")]
-    plan.chains[0].stacktrace = [FrameList([Frame(word, 3, word, word)]), FrameList([])]
-    made.named_data = [NamedData(word, b"1234")]
+    plan.name, plan.operators = word, [pte.Operator(word, "out")]
+    plan.chains[0].stacktrace = [
+        pte.FrameList([pte.Frame(word, 3, word, word)]),
+        pte.FrameList([]),
+    ]
+    made.named_data = [pte.NamedData(word, b"1234")]
     return made
 
 
 def method_of(made: Any) -> Any:
-    (method,) = data_of(html_report(made))["file"]["methods"]
+    (method,) = data_of(pte.html_report(made))["file"]["methods"]
     return method
 
 
 def test_a_page_needs_nothing_else_and_admits_only_its_own_script() -> None:
-    page = html_report(small_program(), title="model.pte")
+    page = pte.html_report(small_program(), title="model.pte")
     assert "<title>model.pte</title>" in page
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page)
     assert links == ["data:,"]
@@ -85,17 +65,17 @@ def test_a_page_needs_nothing_else_and_admits_only_its_own_script() -> None:
 
 
 def test_hostile_names_cannot_leave_the_data() -> None:
-    honest = html_report(small_program(), title="t")
-    hostile = html_report(small_program(HOSTILE), title=HOSTILE)
+    honest = pte.html_report(small_program(), title="t")
+    hostile = pte.html_report(small_program(HOSTILE), title=HOSTILE)
     assert hostile.count("<script") == honest.count("<script") == 2
     assert "<img" not in hostile
     assert "<!--" not in hostile
     hostile.encode()
-    assert data_of(hostile)["file"]["methods"][0]["name"] == printable(HOSTILE)
+    assert data_of(hostile)["file"]["methods"][0]["name"] == pte.printable(HOSTILE)
 
 
 def test_what_is_in_the_program_is_in_the_page() -> None:
-    file = data_of(html_report(small_program()))["file"]
+    file = data_of(pte.html_report(small_program()))["file"]
     (method,) = file["methods"]
     assert method["instructions"]["kind"] == "kd"
     assert method["operators"] == [
@@ -119,22 +99,22 @@ def test_what_is_in_the_program_is_in_the_page() -> None:
 
 def test_a_page_of_two_programs_tells_what_changed() -> None:
     old, new = small_program(), small_program(blob=b"other")
-    new.constant_buffer[1] = Buffer(b"\1" + bytes(431))
-    data = data_of(html_diff(old, new, titles=("a", "b")))
+    new.constant_buffer[1] = pte.Buffer(b"\1" + bytes(431))
+    data = data_of(pte.html_diff(old, new, titles=("a", "b")))
     assert data["methods"][0]["rows"] == [[0, 0], [1, 1]]
     assert [(c["kind"], c["change"]) for c in data["stored"]] == [
         ("constants", "changed"),
         ("delegate", "changed"),
     ]
-    assert data_of(html_diff(old, small_program()))["stored"] == []
+    assert data_of(pte.html_diff(old, small_program()))["stored"] == []
 
 
 def test_a_file_has_a_map_of_all_its_bytes() -> None:
     program = small_program()
-    program.constant_buffer[1] = Buffer(b"w" * 432)
-    data = serialize_pte(program)
-    with PteFile(data) as opened:
-        file = data_of(html_report(opened))["file"]
+    program.constant_buffer[1] = pte.Buffer(b"w" * 432)
+    data = pte.serialize_pte(program)
+    with pte.PteFile(data) as opened:
+        file = data_of(pte.html_report(opened))["file"]
     assert file["size"] == len(data)
     parts = sorted((part["offset"], part["nbytes"]) for part in file["sections"])
     ends = [0, *(offset + nbytes for offset, nbytes in parts)]
@@ -153,8 +133,8 @@ def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
     old, new = small_program(), small_program()
     for program, first in ((old, b"a"), (new, b"new")):
         program.execution_plan[0].values[1].val.extra_tensor_info = None
-        program.constant_buffer[1:] = [Buffer(first), Buffer(b"kept")]
-    assert [(c["name"], c["change"]) for c in data_of(html_diff(old, new))["stored"]] == [
+        program.constant_buffer[1:] = [pte.Buffer(first), pte.Buffer(b"kept")]
+    assert [(c["name"], c["change"]) for c in data_of(pte.html_diff(old, new))["stored"]] == [
         ("constants 1", "added"),
         ("constants 1", "removed"),
     ]
@@ -172,8 +152,8 @@ def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
 def test_bytes_of_a_call(args: list[int], outs: int, read: int, written: int) -> None:
     made = small_program()
     plan = made.execution_plan[0]
-    plan.values.append(EValue(TensorList([6, 7])))
-    plan.chains[0].instructions[0] = Instruction(KernelCall(0, args))
+    plan.values.append(pte.EValue(pte.TensorList([6, 7])))
+    plan.chains[0].instructions[0] = pte.Instruction(pte.KernelCall(0, args))
     method = method_of(made)
     (operator,) = method["operators"]
     assert method["instructions"]["outs"] == [outs, 0]
@@ -182,50 +162,50 @@ def test_bytes_of_a_call(args: list[int], outs: int, read: int, written: int) ->
 
 def test_methods_of_one_side_only_are_shown() -> None:
     old, new = small_program("a"), small_program("b")
-    methods = data_of(html_diff(old, new))["methods"]
+    methods = data_of(pte.html_diff(old, new))["methods"]
     assert [(m["old"], m["new"]) for m in methods] == [(0, -1), (-1, 0)]
     assert methods[0]["rows"] == [[0, -1], [1, -1]]
 
 
 def _wild() -> Any:
     """Return a program whose indices lead nowhere."""
-    made = program([tensor([2**31] * 16)], KernelCall(5, [99, -3]), inputs=[7], outputs=[-9])
+    made = program([tensor([2**31] * 16)], pte.KernelCall(5, [99, -3]), inputs=[7], outputs=[-9])
     add_delegates(made, b"")
     made.backend_delegate_data.clear()
     return made
 
 
 @pytest.mark.parametrize(
-    "strange", [Program(), Program(execution_plan=[ExecutionPlan("empty")]), _wild()]
+    "strange", [pte.Program(), pte.Program(execution_plan=[pte.ExecutionPlan("empty")]), _wild()]
 )
-def test_a_strange_program_has_a_page(strange: Program) -> None:
-    assert data_of(html_report(strange))["mode"] == "report"
-    assert data_of(html_diff(strange, small_program()))["mode"] == "diff"
+def test_a_strange_program_has_a_page(strange: pte.Program) -> None:
+    assert data_of(pte.html_report(strange))["mode"] == "report"
+    assert data_of(pte.html_diff(strange, small_program()))["mode"] == "diff"
 
 
 @given(st.data())
 def test_whatever_the_reader_accepts_has_a_page(data: st.DataObject) -> None:
-    spoiled = bytearray(serialize_pte(small_program()))
+    spoiled = bytearray(pte.serialize_pte(small_program()))
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(spoiled) - 1))
         spoiled[position] = data.draw(st.integers(0, 255))
     try:
-        file = PteFile(bytes(spoiled))
+        file = pte.PteFile(bytes(spoiled))
         file.program()
-    except FormatError:
+    except pte.FormatError:
         return
-    assert data_of(html_report(file))["mode"] == "report"
+    assert data_of(pte.html_report(file))["mode"] == "report"
 
 
 @given(st.binary(max_size=5000), st.booleans())
 def test_any_blob_has_a_preview(blob: bytes, broken: bool) -> None:
     preview = blob_preview(memoryview(blob))
     assert ("text" in preview) != ("hex" in preview)
-    html_report(small_program(blob=b"\0\0\0\0XH00" + blob if broken else blob))
+    pte.html_report(small_program(blob=b"\0\0\0\0XH00" + blob if broken else blob))
 
 
 def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
-    file = data_of(html_report(delegated(payload(convolution(), bytes(64)))))["file"]
+    file = data_of(pte.html_report(delegated(payload(convolution(), bytes(64)))))["file"]
     (delegate,) = file["methods"][0]["delegates"]
     assert delegate["ops"] == [["Conv2d", 1]]
     assert file["texts"][delegate["graph"]] == (

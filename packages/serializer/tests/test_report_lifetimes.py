@@ -33,7 +33,9 @@ def blocks(
     inputs: tuple[int, ...] = (),
     outputs: tuple[int, ...] = (),
 ) -> list[Block]:
-    return planned_blocks(program(values, *steps, inputs=inputs, outputs=outputs).execution_plan[0])
+    return planned_blocks(
+        program(values, *steps, inputs=inputs, outputs=outputs).execution_plan[0]
+    )
 
 
 def spans(

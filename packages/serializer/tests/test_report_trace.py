@@ -7,24 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serializer_programs import (  # type: ignore[import-not-found]
-    add_delegates,
-    add_program,
-    program,
-    tensor,
-)
+from serializer_programs import add_delegates, add_program, program, tensor  # type: ignore[import-not-found]
 
+from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    DelegateCall,
-    TraceError,
-    deserialize_pte,
-    html_diff,
-    html_report,
-    method_digest,
-    serialize_pte,
-    write_pte,
-)
 from lowerdeck.serializer.report.trace import watched_by, watched_entry
 
 
@@ -86,13 +72,15 @@ def test_samples_are_few_and_finite() -> None:
     ids=lambda text: text[:24],
 )
 def test_what_is_no_trace_is_one_error(text: str) -> None:
-    with pytest.raises(TraceError, match="expected a trace as `lowerdeck run FILE --trace OUT`"):
-        html_report(add_program(), trace=text)
+    with pytest.raises(
+        pte.TraceError, match="expected a trace as `lowerdeck run FILE --trace OUT`"
+    ):
+        pte.html_report(add_program(), trace=text)
 
 
 def test_a_trace_of_another_program_is_refused() -> None:
-    with pytest.raises(TraceError, match="is of encode, the file has forward"):
-        html_report(add_program(), trace=trace(event(pid="encode")))
+    with pytest.raises(pte.TraceError, match="is of encode, the file has forward"):
+        pte.html_report(add_program(), trace=trace(event(pid="encode")))
     args = {"chain": 0, "instruction": 77, "module": ""}
     for events, told in (
         ([event(), event(args=args)], "tells of 2 instructions, the file has 1"),
@@ -103,25 +91,25 @@ def test_a_trace_of_another_program_is_refused() -> None:
         ),
     ):
         with pytest.raises(
-            TraceError, match=f"trace of 'forward' is of another program: .*{told}"
+            pte.TraceError, match=f"trace of 'forward' is of another program: .*{told}"
         ):
-            html_report(add_program(), trace=trace(*events))
+            pte.html_report(add_program(), trace=trace(*events))
 
 
 def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> Any:
     """Return a program of one delegate: all of them have the same instruction."""
-    values, call = [tensor((size,)), tensor((6,), index=1)], DelegateCall(0, [0, 1, 0])
+    values, call = [tensor((size,)), tensor((6,), index=1)], pte.DelegateCall(0, [0, 1, 0])
     made = program(values, call, constants=[constant], inputs=[0], outputs=[0])
     return add_delegates(made, blob, backend="A")
 
 
 def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
     made = delegated(b"a" * 200_000)
-    taken = {"digests": {"forward": method_digest(made, made.execution_plan[0])}}
+    taken = {"digests": {"forward": pte.method_digest(made, made.execution_plan[0])}}
     text = json.dumps({"traceEvents": [event(name="A[0]")], "otherData": taken})
-    read = deserialize_pte(serialize_pte(made))
-    assert '"time":2.5' in html_report(made, trace=text)
-    assert '"time":2.5' in html_report(read, trace=text)
+    read = pte.deserialize_pte(pte.serialize_pte(made))
+    assert '"time":2.5' in pte.html_report(made, trace=text)
+    assert '"time":2.5' in pte.html_report(read, trace=text)
     for other in (
         delegated(b"a" * 199_999 + b"b"),
         delegated(b"b" + b"a" * 199_999),
@@ -129,11 +117,11 @@ def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
         delegated(b"a" * 200_000, size=5),
         delegated(b"a" * 200_000, constant=b"b" * 24),
     ):
-        assert '"time":2.5' in html_report(other, trace=trace(event(name="A[0]")))
-        with pytest.raises(TraceError, match=r"its digest is [0-9a-f]{32}, that of the file "):
-            html_report(other, trace=text)
-        with pytest.raises(TraceError, match="of another program"):
-            html_diff(read, other, traces=(text, text))
+        assert '"time":2.5' in pte.html_report(other, trace=trace(event(name="A[0]")))
+        with pytest.raises(pte.TraceError, match=r"its digest is [0-9a-f]{32}, that of the file "):
+            pte.html_report(other, trace=text)
+        with pytest.raises(pte.TraceError, match="of another program"):
+            pte.html_diff(read, other, traces=(text, text))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +148,7 @@ def test_commands_take_traces_for_a_page_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_pte(add_program(), "model.pte")
+    pte.write_pte(add_program(), "model.pte")
     Path("trace.json").write_text(trace(event()))
     Path("other.json").write_text(trace(event(pid="encode")))
     Path("bad.json").write_text("{}")

@@ -7,10 +7,7 @@ import copy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serializer_programs import (  # type: ignore[import-not-found]
-    add_program,
-    programs,
-)
+from serializer_programs import add_program, programs  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     BackendDelegateInlineData,

@@ -28,13 +28,7 @@ _KINDS = {
     "ValueUnion": "union",
     "InstructionArguments": "union",
 }
-_ENUMS = (
-    "ScalarType",
-    "TensorShapeDynamism",
-    "TensorDataLocation",
-    "DataLocation",
-    "DeviceType",
-)
+_ENUMS = ("ScalarType", "TensorShapeDynamism", "TensorDataLocation", "DataLocation", "DeviceType")
 # What only cuts a file into segments is in no class, and what a class holds instead.
 _OF_THE_FILE = {
     "Program": {"segments", "constant_segment", "mutable_data_segments"},

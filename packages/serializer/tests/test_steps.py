@@ -12,18 +12,7 @@ from serializer_attacks import ATTACKS  # type: ignore[import-not-found]
 from serializer_constructions import Construction, of_schema  # type: ignore[import-not-found]
 from serializer_steps import StepCounter  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    FormatError,
-    Program,
-    ProgramError,
-    PteFile,
-    deserialize_ptd,
-    deserialize_pte,
-    html_report,
-    serialize_ptd,
-    serialize_pte,
-    verify_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.commands.extract import parts_of
 from lowerdeck.serializer.commands.inspect import summary_lines
 from lowerdeck.serializer.commands.summary import summarise
@@ -38,38 +27,38 @@ _MOST_DOUBLINGS = 6
 
 
 def _inspect(data: bytes) -> None:
-    summary = summarise(PteFile(data))
+    summary = summarise(pte.PteFile(data))
     list(summary_lines("file", summary))
     json.dumps(summary)
 
 
 def _differ(data: bytes) -> None:
-    program = deserialize_pte(data)
-    other = Program(execution_plan=program.execution_plan[:1])
+    program = pte.deserialize_pte(data)
+    other = pte.Program(execution_plan=program.execution_plan[:1])
     method_changes(program, other)
     stored_changes(program, other)
 
 
 def _look_at_everything(data: bytes) -> None:
-    file = PteFile(data)
+    file = pte.PteFile(data)
     list(parts_of(file))
-    for name in dir(PteFile):
-        if isinstance(getattr(PteFile, name), property):
+    for name in dir(pte.PteFile):
+        if isinstance(getattr(pte.PteFile, name), property):
             getattr(file, name)
 
 
 _OPERATIONS: dict[str, Callable[[bytes], object]] = {
-    "read": deserialize_pte,
-    "verify": lambda data: verify_pte(data, on_hazard=id),
+    "read": pte.deserialize_pte,
+    "verify": lambda data: pte.verify_pte(data, on_hazard=id),
     "inspect": _inspect,
-    "report": lambda data: html_report(PteFile(data)),
+    "report": lambda data: pte.html_report(pte.PteFile(data)),
     "diff": _differ,
     "look": _look_at_everything,
-    "rewrite": lambda data: serialize_pte(deserialize_pte(data)),
+    "rewrite": lambda data: pte.serialize_pte(pte.deserialize_pte(data)),
 }
 _EXTERNAL: dict[str, Callable[[bytes], object]] = {
-    "read": deserialize_ptd,
-    "rewrite": lambda data: serialize_ptd(deserialize_ptd(data)),
+    "read": pte.deserialize_ptd,
+    "rewrite": lambda data: pte.serialize_ptd(pte.deserialize_ptd(data)),
 }
 CONSTRUCTIONS: dict[str, Construction] = {**dict(of_schema()), **ATTACKS}
 # CI tries all attacks, and a fifth of the other constructions that depends on the date.
@@ -94,7 +83,7 @@ def test_twice_the_file_takes_twice_the_steps(name: str) -> None:
     files = [make(count)]
     operations = _EXTERNAL if files[0][4:8] == b"FT01" else _OPERATIONS
     steps = {
-        what: [StepCounter().count(lambda: do(files[0]), FormatError, ProgramError)]  # noqa: B023
+        what: [StepCounter().count(lambda: do(files[0]), pte.FormatError, pte.ProgramError)]  # noqa: B023
         for what, do in operations.items()
     }
     # What refers to one thing many times may grow faster, until the limit on that ends it:
@@ -104,7 +93,7 @@ def test_twice_the_file_takes_twice_the_steps(name: str) -> None:
         files.append(make(count << len(files)))
         for what in growing:
             do = operations[what]
-            now = StepCounter().count(lambda: do(files[-1]), FormatError, ProgramError)  # noqa: B023
+            now = StepCounter().count(lambda: do(files[-1]), pte.FormatError, pte.ProgramError)  # noqa: B023
             steps[what].append(now)
             assert now <= _STEPS_PER_BYTE * len(files[-1]), f"{what}: {now} steps"
         growth = len(files[-1]) / len(files[-2]) / 2

@@ -16,22 +16,7 @@ from typing import Any
 import pytest
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    Buffer,
-    ExternalData,
-    ExternalEntry,
-    FileRange,
-    Program,
-    ProgramError,
-    open_model,
-    open_ptd,
-    open_pte,
-    serialize_ptd,
-    serialize_pte,
-    write_model,
-    write_ptd,
-    write_pte,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer import stream
 
 
@@ -40,9 +25,9 @@ class _Bytes(os.PathLike[bytes]):
         return b"path.pte"
 
 
-_WANTED = serialize_pte(add_program())
-_ENTRIES = {"w": ExternalEntry(bytes(24))}
-_DATA = ExternalData(_ENTRIES)
+_WANTED = pte.serialize_pte(add_program())
+_ENTRIES = {"w": pte.ExternalEntry(bytes(24))}
+_DATA = pte.ExternalData(_ENTRIES)
 
 
 def test_devices_and_pipes_are_written_through(tmp_path: Path) -> None:
@@ -51,9 +36,9 @@ def test_devices_and_pipes_are_written_through(tmp_path: Path) -> None:
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
     reader.start()
-    write_pte(add_program(), pipe)
+    pte.write_pte(add_program(), pipe)
     reader.join()
-    write_pte(add_program(), "/dev/null")
+    pte.write_pte(add_program(), "/dev/null")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     assert found == [_WANTED]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
@@ -73,7 +58,7 @@ def test_standard_output_is_written_through(redirected: bool, tmp_path: Path) ->
         shown = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, check=True
         ).stdout
-    assert shown == b"before\n" + serialize_pte(Program()) + b"behind\n"
+    assert shown == b"before\n" + pte.serialize_pte(pte.Program()) + b"behind\n"
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if redirected else [])
 
 
@@ -86,11 +71,11 @@ def test_a_link_stays_and_its_target_is_replaced(there: bool, kind: str, tmp_pat
         target.write_bytes(b"old")
     link.symlink_to("real/model")
     if kind == "pte":
-        write_pte(add_program(), link)
+        pte.write_pte(add_program(), link)
     else:
-        write_ptd(_ENTRIES, link)
+        pte.write_ptd(_ENTRIES, link)
     assert link.is_symlink()
-    assert target.read_bytes() == (_WANTED if kind == "pte" else serialize_ptd(_ENTRIES))
+    assert target.read_bytes() == (_WANTED if kind == "pte" else pte.serialize_ptd(_ENTRIES))
     assert [path.name for path in target.parent.iterdir()] == ["model"]
 
 
@@ -109,7 +94,7 @@ def test_a_path_that_takes_no_file_is_an_error_that_names_it(
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(error, match=named):
-        write_pte(add_program(), tmp_path / name)
+        pte.write_pte(add_program(), tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
@@ -127,7 +112,7 @@ def test_a_folder_or_disk_that_takes_nothing_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(*((os, "open") if call == "open" else (stream, "_write")), refuse)
         with pytest.raises(OSError, match=r"/model.pte'") as caught:
-            write_pte(add_program(), path)
+            pte.write_pte(add_program(), path)
     assert caught.value.errno == number
     assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
     assert path.read_bytes() == b"old"
@@ -139,18 +124,19 @@ def test_a_file_may_replace_the_one_that_its_bytes_come_from(tmp_path: Path) -> 
         file.seek(1 << 22)
         file.write(b"end")
     program = add_program()
-    program.constant_buffer.append(Buffer(FileRange(path, 5, (1 << 22) - 2)))
-    write_pte(program, path)
+    program.constant_buffer.append(pte.Buffer(pte.FileRange(path, 5, (1 << 22) - 2)))
+    pte.write_pte(program, path)
     assert path.read_bytes().endswith(bytes(64) + b"end")
 
 
 def _model(letter: str, path: Path) -> None:
     program = add_program()
-    program.constant_buffer[1] = Buffer(letter.encode() * 24)
+    program.constant_buffer[1] = pte.Buffer(letter.encode() * 24)
     data = {
-        name: ExternalData({name: ExternalEntry(letter.encode() * 8)}) for name in ("one", "two")
+        name: pte.ExternalData({name: pte.ExternalEntry(letter.encode() * 8)})
+        for name in ("one", "two")
     }
-    write_model(program, path, external=data)
+    pte.write_model(program, path, external=data)
 
 
 def _letters(folder: Path) -> dict[str, str]:
@@ -240,7 +226,7 @@ def test_a_writer_that_fails_puts_the_old_model_back(
 
 def test_two_files_cannot_go_to_one_path(tmp_path: Path) -> None:
     (tmp_path / "two.ptd").symlink_to("one.ptd")
-    with pytest.raises(ProgramError, match="found two files"):
+    with pytest.raises(pte.ProgramError, match="found two files"):
         _model("a", tmp_path / "model.pte")
     assert [path.name for path in tmp_path.iterdir()] == ["two.ptd"]
 
@@ -253,16 +239,16 @@ _NO_PATHS: list[Any] = [3, None, b"path.pte", 1.5, ["a"], object(), "a\0b", Path
 )
 def test_what_is_no_path_is_refused_before_anything_is_done(given: Any, tmp_path: Path) -> None:
     uses: list[Callable[[Any], object]] = [
-        lambda path: write_pte(add_program(), path),
-        lambda path: write_ptd(_ENTRIES, path),
-        lambda path: write_model(add_program(), path),
-        lambda path: write_model(add_program(), path, external={"w": _DATA}),
-        open_pte,
-        open_ptd,
-        lambda path: open_model(tmp_path / "no.pte", [path]),
+        lambda path: pte.write_pte(add_program(), path),
+        lambda path: pte.write_ptd(_ENTRIES, path),
+        lambda path: pte.write_model(add_program(), path),
+        lambda path: pte.write_model(add_program(), path, external={"w": _DATA}),
+        pte.open_pte,
+        pte.open_ptd,
+        lambda path: pte.open_model(tmp_path / "no.pte", [path]),
     ]
     for use in uses:
-        with pytest.raises(ProgramError, match=r"^found .*, expected "):
+        with pytest.raises(pte.ProgramError, match=r"^found .*, expected "):
             use(given)
 
 
@@ -273,14 +259,16 @@ def test_a_device_has_no_folder_for_external_data(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     before = sorted(Path("/dev").iterdir())
-    with pytest.raises(ProgramError, match=r"no folder for the external data 'w': give the path"):
-        write_model(add_program(), path, external={"w": _DATA})
+    with pytest.raises(
+        pte.ProgramError, match=r"no folder for the external data 'w': give the path"
+    ):
+        pte.write_model(add_program(), path, external={"w": _DATA})
     assert sorted(Path("/dev").iterdir()) == before
     assert list(tmp_path.iterdir()) == [tmp_path / "pipe"]
 
 
 @pytest.mark.parametrize("tag", ["", "../up", "a/b", "/a", "x\0"])
 def test_a_tag_that_names_no_file_is_refused(tag: str, tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="expected the stem of a file name"):
-        write_model(add_program(), tmp_path / "model.pte", external={tag: _DATA})
+    with pytest.raises(pte.ProgramError, match="expected the stem of a file name"):
+        pte.write_model(add_program(), tmp_path / "model.pte", external={tag: _DATA})
     assert not list(tmp_path.iterdir())

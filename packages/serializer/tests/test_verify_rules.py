@@ -16,7 +16,6 @@ from lowerdeck.serializer import (
     Int,
     IntList,
     JumpFalseCall,
-    KernelCall,
     TensorList,
     serialize_pte,
     verify_pte,

@@ -15,32 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import (
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Buffer,
-    DataLocation,
-    EValue,
-    FileRange,
-    Instruction,
-    Int,
-    KernelCall,
-    NamedData,
-    NamedDataConflictError,
-    NamedDataStore,
-    Null,
-    Program,
-    ProgramError,
-    PteFile,
-    ScalarType,
-    TableLimitWarning,
-    Tensor,
-    deserialize_pte,
-    serialize_pte,
-    verify_pte,
-    write_pte,
-)
+from lowerdeck import serializer as pte
 
 
 @settings(deadline=None)
@@ -53,9 +28,12 @@ def test_every_alignment_holds_from_the_start_of_the_file(
     segment: int, tensor: int, own: int
 ) -> None:
     program = add_delegates(add_program(), b"<delegate>")
-    program.constant_buffer += [Buffer(b"<first>"), Buffer(b"<second>")]
-    program.named_data += [NamedData("a", b"<named>", own), NamedData("b", b"<second>", own)]
-    data = serialize_pte(program, segment_alignment=segment, constant_tensor_alignment=tensor)
+    program.constant_buffer += [pte.Buffer(b"<first>"), pte.Buffer(b"<second>")]
+    program.named_data += [
+        pte.NamedData("a", b"<named>", own),
+        pte.NamedData("b", b"<second>", own),
+    ]
+    data = pte.serialize_pte(program, segment_alignment=segment, constant_tensor_alignment=tensor)
     for mark, alignment in (
         (b"<first>", tensor),
         (b"<second>", tensor),
@@ -72,31 +50,33 @@ def test_every_alignment_holds_from_the_start_of_the_file(
 @pytest.mark.parametrize("alignment", [1, 16, 64, 1024])
 def test_inline_delegates_are_aligned(alignment: int) -> None:
     program = add_delegates(add_program(), b"<delegate>")
-    data = serialize_pte(program, delegate_alignment=alignment, extract_delegate_segments=False)
+    data = pte.serialize_pte(
+        program, delegate_alignment=alignment, extract_delegate_segments=False
+    )
     assert data.index(b"<delegate>") % alignment == 0
 
 
 def test_a_named_blob_that_is_a_constant_is_a_segment_inside_the_constant_segment() -> None:
     embedding = bytes(range(256)) * 40
     program = add_program()
-    program.constant_buffer.append(Buffer(embedding))
-    program.named_data.append(NamedData("tied", bytearray(embedding), 16))
-    data = serialize_pte(program)
+    program.constant_buffer.append(pte.Buffer(embedding))
+    program.named_data.append(pte.NamedData("tied", bytearray(embedding), 16))
+    data = pte.serialize_pte(program)
     assert data.count(embedding) == 1
-    outer, inner = PteFile(data).segments
+    outer, inner = pte.PteFile(data).segments
     assert outer.offset <= inner.offset
     assert inner.offset + inner.size <= outer.offset + outer.size
-    assert bytes(deserialize_pte(data).named_data[0].data) == embedding  # type: ignore[arg-type]
+    assert bytes(pte.deserialize_pte(data).named_data[0].data) == embedding  # type: ignore[arg-type]
 
 
 def test_equal_blobs_values_and_strings_are_stored_once() -> None:
     blob = b"a blob that many share" * 8
     program = add_delegates(add_program(), blob)
-    program.constant_buffer += [Buffer(blob), Buffer(blob)]
+    program.constant_buffer += [pte.Buffer(blob), pte.Buffer(blob)]
     plan = program.execution_plan[0]
-    plan.values += [EValue(Int(77)) for _ in range(1000)]
+    plan.values += [pte.EValue(pte.Int(77)) for _ in range(1000)]
     plan.delegates *= 3
-    data = serialize_pte(program)
+    data = pte.serialize_pte(program)
     # The constant and the delegate are of two kinds, but each is there once.
     assert data.count(blob) == 2
     assert data.count(struct.pack("<q", 77)) == 1
@@ -104,32 +84,32 @@ def test_equal_blobs_values_and_strings_are_stored_once() -> None:
 
 
 def test_names_of_a_store_are_written_beside_those_of_the_program() -> None:
-    store = NamedDataStore()
+    store = pte.NamedDataStore()
     store.add_named_data("b", b"2", 32)
     output = store.get_named_data_store_output()
     program = add_program()
-    program.named_data.append(NamedData("a", b"1"))
-    read = deserialize_pte(serialize_pte(program, named_data=output)).named_data
+    program.named_data.append(pte.NamedData("a", b"1"))
+    read = pte.deserialize_pte(pte.serialize_pte(program, named_data=output)).named_data
     assert {entry.key: bytes(entry.data) for entry in read} == {"a": b"1", "b": b"2"}  # type: ignore[arg-type]
-    program.named_data.append(NamedData("b", b"1"))
-    with pytest.raises(NamedDataConflictError, match="'b'"):
-        serialize_pte(program, named_data=output)
+    program.named_data.append(pte.NamedData("b", b"1"))
+    with pytest.raises(pte.NamedDataConflictError, match="'b'"):
+        pte.serialize_pte(program, named_data=output)
 
 
 def test_a_file_ends_with_its_segments_and_without_data_has_no_header() -> None:
     program = add_program()
-    program.constant_buffer[1] = Buffer(b"")
+    program.constant_buffer[1] = pte.Buffer(b"")
     program.execution_plan[0].values[1] = tensor((0, 4), index=1)
     for made in (program, add_program()):
-        data = serialize_pte(made)
-        header = PteFile(data).header
+        data = pte.serialize_pte(made)
+        header = pte.PteFile(data).header
         assert header is not None
         assert header.segment_base_offset + header.segment_data_size == len(data)
     # Constants that are all empty still load.
-    verify_pte(serialize_pte(program))
-    assert PteFile(serialize_pte(program)).segments[0].size == 1
-    assert PteFile(serialize_pte(Program())).header is None
-    assert len(serialize_pte(Program())) >= 64
+    pte.verify_pte(pte.serialize_pte(program))
+    assert pte.PteFile(pte.serialize_pte(program)).segments[0].size == 1
+    assert pte.PteFile(pte.serialize_pte(pte.Program())).header is None
+    assert len(pte.serialize_pte(pte.Program())) >= 64
 
 
 @pytest.mark.parametrize(
@@ -143,8 +123,8 @@ def test_a_file_ends_with_its_segments_and_without_data_has_no_header() -> None:
 )
 def test_anything_with_a_buffer_can_be_stored(storage: Any) -> None:
     program = add_program()
-    program.constant_buffer[1] = Buffer(storage)
-    assert serialize_pte(program) == serialize_pte(add_program())
+    program.constant_buffer[1] = pte.Buffer(storage)
+    assert pte.serialize_pte(program) == pte.serialize_pte(add_program())
 
 
 @pytest.mark.parametrize("offset", [0, 5001])
@@ -152,21 +132,21 @@ def test_a_range_of_a_file_can_be_stored(offset: int, tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(offset) + bytes(range(24)) + b"rest")
     program = add_program()
-    program.constant_buffer[1] = Buffer(FileRange(path, offset, 24))
-    assert serialize_pte(program) == serialize_pte(add_program())
-    program.constant_buffer[1] = Buffer(FileRange(path, offset, 99))
-    with pytest.raises(ProgramError, match="holds only"):
-        serialize_pte(program)
+    program.constant_buffer[1] = pte.Buffer(pte.FileRange(path, offset, 24))
+    assert pte.serialize_pte(program) == pte.serialize_pte(add_program())
+    program.constant_buffer[1] = pte.Buffer(pte.FileRange(path, offset, 99))
+    with pytest.raises(pte.ProgramError, match="holds only"):
+        pte.serialize_pte(program)
 
 
 def test_a_buffer_is_written_without_being_copied(tmp_path: Path) -> None:
     size = 1 << 25
     memory = mmap.mmap(-1, size)
     program = add_program()
-    program.constant_buffer.append(Buffer(memory))
-    program.named_data.append(NamedData("k", memoryview(memory)[: size // 2]))
+    program.constant_buffer.append(pte.Buffer(memory))
+    program.named_data.append(pte.NamedData("k", memoryview(memory)[: size // 2]))
     tracemalloc.start()
-    write_pte(program, tmp_path / "big.pte")
+    pte.write_pte(program, tmp_path / "big.pte")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < size // 20
@@ -187,28 +167,32 @@ class _Breaks:
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pte"
-    write_pte(add_program(), path)
+    pte.write_pte(add_program(), path)
     before = path.read_bytes()
     program = add_program()
-    program.constant_buffer.append(Buffer(object()))  # type: ignore[arg-type]
-    with pytest.raises(ProgramError):
-        write_pte(program, path)
+    program.constant_buffer.append(pte.Buffer(object()))  # type: ignore[arg-type]
+    with pytest.raises(pte.ProgramError):
+        pte.write_pte(program, path)
     with pytest.raises(OSError, match="no space"):
-        write_pte(add_program(), _Breaks())  # type: ignore[arg-type]
+        pte.write_pte(add_program(), _Breaks())  # type: ignore[arg-type]
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
-        write_pte(add_delegates(add_program(), b"new"), path)
+        pte.write_pte(add_delegates(add_program(), b"new"), path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
 
 
 def test_a_path_keeps_its_permissions_and_an_open_file_gets_the_same_bytes(tmp_path: Path) -> None:
     path, file = tmp_path / "model.pte", io.BytesIO()
-    write_pte(add_program(), path)
+    pte.write_pte(add_program(), path)
     path.chmod(0o640)
-    assert write_pte(add_program(), path) == write_pte(add_program(), file) == len(file.getvalue())
+    assert (
+        pte.write_pte(add_program(), path)
+        == pte.write_pte(add_program(), file)
+        == len(file.getvalue())
+    )
     assert path.stat().st_mode & 0o777 == 0o640
-    assert path.read_bytes() == file.getvalue() == serialize_pte(add_program())
+    assert path.read_bytes() == file.getvalue() == pte.serialize_pte(add_program())
 
 
 @pytest.mark.parametrize(
@@ -221,24 +205,28 @@ def test_a_path_keeps_its_permissions_and_an_open_file_gets_the_same_bytes(tmp_p
     ],
 )
 def test_impossible_alignments_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ProgramError, match=message):
-        serialize_pte(add_program(), **options)  # type: ignore[arg-type]
+    with pytest.raises(pte.ProgramError, match=message):
+        pte.serialize_pte(add_program(), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("field", "item", "message"),
     [
-        ("values", EValue(object()), r"values\[4\].val: found <object"),  # type: ignore[arg-type]
-        ("values", EValue(Int(2**63)), r"values\[4\].*9223372036854775808"),
-        ("values", EValue(Int("1")), r"values\[4\].*int_val: found '1'"),  # type: ignore[arg-type]
+        ("values", pte.EValue(object()), r"values\[4\].val: found <object"),  # type: ignore[arg-type]
+        ("values", pte.EValue(pte.Int(2**63)), r"values\[4\].*9223372036854775808"),
+        ("values", pte.EValue(pte.Int("1")), r"values\[4\].*int_val: found '1'"),  # type: ignore[arg-type]
         ("values", tensor((2**31,)), r"values\[4\].*2147483648"),
-        ("instructions", Instruction(Null()), r"instructions\[1\].*KernelCall"),  # type: ignore[arg-type]
-        ("instructions", Instruction(KernelCall(0, [2**40])), r"ions\[1\].*1099511627776"),
-        ("instructions", Instruction(KernelCall(2**40, [])), r"ions\[1\].*op_index: found 109951"),
+        ("instructions", pte.Instruction(pte.Null()), r"instructions\[1\].*KernelCall"),  # type: ignore[arg-type]
+        ("instructions", pte.Instruction(pte.KernelCall(0, [2**40])), r"ions\[1\].*1099511627776"),
+        (
+            "instructions",
+            pte.Instruction(pte.KernelCall(2**40, [])),
+            r"ions\[1\].*op_index: found 109951",
+        ),
         ("inputs", "x", "method 'forward'"),
         (
             "delegates",
-            BackendDelegate("b", BackendDelegateDataReference(DataLocation.INLINE, 3)),
+            pte.BackendDelegate("b", pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 3)),
             r"delegates\[0\]\.processed: found index 3",
         ),
     ],
@@ -247,21 +235,21 @@ def test_what_cannot_be_stored_is_named(field: str, item: object, message: str) 
     program = add_program()
     plan = program.execution_plan[0]
     getattr(plan.chains[0] if field == "instructions" else plan, field).append(item)
-    with pytest.raises(ProgramError, match=message):
-        serialize_pte(program)
+    with pytest.raises(pte.ProgramError, match=message):
+        pte.serialize_pte(program)
 
 
 def test_a_program_that_the_runtime_will_refuse_for_its_size_gets_a_warning() -> None:
     program = add_program()
     plan = program.execution_plan[0]
     plan.values += [plan.values[2]] * 499_999
-    with pytest.warns(TableLimitWarning, match="stops at 1000000"):
-        serialize_pte(program)
+    with pytest.warns(pte.TableLimitWarning, match="stops at 1000000"):
+        pte.serialize_pte(program)
 
 
 @pytest.mark.parametrize("given", [None, {}, b"ET12"])
 def test_what_is_no_program_is_refused(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="expected a Program"):
-        serialize_pte(given)
-    with pytest.raises(ProgramError, match="expected a Program"):
-        write_pte(given, tmp_path / "a.pte")
+    with pytest.raises(pte.ProgramError, match="expected a Program"):
+        pte.serialize_pte(given)
+    with pytest.raises(pte.ProgramError, match="expected a Program"):
+        pte.write_pte(given, tmp_path / "a.pte")

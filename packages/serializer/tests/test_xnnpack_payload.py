@@ -7,15 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serializer_payloads import (  # type: ignore[import-not-found]
-    Flat,
-    convolution,
-    graph,
-    linear,
-    payload,
-    relu,
-    value,
-)
+from serializer_payloads import Flat, convolution, graph, linear, payload, relu, value  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     FormatError,
@@ -119,10 +111,7 @@ def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
             payload(graph([value(0, quant=("PerChannelQuant", {"scale_buffer_idx": 3}))], [])),
             "found constant 3 of 1",
         ),
-        (
-            payload(graph([], [], [{"named_key": b"\xff"}])),
-            "no UTF-8",
-        ),
+        (payload(graph([], [], [{"named_key": b"\xff"}])), "no UTF-8"),
     ],
 )
 def test_what_is_no_payload_is_refused_with_a_reason(blob: bytes, reason: str) -> None:

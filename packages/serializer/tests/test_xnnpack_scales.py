@@ -51,10 +51,7 @@ def node(operator: XnnOperator, *inputs: int, output: int = 1, **parameters: Any
 
 def convert(source: XnnQuantization, result: XnnQuantization, **more: Any) -> XnnGraph:
     operator = XnnOperator.LEAKY_RELU if more else XnnOperator.CONVERT
-    ends = (
-        value(0, T.QINT8, quantization=source),
-        value(1, T.QINT8, quantization=result),
-    )
+    ends = (value(0, T.QINT8, quantization=source), value(1, T.QINT8, quantization=result))
     return graph([node(operator, 0, **more)], *ends)
 
 
@@ -115,10 +112,7 @@ def convolution(
 def moved(result: XnnQuantization, kind: T = T.QINT8) -> XnnGraph:
     """Return a slice of integers whose result has the scales ``result``."""
     size: dict[str, Any] = {"num_dims": 2, "offsets": (0, 0), "sizes": (2, 4)}
-    ends = (
-        value(0, T.QINT8, quantization=tensor()),
-        value(1, kind, quantization=result),
-    )
+    ends = (value(0, T.QINT8, quantization=tensor()), value(1, kind, quantization=result))
     return graph([node(XnnOperator.STATIC_SLICE, 0, **size)], *ends)
 
 

@@ -101,8 +101,7 @@ RIGHT: dict[str, Callable[[], Table]] = {
     "linear": linear,
     "a chain in any order": lambda: chain(unary(2, 1), unary(0, 2), values=[value(2)]),
     "a constant operand": lambda: chain(
-        node(XnnOperator.ADD, input1_id=0, input2_id=2, output_id=1),
-        values=[constant(2)],
+        node(XnnOperator.ADD, input1_id=0, input2_id=2, output_id=1), values=[constant(2)]
     ),
     "4 bits": lambda: four_bits(0),
     "a pool without dilations": lambda: listed(
@@ -165,25 +164,17 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
         "the order \\(1, 1\\)",
     ),
     "filter's sizes": (lambda: renode(convolution(), kernel_width=2), "a filter \\(2, 3, 3, 3\\)"),
-    "depthwise filter": (
-        depthwise,
-        "expected \\(1, 3, 3, 2\\)",
-    ),
+    "depthwise filter": (depthwise, "expected \\(1, 3, 3, 2\\)"),
     "one constant": (
         lambda: changed(convolution(), 3, constant_buffer_idx=0),
         "exactly one of filter and bias is constant",
     ),
     "short bias": (lambda: changed(convolution(), 3, dims=[1]), "a bias \\(1,\\)"),
-    "empty filter": (
-        lambda: weights(value(2, (4, 0), constant_buffer_idx=1)),
-        "without elements",
-    ),
+    "empty filter": (lambda: weights(value(2, (4, 0), constant_buffer_idx=1)), "without elements"),
     "transposed 4 bits": (lambda: four_bits(1), "transposed filter of 4 bits"),
     "filter and operand": (
         lambda: chain(
-            *weights(constant(2))["xnodes"],
-            unary(2, 3),
-            values=[constant(2), value(3)],
+            *weights(constant(2))["xnodes"], unary(2, 3), values=[constant(2), value(3)]
         ),
         "the constant 2 as a filter or bias, and as an input of Abs",
     ),
@@ -347,7 +338,9 @@ def test_moves_that_the_runtime_merges_are_warned_of(reads: Sequence[int], warne
     """Each transpose reads one value and makes the next; value 4 is a sigmoid of value 2."""
     made = [2, 3, 1][: len(reads)]
     nodes = [
-        node(XnnOperator.STATIC_TRANSPOSE, num_dims=2, perm=[1, 0], input_id=read, output_id=output)
+        node(
+            XnnOperator.STATIC_TRANSPOSE, num_dims=2, perm=[1, 0], input_id=read, output_id=output
+        )
         for read, output in zip(reads, made, strict=True)
     ]
     if len(reads) == 2:

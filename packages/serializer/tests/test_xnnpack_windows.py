@@ -8,35 +8,28 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.serializer import (
-    FormatError,
-    XnnConstant,
-    XnnDatatype,
-    XnnGraph,
-    XnnNode,
-    XnnOperator,
-    XnnValue,
-    verify_payload,
-)
+from lowerdeck import serializer as pte
 from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
 
-O = XnnOperator  # noqa: E741
+O = pte.XnnOperator  # noqa: E741
 NAMED = {"data": 1 << 16}
 AXES = ("height", "width")
-DATA = XnnConstant("data", 1 << 14, 0)
+DATA = pte.XnnConstant("data", 1 << 14, 0)
 POOLS = (O.MAX_POOLING_2D, O.AVG_POOLING_2D)
 WINDOWS = (O.CONV2D, O.DEPTHWISE_CONV2D, *POOLS)
 
 
-def value(number: int, *shape: int, **more: Any) -> XnnValue:
-    return XnnValue(number, XnnDatatype.FP32, shape, **more)
+def value(number: int, *shape: int, **more: Any) -> pte.XnnValue:
+    return pte.XnnValue(number, pte.XnnDatatype.FP32, shape, **more)
 
 
-def node(operator: XnnOperator, inputs: tuple[int, ...], output: int, **more: Any) -> XnnNode:
-    return XnnNode(operator, inputs, (output,), {"flags": 0, **more})
+def node(
+    operator: pte.XnnOperator, inputs: tuple[int, ...], output: int, **more: Any
+) -> pte.XnnNode:
+    return pte.XnnNode(operator, inputs, (output,), {"flags": 0, **more})
 
 
-def sliding(operator: XnnOperator, **fields: int) -> XnnGraph:
+def sliding(operator: pte.XnnOperator, **fields: int) -> pte.XnnGraph:
     """Return a graph of one window over an image of 6 by 7."""
     kind, steps = ("pooling", "stride") if operator in POOLS else ("kernel", "subsampling")
     parameters: dict[str, Any] = {
@@ -56,18 +49,20 @@ def sliding(operator: XnnOperator, **fields: int) -> XnnGraph:
     )
     inputs = (0, 2)[: 1 + len(filters)]
     slide = node(operator, inputs, 1, **{**parameters, **fields})
-    constants = (XnnConstant(None, 0, 0), DATA)
-    return XnnGraph("0", (*ends, *filters), (slide,), (0,), (1,), 2, constants, memoryview(b""))
+    constants = (pte.XnnConstant(None, 0, 0), DATA)
+    return pte.XnnGraph(
+        "0", (*ends, *filters), (slide,), (0,), (1,), 2, constants, memoryview(b"")
+    )
 
 
-def behind(first: XnnNode, between: XnnValue, graph: XnnGraph) -> XnnGraph:
+def behind(first: pte.XnnNode, between: pte.XnnValue, graph: pte.XnnGraph) -> pte.XnnGraph:
     """Return a graph whose only node reads what another node makes of the image."""
     (last,) = graph.nodes
     nodes = (first, replace(last, inputs=(3, *last.inputs[1:])))
     return replace(graph, values=(*graph.values, between), nodes=nodes)
 
 
-Case = tuple[str, XnnGraph, str | None]
+Case = tuple[str, pte.XnnGraph, str | None]
 
 
 def windows() -> Iterator[Case]:
@@ -134,10 +129,10 @@ CASES = {name: (graph, reason) for name, graph, reason in (*windows(), *between(
 def test_a_window_fits_into_what_it_slides_over(name: str) -> None:
     graph, reason = CASES[name]
     if reason is None:
-        verify_payload(graph, NAMED)
+        pte.verify_payload(graph, NAMED)
         return
-    with pytest.raises(FormatError, match=reason):
-        verify_payload(graph, NAMED)
+    with pytest.raises(pte.FormatError, match=reason):
+        pte.verify_payload(graph, NAMED)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +148,7 @@ def test_a_window_fits_into_what_it_slides_over(name: str) -> None:
     ],
 )
 def test_no_images_of_a_size_that_varies_leave_results_unset(
-    shape: tuple[int, ...], after: XnnOperator, unset: bool
+    shape: tuple[int, ...], after: pte.XnnOperator, unset: bool
 ) -> None:
     graph = sliding(O.MAX_POOLING_2D)
     (pool,) = graph.nodes
