@@ -112,66 +112,8 @@ def _peer() -> Peer | None:
 
 
 def _to_peer(peer: Peer, program: pte.Program) -> Any:
-    """Return the same program in their classes (whose names are ours)."""
-    theirs = peer.schema
-
-    def value(val: Any) -> Any:
-        if isinstance(val, pte.Tensor):
-            allocation = val.allocation_info
-            return theirs.Tensor(
-                theirs.ScalarType(int(val.scalar_type)),
-                *(0, val.sizes, val.dim_order, False, 0, val.data_buffer_idx),
-                allocation
-                and theirs.AllocationDetails(
-                    allocation.memory_id, allocation.memory_offset_low, 0
-                ),
-                theirs.TensorShapeDynamism.STATIC,
-            )
-        if isinstance(val, pte.Int):
-            return theirs.Int(val.int_val)
-        return theirs.IntList(val.items)
-
-    def step(call: Any) -> Any:
-        kind = theirs.KernelCall if isinstance(call, pte.KernelCall) else theirs.DelegateCall
-        index = call.op_index if isinstance(call, pte.KernelCall) else call.delegate_index
-        return theirs.Instruction(kind(index, call.args))
-
-    def plan(ours: pte.ExecutionPlan) -> Any:
-        return theirs.ExecutionPlan(
-            ours.name,
-            theirs.ContainerMetadata("[]", "[]"),
-            [theirs.EValue(value(entry.val)) for entry in ours.values],
-            ours.inputs,
-            ours.outputs,
-            [
-                theirs.Chain([], [], [step(each.instr_args) for each in chain.instructions], None)
-                for chain in ours.chains
-            ],
-            [theirs.Operator(operator.name, operator.overload) for operator in ours.operators],
-            [
-                theirs.BackendDelegate(
-                    delegate.id,
-                    theirs.BackendDelegateDataReference(
-                        theirs.DataLocation.INLINE, delegate.processed.index
-                    ),
-                    [],
-                )
-                for delegate in ours.delegates
-            ],
-            ours.non_const_buffer_sizes,
-        )
-
-    return theirs.Program(
-        0,
-        [plan(ours) for ours in program.execution_plan],
-        [theirs.Buffer(bytes(buffer.storage)) for buffer in program.constant_buffer],  # type: ignore[arg-type]
-        [
-            theirs.BackendDelegateInlineData(bytes(entry.data))  # type: ignore[arg-type]
-            for entry in program.backend_delegate_data
-        ],
-        [],
-        theirs.SubsegmentOffsets(0, []),
-    )
+    """Return the same program in their classes."""
+    return peer.read(pte.serialize_pte(program)).program
 
 
 def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
@@ -225,12 +167,15 @@ def _of_size(count: int, peer: Peer | None) -> Iterator[Row]:
     yield _compared(f"file of {what}", *sizes, 1, unit="MB")
 
 
-_OPEN = """
-import sys, io, time, resource, contextlib
-from lowerdeck.serializer.command_line import main
+# The peak that getrusage tells is inherited from the parent; this one is the process's own.
+_PEAK = """
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+"""
+_OPEN = """
+import sys, io, time, contextlib
+from lowerdeck.script import main
 before = peak()
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
@@ -268,13 +213,10 @@ def _weights(size: int, count: int) -> pte.Program:
 
 
 _BIG = """
-import os, sys, time, resource
+import os, sys, time
 sys.path.insert(0, sys.argv[4])
 from benchmarks.bench_serializer import _weights
 from lowerdeck.serializer import write_pte
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 program = _weights(int(sys.argv[2]), int(sys.argv[3]))
 views = [buffer.storage for buffer in program.constant_buffer]
 def plain():
@@ -354,18 +296,15 @@ def _sizes(peer: Peer | None) -> Iterator[Row]:
     if peer is not None:
         store = importlib.import_module("executorch.exir._serialize._named_data_store")
         named = store.NamedDataStore()
-        named.add_named_data("tied", embedding, 16)
-        named.add_named_data("rest", rest, 16)
+        for entry in program.named_data:
+            named.add_named_data(entry.key, bytes(entry.data), 16)  # type: ignore[arg-type]
+        program.named_data.clear()
         other = len(peer.write(_to_peer(peer, program), named.get_named_data_store_output())) / _MB
     met = None if other is None else ours <= 0.75 * other
     yield Row(PACKAGE, "file with tied weights", ours, other, "MB", "about 0.75x", met)
 
 
-# The peak that getrusage tells is inherited from the parent; this one is the process's own.
 _IMPORT = """
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 before = peak()
 import {}
 print("SECONDS", (peak() - before) / 1024)
@@ -406,7 +345,7 @@ def _peak(action: Callable[[], object]) -> int:
 def _measured(code: str, *args: str) -> list[float]:
     """Run code in a process of its own and return the numbers that it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], check=True, capture_output=True, text=True
+        [sys.executable, "-c", _PEAK + code, *args], check=True, capture_output=True, text=True
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("SECONDS"))
     return [float(part) for part in line.split()[1:]]

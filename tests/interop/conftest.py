@@ -12,9 +12,9 @@ import pytest
 from lowerdeck.serializer import decode_payload
 from lowerdeck.xnnpack import XnnpackBackend
 
-_ROOT = Path(__file__).resolve().parents[2]
-# The serializer's helpers lie in a folder that is no package.
-sys.path[:0] = [str(_ROOT), str(_ROOT / "packages/serializer/tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+# The serializer's helpers are in a folder that is no package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/serializer/tests"))
 
 from lowerdeck_zoo import official
 from lowerdeck_zoo.seeds import keep_todays

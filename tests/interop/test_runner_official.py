@@ -14,7 +14,7 @@ from lowerdeck_zoo import assert_close, official
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-# Made with ExecuTorch 1.4.1 and torchao 0.18: quantised and half-precision delegates, and a batch that varies.
+# ExecuTorch 1.4.1, torchao 0.18: quantised and half-precision delegates, and a batch that varies.
 MORE = CORPUS.parent / "corpus_more"
 PATHS = {path.stem: path for folder in (CORPUS, MORE) for path in sorted(folder.glob("*.pte"))}
 

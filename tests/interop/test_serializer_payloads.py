@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,57 +15,35 @@ from lowerdeck.serializer.report.operators import contents_of
 HERE = Path(__file__).parent
 
 
-def _files(folder: str) -> list[Path]:
-    files = sorted((HERE / folder).glob("*.pte"))
+def payloads(file: Path) -> Iterator[memoryview]:
+    program = pte.deserialize_pte(file.read_bytes())
+    for delegate in (one for plan in program.execution_plan for one in plan.delegates):
+        if delegate.id == "XnnpackBackend":
+            data = program.backend_delegate_data[delegate.processed.index].data
+            yield memoryview(bytes(data))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
+def test_files_of_the_official_compiler_are_read_whole_and_have_no_hazards(folder: str) -> None:
+    files, schemes = sorted((HERE / folder).glob("*.pte")), set()
     assert files
-    return files
-
-
-@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
-def test_payloads_of_the_official_compiler_are_read(folder: str) -> None:
-    files = _files(folder)
-    schemes = set()
-    for file in files:
-        program = pte.deserialize_pte(file.read_bytes())
-        for plan in program.execution_plan:
-            for delegate in plan.delegates:
-                if delegate.id == "XnnpackBackend":
-                    blob = program.backend_delegate_data[delegate.processed.index].data
-                    found = pte.decode_payload(bytes(blob))  # type: ignore[arg-type]
-                    assert len(found.values) == len({one.id for one in found.values})
-                    for one in found.values:
-                        if one.constant is not None and one.constant.key is None:
-                            wanted = math.prod(one.shape) * one.dtype.bits // 8
-                            assert one.constant.size == wanted
-                        if one.quantization is not None:
-                            schemes.add(one.quantization.scheme)
-    assert schemes == (set() if folder == "corpus" else {"tensor", "channel", "token"})
-
-
-@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
-def test_payloads_of_the_official_compiler_are_told_whole(folder: str) -> None:
-    files = _files(folder)
-    for file in files:
-        program = pte.deserialize_pte(file.read_bytes())
-        for plan in program.execution_plan:
-            for delegate in plan.delegates:
-                if delegate.id != "XnnpackBackend":
-                    continue
-                data = program.backend_delegate_data[delegate.processed.index].data
-                blob = memoryview(bytes(data))  # type: ignore[arg-type]
-                found, whole = contents_of(blob), pte.decode_payload(blob)
-                assert not found.closed
-                assert sum(found.operators.values()) == len(found.lines) == len(whole.nodes)
-                assert not any("?" in line for line in found.lines)
-
-
-@pytest.mark.parametrize("folder", ["corpus", "corpus_more"])
-def test_ordinary_files_have_no_hazards(folder: str) -> None:
-    files = _files(folder)
     for file in files:
         hazards: list[pte.Hazard] = []
         pte.verify_pte(file.read_bytes(), on_hazard=hazards.append)
         assert hazards == [], file.name
+        for blob in payloads(file):
+            found, contents = pte.decode_payload(blob), contents_of(blob)
+            assert not contents.closed
+            assert sum(contents.operators.values()) == len(contents.lines) == len(found.nodes)
+            assert not any("?" in line for line in contents.lines)
+            assert len(found.values) == len({one.id for one in found.values})
+            for one in found.values:
+                if one.constant is not None and one.constant.key is None:
+                    wanted = math.prod(one.shape) * one.dtype.bits // 8
+                    assert one.constant.size == wanted
+                if one.quantization is not None:
+                    schemes.add(one.quantization.scheme)
+    assert schemes == (set() if folder == "corpus" else {"tensor", "channel", "token"})
 
 
 def test_weights_that_no_file_brings_are_told(

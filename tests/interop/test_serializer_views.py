@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,45 +18,42 @@ from lowerdeck_zoo import official
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
 
-class _ViewOfMutated(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.add_(1.0)
-        return x.view(-1) * 2
+class _Of(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.forward = function
 
 
-class _ViewBefore(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.view(-1)
-        x.add_(1.0)
-        return y * 2
+def _view_before(x: torch.Tensor) -> torch.Tensor:
+    y = x.view(-1)
+    x.add_(1.0)
+    return y * 2
 
 
-class _ViewsOfViews(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = x.view(-1)
-        return (y * 2).view(4, 4), y.view(2, 8).view(8, 2) + 1
+def _views_of_views(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.view(-1)
+    return (y * 2).view(4, 4), y.view(2, 8).view(8, 2) + 1
 
 
-class _ViewReturned(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x.mul_(3.0)
-        return x.view(-1), x.view(2, 8) - 1
+def _view_returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.mul_(3.0)
+    return x.view(-1), x.view(2, 8) - 1
 
 
-class _SliceWritten(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x[0].mul_(3.0)
-        return x.view(2, 8) + 1
+def _slice_written(x: torch.Tensor) -> torch.Tensor:
+    x[0].mul_(3.0)
+    return x.view(2, 8) + 1
+
+
+FUNCTIONS = [_view_before, _views_of_views, _view_returned, _slice_written]
 
 
 @pytest.mark.parametrize("planned", [True, False])
-@pytest.mark.parametrize(
-    "kind", [_ViewOfMutated, _ViewBefore, _ViewsOfViews, _ViewReturned, _SliceWritten]
-)
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_views_of_inputs_are_accepted_and_run_right(
-    kind: type[nn.Module], planned: bool, tmp_path: Path
+    function: Callable[[torch.Tensor], Any], planned: bool, tmp_path: Path
 ) -> None:
-    model = kind()
+    model = _Of(function)
     exported = export(model, (torch.zeros(4, 4),))
     data = serialize_pte(emit(exported, config=EmitConfig(plan_inputs=planned)).program)
     verify_pte(data)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from serializer_payloads import payload, relu  # type: ignore[import-not-found]
-from serializer_programs import add_program  # type: ignore[import-not-found]
+from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
@@ -28,15 +29,8 @@ def _program(change: _Change) -> Construction:
     return make
 
 
-def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0) -> pte.Tensor:
-    allocation = None if at is None else pte.AllocationDetails.at(1, at)
-    return pte.Tensor(
-        pte.ScalarType.BYTE,
-        sizes=[size],
-        dim_order=[0],
-        data_buffer_idx=index,
-        allocation_info=allocation,
-    )
+def _bytes_tensor(size: int, *, at: int | None = None, index: int = 0, memory: int = 1) -> Any:
+    return tensor((size,), pte.ScalarType.BYTE, at, index=index, memory=memory)
 
 
 def _calls(plan: pte.ExecutionPlan, args: list[int], count: int) -> None:
@@ -66,7 +60,7 @@ def one_offset(program: pte.Program, plan: pte.ExecutionPlan, count: int) -> Non
     program.constant_buffer += [pte.Buffer(b"\1")] * count + [
         pte.Buffer(b"\1" * count + bytes(count))
     ]
-    plan.values.append(pte.EValue(_bytes_tensor(0, index=2)))
+    plan.values.append(_bytes_tensor(0, index=2))
 
 
 def list_in_calls(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
@@ -74,13 +68,6 @@ def list_in_calls(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     plan.values.append(pte.EValue(pte.TensorList([0] * count)))
     plan.operators.append(pte.Operator("aten::cat", "out"))
     _calls(plan, [4, 2, 3, 3], count)
-
-
-def list_of_results(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
-    """A long list of tensors as the result of many calls."""
-    plan.values.append(pte.EValue(pte.TensorList([0, 3] * (count // 2))))
-    plan.operators.append(pte.Operator("aten::split_copy", "Tensor_out"))
-    _calls(plan, [0, 2, 2, 4, 4], count)
 
 
 def list_of_ints(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
@@ -94,11 +81,7 @@ def list_of_ints(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
 def list_of_views(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """A long list that many calls take, of tensors that a view gives memory among jumps."""
     first = len(plan.values)
-    plan.values += [
-        pte.EValue(_bytes_tensor(24)),
-        pte.EValue(_bytes_tensor(24, at=0)),
-        pte.EValue(pte.Bool(True)),
-    ]
+    plan.values += [_bytes_tensor(24), _bytes_tensor(24, at=0), pte.EValue(pte.Bool(True))]
     plan.values += [pte.EValue(pte.IntList([])), pte.EValue(pte.TensorList([first] * count))]
     plan.operators += [
         pte.Operator("executorch_prim::et_view", "default"),
@@ -115,7 +98,7 @@ def list_of_views(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
 def free_calls(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many tensors that are dropped, each of which must be unused."""
     first = len(plan.values)
-    plan.values += [pte.EValue(_bytes_tensor(4, at=8))] * count
+    plan.values += [_bytes_tensor(4, at=8)] * count
     plan.chains[0].instructions += [pte.Instruction(pte.FreeCall(first + i)) for i in range(count)]
 
 
@@ -123,17 +106,12 @@ def views_of_fine_writes(_: pte.Program, plan: pte.ExecutionPlan, count: int) ->
     """Many unwritten tensors over one memory that many small ones wrote."""
     first = len(plan.values)
     plan.non_const_buffer_sizes.append(count)
-    small = [_bytes_tensor(1, at=i) for i in range(count)]
-    wide = [_bytes_tensor(count, at=0) for _ in range(count)]
-    for tensor in (*small, *wide):
-        tensor.allocation_info = pte.AllocationDetails.at(2, tensor.allocation_info.memory_offset)  # type: ignore[union-attr]
-        plan.values.append(pte.EValue(tensor))
+    plan.values += [_bytes_tensor(1, at=i, memory=2) for i in range(count)]
+    plan.values += [_bytes_tensor(count, at=0, memory=2) for _ in range(count)]
     plan.operators.append(pte.Operator("mine::write", "out"))
-    for index in range(count):
-        plan.chains[0].instructions.append(pte.Instruction(pte.KernelCall(1, [first + index])))
-    for index in range(count):
-        args = [first + count + index, first]
-        plan.chains[0].instructions.append(pte.Instruction(pte.KernelCall(1, args)))
+    calls = [[first + i] for i in range(count)]
+    calls += [[first + count + i, first] for i in range(count)]
+    plan.chains[0].instructions += [pte.Instruction(pte.KernelCall(1, args)) for args in calls]
 
 
 def long_operator_name(_: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
@@ -162,24 +140,26 @@ def one_blob_for_all(program: pte.Program, plan: pte.ExecutionPlan, count: int) 
     graph = relu()
     # One table, as often as it is named.
     graph["xnodes"] *= count
-    program.backend_delegate_data = [pte.BackendDelegateInlineData(payload(graph))]
-    plan.delegates = [
-        pte.BackendDelegate(
-            "XnnpackBackend",
-            pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0),
-            [pte.CompileSpec("key", b"y" * count)],
-        )
-        for _ in range(count)
-    ]
+    _delegated(program, plan, payload(graph), count, [pte.CompileSpec("key", b"y" * count)])
 
 
 def one_blob_that_needs_others(program: pte.Program, plan: pte.ExecutionPlan, count: int) -> None:
     """Many delegates of one blob that is right, and names many constants that no file brings."""
     graph = relu()
     graph["constant_data"] = [{"size": 4, "named_key": b"absent"}] * count
-    program.backend_delegate_data = [pte.BackendDelegateInlineData(payload(graph))]
-    where = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
-    plan.delegates = [pte.BackendDelegate("XnnpackBackend", where) for _ in range(count)]
+    _delegated(program, plan, payload(graph), count, [])
+
+
+def _delegated(
+    program: pte.Program,
+    plan: pte.ExecutionPlan,
+    blob: bytes,
+    count: int,
+    specs: list[pte.CompileSpec],
+) -> None:
+    add_delegates(program, blob, backend="XnnpackBackend")
+    place = plan.delegates[0].processed
+    plan.delegates = [pte.BackendDelegate("XnnpackBackend", place, specs) for _ in range(count)]
 
 
 def many_methods(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
@@ -196,7 +176,7 @@ def alignments(program: pte.Program, _: pte.ExecutionPlan, count: int) -> None:
 
 def overlapping_vtables(count: int) -> bytes:
     """Return a file in which each value has a vtable of its own, which claims all after it."""
-    values = [pte.EValue(_bytes_tensor(size)) for size in range(count)]
+    values = [_bytes_tensor(size) for size in range(count)]
     data = bytearray(
         pte.serialize_pte(pte.Program(execution_plan=[pte.ExecutionPlan("f", values=values)]))
     )
@@ -232,23 +212,10 @@ def overlapping_segments(count: int) -> bytes:
 
 
 _CHANGES: tuple[_Change, ...] = (
-    unused_constants,
-    unused_zeros,
-    constants_alike,
-    one_offset,
-    list_in_calls,
-    list_of_results,
-    list_of_ints,
-    list_of_views,
-    free_calls,
-    views_of_fine_writes,
-    long_operator_name,
-    named_constants,
-    named_alike,
-    one_blob_for_all,
-    one_blob_that_needs_others,
-    many_methods,
-    alignments,
+    *(unused_constants, unused_zeros, constants_alike, one_offset),
+    *(list_in_calls, list_of_ints, list_of_views, free_calls),
+    *(views_of_fine_writes, long_operator_name, named_constants, named_alike),
+    *(one_blob_for_all, one_blob_that_needs_others, many_methods, alignments),
 )
 ATTACKS: dict[str, Construction] = {
     **{change.__name__: _program(change) for change in _CHANGES},

@@ -192,8 +192,13 @@ def convolution(**fields: Any) -> Table:
     convolve = {
         **{f"padding_{side}": 1 for side in ("top", "right", "bottom", "left")},
         **{f"{name}_{side}": n for name, n in sides.items() for side in ("height", "width")},
-        **{"group_input_channels": 3, "group_output_channels": 2, "groups": 1},
-        **{"input1_id": 0, "filter_id": 2, "bias_id": 3, "output_id": 1},
+        "group_input_channels": 3,
+        "group_output_channels": 2,
+        "groups": 1,
+        "input1_id": 0,
+        "filter_id": 2,
+        "bias_id": 3,
+        "output_id": 1,
     } | fields
     constants = [{"size": 54, "offset": 0}, {"size": 8, "offset": 56}]
     return graph(values, [node(XnnOperator.CONV2D, **convolve)], constants)

@@ -78,8 +78,9 @@ def program(
         chains=[pte.Chain(instructions=[pte.Instruction(call) for call in calls])],
         operators=[pte.Operator(*name.partition(".")[::2]) for name in names],
         non_const_buffer_sizes=[0, memory],
-        **{name: list(items) for name, items in fields.items()},
     )
+    for name, items in fields.items():
+        setattr(plan, name, list(items))
     buffers = [pte.Buffer(data) for data in (b"", *constants)]
     return pte.Program(execution_plan=[plan], constant_buffer=buffers)
 

@@ -14,35 +14,23 @@ from typing import Any
 import pytest
 from serializer_programs import add_delegates, add_program, program, tensor  # type: ignore[import-not-found]
 
+from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer import (
-    Buffer,
-    ContainerMetadata,
-    DelegateCall,
-    Int,
-    NamedData,
-    serialize_pte,
-    write_pte,
-)
 
 
 def _program(*, weight: bytes = struct.pack("<3f", 1.0, 2.0, 3.0), steps: int = 1) -> Any:
-    values = [
-        *(tensor((3,), index=1, name="../weight"), tensor((3,), at=0), tensor((3,), at=16), Int(1))
-    ]
-    calls = [("aten::add.out", [1, 0, 3, 2, 2])] * steps
-    made = program(
-        *(values, *calls, DelegateCall(0, [2, 2])),
-        **{"constants": [weight], "memory": 32, "inputs": [1], "outputs": [2]},
-    )
-    made.named_data = [NamedData("a/key", b"named bytes")]
+    values = [tensor((3,), index=1, name="../weight"), tensor((3,), at=0), tensor((3,), at=16)]
+    calls = [*[("aten::add.out", [1, 0, 3, 2, 2])] * steps, pte.DelegateCall(0, [2, 2])]
+    values.append(pte.EValue(pte.Int(1)))
+    made = program(values, *calls, constants=[weight], memory=32, inputs=[1], outputs=[2])
+    made.named_data = [pte.NamedData("a/key", b"named bytes")]
     return add_delegates(made, b"blob bytes", backend="SomeBackend", specs=[("speed", b"fast")])
 
 
 @pytest.fixture
-def pte(tmp_path: Path) -> Path:
+def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.pte"
-    write_pte(_program(), path)
+    pte.write_pte(_program(), path)
     return path
 
 
@@ -59,11 +47,11 @@ def test_the_menu_and_an_unknown_command_list_the_commands(
 
 
 def test_inspect_tells_what_a_person_wants_to_see(
-    pte: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = pte.with_name("report.html")
-    assert main(["inspect", str(pte)]) == 0
-    assert main(["inspect", "--html", str(page), str(pte)]) == 0
+    page = model.with_name("report.html")
+    assert main(["inspect", str(model)]) == 0
+    assert main(["inspect", "--html", str(page), str(model)]) == 0
     shown = capsys.readouterr().out
     for text in ("forward", "float32[3]", "aten::add.out", "SomeBackend", "speed='fast'", "32 B"):
         assert text in shown
@@ -72,12 +60,12 @@ def test_inspect_tells_what_a_person_wants_to_see(
 
 
 def test_inspect_json_is_stable_for_machines(
-    pte: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", "--json", str(pte)]) == 0
+    assert main(["inspect", "--json", str(model)]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["summary_version"] == 1
-    assert summary["size"] == pte.stat().st_size
+    assert summary["size"] == model.stat().st_size
     (method,) = summary["methods"]
     assert method["operators"] == {"aten::add.out": 1}
     assert method["planned_memory"] == [{"id": 1, "size": 32}]
@@ -86,10 +74,10 @@ def test_inspect_json_is_stable_for_machines(
     assert sum(section["size"] for section in summary["sections"]) <= summary["size"]
 
 
-def test_inspect_never_imports_torch_or_numpy(pte: Path) -> None:
+def test_inspect_never_imports_torch_or_numpy(model: Path) -> None:
     code = (
         "import sys; from lowerdeck.script import main;"
-        f"main(['inspect', {str(pte)!r}]); print({{'torch', 'numpy'}} & sys.modules.keys())"
+        f"main(['inspect', {str(model)!r}]); print({{'torch', 'numpy'}} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
@@ -99,7 +87,7 @@ def _without_delegate() -> Any:
     made = _program()
     made.execution_plan[0].delegates = []
     made.backend_delegate_data = []
-    made.constant_buffer.append(Buffer(b"nobody's"))
+    made.constant_buffer.append(pte.Buffer(b"nobody's"))
     return made
 
 
@@ -126,14 +114,14 @@ def _twice_delegated() -> Any:
 )
 def test_diff_says_each_thing_once(
     other: Any,
-    options: dict[str, int],
+    options: dict[str, Any],
     lines: list[str],
-    pte: Path,
+    model: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = pte.with_name("other.pte")
-    write_pte(other, path, **options)
-    assert main(["diff", str(pte), str(path)]) == (lines != ["no difference"])
+    path = model.with_name("other.pte")
+    pte.write_pte(other, path, **options)
+    assert main(["diff", str(model), str(path)]) == (lines != ["no difference"])
     shown = capsys.readouterr().out.splitlines()
     for line in lines:
         assert len([one for one in shown if re.search(line, one)]) == 1, shown
@@ -147,8 +135,8 @@ def test_diff_compares_the_structure_of_inputs_and_outputs(
     for path, text in zip(paths, ("one\x1b", "two" + "x" * 1000), strict=True):
         made = add_program()
         texts = (text, "same") if side == "inputs" else ("same", text)
-        made.execution_plan[0].container_meta_type = ContainerMetadata(*texts)
-        path.write_bytes(serialize_pte(made))
+        made.execution_plan[0].container_meta_type = pte.ContainerMetadata(*texts)
+        path.write_bytes(pte.serialize_pte(made))
     assert main(["diff", *map(str, paths)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"method forward: structure of {side}: one\\x1b -> two")
@@ -156,10 +144,10 @@ def test_diff_compares_the_structure_of_inputs_and_outputs(
 
 
 def test_extract_writes_arrays_blobs_and_a_manifest(
-    pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "parts"
-    assert main(["extract", str(pte), "-o", str(folder)]) == 0
+    assert main(["extract", str(model), "-o", str(folder)]) == 0
     assert str(folder) in capsys.readouterr().out
     manifest = json.loads((folder / "manifest.json").read_text())
     by_name = {entry["name"]: entry for entry in manifest}
@@ -179,9 +167,9 @@ def test_extract_writes_arrays_blobs_and_a_manifest(
 def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.pte", tmp_path / "bad.pte"
     made = _program()
-    write_pte(made, good)
+    pte.write_pte(made, good)
     made.execution_plan[0].outputs = [99]
-    write_pte(made, bad)
+    pte.write_pte(made, bad)
     assert main(["verify", str(good), str(bad)]) == 3
     shown = capsys.readouterr()
     assert shown.out == f"{good}: ok\n"

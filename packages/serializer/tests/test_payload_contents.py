@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from serializer_payloads import convolution, graph, linear, node, payload, program, relu, value  # type: ignore[import-not-found]
+from serializer_programs import add_delegates  # type: ignore[import-not-found]
+from serializer_programs import program as made
 
 from lowerdeck import serializer as pte
 from lowerdeck.script import main
@@ -18,17 +21,7 @@ from lowerdeck.serializer.report.operators import contents_of
 
 def written(path: Path, *blobs: bytes, backend: str = "XnnpackBackend") -> str:
     """Write a program with delegates, and return its path."""
-    plan = pte.ExecutionPlan("forward")
-    plan.delegates = [
-        pte.BackendDelegate(
-            backend, pte.BackendDelegateDataReference(pte.DataLocation.INLINE, number), []
-        )
-        for number in range(len(blobs))
-    ]
-    data = [pte.BackendDelegateInlineData(blob) for blob in blobs]
-    path.write_bytes(
-        pte.serialize_pte(pte.Program(execution_plan=[plan], backend_delegate_data=data))
-    )
+    path.write_bytes(pte.serialize_pte(add_delegates(made([]), *blobs, backend=backend)))
     return str(path)
 
 
@@ -103,28 +96,15 @@ def test_the_operators_of_a_payload_are_linked_to_each_other_and_to_its_argument
     assert (found.links, found.results) == (((-2,), (0, -1), (1,)), {2: 1})
 
 
-class _Opener:
-    """An entry point of an installed package, which opens payloads or fails to."""
-
-    value = "mine:open_payload"
-
-    def __init__(self, name: str, answer: pte.PayloadGraph | Exception) -> None:
-        self.name = name
-        self._answer = answer
-
-    def load(self) -> Callable[[memoryview], pte.PayloadGraph]:
-        def open_payload(_: memoryview) -> pte.PayloadGraph:
-            if isinstance(self._answer, Exception):
-                raise self._answer
-            return self._answer
-
-        return open_payload
-
-
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[pte.PayloadGraph | Exception], None]:
+    """Return a function that installs what opens payloads of the backend Mine, or fails to."""
+
     def _install(answer: pte.PayloadGraph | Exception) -> None:
-        monkeypatch.setattr(operators, "_openers", lambda: {"Mine": _Opener("Mine", answer)})
+        failing = isinstance(answer, Exception)
+        opener = Mock(side_effect=answer) if failing else Mock(return_value=answer)
+        entry = Mock(load=Mock(return_value=opener), value="mine:open_payload")
+        monkeypatch.setattr(operators, "_openers", lambda: {"Mine": entry})
 
     return _install
 
@@ -191,25 +171,18 @@ def test_what_nobody_opens_says_who_would(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "lowerdeck-openvino" in operators.contents_of(memoryview(b""), "OpenvinoBackend").closed
 
 
-def test_names_that_a_payload_tells_are_short_and_on_their_line(
-    install: Callable[[pte.PayloadGraph], None],
-) -> None:
+def test_lines_of_hostile_payloads_are_short(install: Callable[[pte.PayloadGraph], None]) -> None:
     values = {0: pte.PayloadValue("fp\n32", ("1\n" * 900,), None, "x" * 9000)}
-    install(pte.PayloadGraph((pte.PayloadNode("Ad\nd" * 900, (0,), (7,)),), values, {5: 9}, 0))
-    found = contents_of(memoryview(b"any"), "Mine")
-    (line,) = found.lines
+    nodes = (pte.PayloadNode("Ad\nd" * 900, (0,), (7,)),)
+    install(pte.PayloadGraph(nodes, values, {5: 9}, 0))
+    (line,) = contents_of(memoryview(b"any"), "Mine").lines
     assert "\n" not in line
     assert len(line) < 1000
     assert line.endswith(" -> ?")
-
-
-def test_a_line_lists_some_of_a_thousand_inputs(
-    install: Callable[[pte.PayloadGraph], None],
-) -> None:
-    values = {0: pte.PayloadValue("fp32", (2,), None, "x" * 400)}
-    many = (0,) * 1000
+    # A line lists some of a thousand inputs.
+    values, many = {0: pte.PayloadValue("fp32", (2,), None, "x" * 400)}, (0,) * 1000
     install(pte.PayloadGraph((pte.PayloadNode("Concat", many, many),) * 400, values, {0: 0}, 0))
-    found = contents_of(memoryview(b"any"), "Mine")
-    assert found.lines[0].count("fp32[2]") == 24
-    assert found.lines[0].endswith(", ... and 988 more")
-    assert sum(map(len, found.lines)) < 5_000_000
+    lines = contents_of(memoryview(b"any"), "Mine").lines
+    assert lines[0].count("fp32[2]") == 24
+    assert lines[0].endswith(", ... and 988 more")
+    assert sum(map(len, lines)) < 5_000_000

@@ -127,16 +127,6 @@ def test_what_is_wrong_with_a_header_is_told(
     assert caught.value.offset == position
 
 
-def test_overlapping_segments_are_read_and_stored_once() -> None:
-    program = _rich_program()
-    program.named_data.append(pte.NamedData("tied", WEIGHT, 16))
-    data = pte.serialize_pte(program)
-    assert data.count(WEIGHT) == 1
-    found = pte.verify_pte(data)
-    assert [bytes(entry.data) for entry in found.named_data] == [b"named", WEIGHT]  # type: ignore[arg-type]
-    assert pte.serialize_pte(found) == data
-
-
 def test_inline_constants_of_legacy_files_are_read() -> None:
     data = _legacy_file([b"", WEIGHT, b"more"])
     found = pte.deserialize_pte(data)

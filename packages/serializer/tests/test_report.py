@@ -131,9 +131,9 @@ def test_a_file_has_a_map_of_all_its_bytes() -> None:
 
 def test_a_nameless_constant_that_only_moved_has_not_changed() -> None:
     old, new = small_program(), small_program()
-    for program, first in ((old, b"a"), (new, b"new")):
-        program.execution_plan[0].values[1].val.extra_tensor_info = None
-        program.constant_buffer[1:] = [pte.Buffer(first), pte.Buffer(b"kept")]
+    for made, first in ((old, b"a"), (new, b"new")):
+        made.execution_plan[0].values[1].val.extra_tensor_info = None
+        made.constant_buffer[1:] = [pte.Buffer(first), pte.Buffer(b"kept")]
     assert [(c["name"], c["change"]) for c in data_of(pte.html_diff(old, new))["stored"]] == [
         ("constants 1", "added"),
         ("constants 1", "removed"),

@@ -118,8 +118,10 @@ def test_a_value_lives_as_long_as_its_bytes_are_needed(name: str) -> None:
 def test_inputs_and_outputs_live_to_the_ends() -> None:
     steps = [kernel(0, 1), kernel(1, 2), kernel(1, 3), kernel(3, 3)]
     assert spans([P] * 5, steps, inputs=(0,), outputs=(2,)) == {
-        **{0: (0, 0), 1: (0, 2)},
-        **{2: (1, 3), 3: (2, 3)},
+        0: (0, 0),
+        1: (0, 2),
+        2: (1, 3),
+        3: (2, 3),
     }
     (block,) = blocks([planned(2**33 + 16)], [], inputs=(0,))
     assert (block.offset, block.nbytes, block.memory_id) == (2**33 + 16, 16, 1)
@@ -133,7 +135,7 @@ def test_a_view_tells_what_wrote_its_bytes() -> None:
 
 
 def test_indices_that_lead_nowhere_are_no_trouble() -> None:
-    steps = [kernel(-1, 99, 0), DelegateCall(0, [77]), kernel()]
+    steps: list[Any] = [kernel(-1, 99, 0), DelegateCall(0, [77]), kernel()]
     assert spans([P], steps, inputs=(99,), outputs=(-7,)) == {0: (0, 0)}
 
 

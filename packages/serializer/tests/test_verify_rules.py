@@ -22,10 +22,8 @@ from lowerdeck.serializer import (
 )
 
 # The places of fields in a table of a method, as the schema orders them.
-LISTS = {
-    **{"values": 2, "inputs": 3, "outputs": 4, "chains": 5},
-    **{"delegates": 7, "non_const_buffer_sizes": 8},
-}
+LISTS = {"values": 2, "inputs": 3, "outputs": 4, "chains": 5, "delegates": 7}
+LISTS["non_const_buffer_sizes"] = 8
 
 
 def _without(data: bytes, field: int) -> bytes:
@@ -126,7 +124,7 @@ def _file(*chains: Sequence[Any]) -> bytes:
     values = [tensor((4,)), tensor((4,)), tensor((4,)), IntList([]), Bool(True), tensor((4,))]
     values += [TensorList([_INPUT, _VIEW]), tensor((4,), index=1), tensor((8,))]
     # Calls of each kernel, which number them alike in every chain.
-    first = [(name, []) for name in _NAMES]
+    first: list[Any] = [(name, []) for name in _NAMES]
     made = [
         program(values, *first, *steps, constants=[bytes(16)], inputs=[0], outputs=[_OUT])
         for steps in chains

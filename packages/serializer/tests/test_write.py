@@ -152,36 +152,6 @@ def test_a_buffer_is_written_without_being_copied(tmp_path: Path) -> None:
     assert peak < size // 20
 
 
-class _Breaks:
-    """A file that takes some bytes and then fails, as a full disk does."""
-
-    def __init__(self) -> None:
-        self.left = 100
-
-    def write(self, data: memoryview) -> int:
-        self.left -= len(data)
-        if self.left < 0:
-            raise OSError("no space left")
-        return len(data)
-
-
-def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.pte"
-    pte.write_pte(add_program(), path)
-    before = path.read_bytes()
-    program = add_program()
-    program.constant_buffer.append(pte.Buffer(object()))  # type: ignore[arg-type]
-    with pytest.raises(pte.ProgramError):
-        pte.write_pte(program, path)
-    with pytest.raises(OSError, match="no space"):
-        pte.write_pte(add_program(), _Breaks())  # type: ignore[arg-type]
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("power cut")))
-    with pytest.raises(OSError, match="power cut"):
-        pte.write_pte(add_delegates(add_program(), b"new"), path)
-    assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
-
-
 def test_a_path_keeps_its_permissions_and_an_open_file_gets_the_same_bytes(tmp_path: Path) -> None:
     path, file = tmp_path / "model.pte", io.BytesIO()
     pte.write_pte(add_program(), path)
@@ -193,20 +163,6 @@ def test_a_path_keeps_its_permissions_and_an_open_file_gets_the_same_bytes(tmp_p
     )
     assert path.stat().st_mode & 0o777 == 0o640
     assert path.read_bytes() == file.getvalue() == pte.serialize_pte(add_program())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"segment_alignment": 0}, "segment_alignment: found 0"),
-        ({"constant_tensor_alignment": 24}, "constant_tensor_alignment: found 24.*power of two"),
-        ({"delegate_alignment": -8}, "delegate_alignment: found -8"),
-        ({"segment_alignment": 2**31}, "expected 1 to"),
-    ],
-)
-def test_impossible_alignments_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(pte.ProgramError, match=message):
-        pte.serialize_pte(add_program(), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ FLOATS = (F.FLOAT, F.FLOAT)
     ],
 )
 def test_a_call_must_fit_its_payload(
-    kinds: Sequence[ScalarType], sizes: Sequence[int], datatype: T, reason: str | None
+    kinds: Sequence[ScalarType], sizes: Sequence[int], datatype: XnnDatatype, reason: str | None
 ) -> None:
     root = changed(changed(relu(), 0, datatype=int(datatype)), 1, datatype=int(datatype))
     made = program(payload(root), kinds, sizes)

@@ -1,4 +1,4 @@
-"""Windows that slide over an image must fit into it; sizes in between are computed, not believed."""
+"""Windows over an image must fit into it; sizes in between are computed, not believed."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ Case = tuple[str, pte.XnnGraph, str | None]
 
 
 def windows() -> Iterator[Case]:
+    reason: str | None
     for operator in WINDOWS:
         kind = "pooling" if operator in POOLS else "kernel"
         for axis, size, padding in (("height", 6, "bottom"), ("width", 7, "left")):
@@ -83,6 +84,7 @@ def windows() -> Iterator[Case]:
 
 
 def between() -> Iterator[Case]:
+    reason: str | None
     # The runtime computes sizes in between anew, dies where they are smaller than the window, and
     # takes as much memory as is declared.
     wide = sliding(O.CONV2D, kernel_width=8)
