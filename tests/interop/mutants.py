@@ -32,7 +32,7 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 SECONDS = 10
 """A mutant that runs longer hangs."""
@@ -296,12 +296,10 @@ def search(
     return figures, bad
 
 
-class Indexed(nn.Module):
-    """Calls kernels that trust some of their arguments."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        pooled = nn.functional.max_pool2d(x, 2)
-        return x[:, [0, 1]], pooled.amax((2, 3)), torch.bmm(x[:, 0], x[:, 1]), x.cumsum(1)
+def _indexed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Call kernels that trust some of their arguments."""
+    pooled = nn.functional.max_pool2d(x, 2)
+    return x[:, [0, 1]], pooled.amax((2, 3)), torch.bmm(x[:, 0], x[:, 1]), x.cumsum(1)
 
 
 def good_files() -> list[tuple[str, bytes]]:
@@ -311,9 +309,12 @@ def good_files() -> list[tuple[str, bytes]]:
         image, rows = torch.randn(1, 3, 6, 6), torch.randn(2, 4)
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         layers = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
-        models = {"indexed": (Indexed(), image), "net": (net, image), "layers": (layers, rows)}
     files = []
-    for name, (model, given) in models.items():
+    for name, model, given in (
+        ("indexed", Of(_indexed), image),
+        ("net", net, image),
+        ("layers", layers, rows),
+    ):
         exported = torch.export.export(model.eval(), (given,))
         files.append((name, emit(exported).to_bytes()))
         if name != "indexed":

@@ -48,16 +48,13 @@ def test_rewritten_files_run_the_same_and_are_never_larger(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("extract", [False, True])
-@pytest.mark.parametrize("alignment", [1, 64, 4096])
+@pytest.mark.parametrize(("alignment", "extract"), [(1, True), (64, False), (4096, True)])
 def test_other_layouts_run_the_same(name: str, extract: bool, alignment: int) -> None:
-    written = pte.serialize_pte(
-        pte.deserialize_pte(_data(name)),
-        segment_alignment=alignment,
-        constant_tensor_alignment=max(alignment, 16),
-        delegate_alignment=max(alignment, 16),
-        extract_delegate_segments=extract,
+    aligned = dict.fromkeys(
+        ("constant_tensor_alignment", "delegate_alignment"), max(alignment, 16)
     )
+    aligned |= {"segment_alignment": alignment, "extract_delegate_segments": extract}
+    written = pte.serialize_pte(pte.deserialize_pte(_data(name)), **aligned)
     _run(name, written, data=_external(name))
 
 
@@ -81,25 +78,21 @@ def test_alignments_are_kept(name: str) -> None:
 def test_readers_find_the_facts_of_the_manifest(name: str) -> None:
     facts: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())[name]["facts"]
     file = pte.PteFile(_data(name))
-    header = file.header
-    if facts["extended_header"]:
-        assert header is not None
-        for field, value in facts["extended_header"].items():
-            assert getattr(header, field) == value
-    else:
-        assert header is None
+    header, expected = file.header, facts["extended_header"]
+    assert (header is None) == (not expected)
+    assert all(getattr(header, field) == value for field, value in (expected or {}).items())
     assert [[segment.offset, segment.size] for segment in file.segments] == facts["segments"]
     assert file.version == facts["version"]
     assert sorted(file.method_names) == sorted(facts["methods"])
-    for method, expected in facts["methods"].items():
+    for method, told in facts["methods"].items():
         plan = file.method(method)
-        assert len(plan.values) == expected["n_values"]
+        assert len(plan.values) == told["n_values"]
         kinds = [type(value.val).__name__ for value in plan.values]
-        assert {kind: kinds.count(kind) for kind in kinds} == expected["value_kinds"]
-        assert sum(len(chain.instructions) for chain in plan.chains) == expected["n_instructions"]
+        assert {kind: kinds.count(kind) for kind in kinds} == told["value_kinds"]
+        assert sum(len(chain.instructions) for chain in plan.chains) == told["n_instructions"]
         names = [operator.full_name for operator in plan.operators]
-        assert sorted(names) == sorted(expected["operators"])
-        assert plan.non_const_buffer_sizes == expected["non_const_buffer_sizes"]
+        assert sorted(names) == sorted(told["operators"])
+        assert plan.non_const_buffer_sizes == told["non_const_buffer_sizes"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,8 +114,8 @@ def test_other_forms_of_the_header_run_and_are_read(name: str, change: str) -> N
     assert pte.verify_pte(data) == pte.deserialize_pte(_data(name))
 
 
-def test_external_data_with_other_alignments_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alignment", [1, 16, 4096])
+def test_external_data_with_other_alignments_run(alignment: int) -> None:
     found = pte.deserialize_ptd((CORPUS / "external_ptd.ptd").read_bytes())
-    for alignment in (1, 16, 4096):
-        data = pte.serialize_ptd(pte.ExternalData(found.entries, alignment))
-        _run("external_ptd", _data("external_ptd"), data=data)
+    data = pte.serialize_ptd(pte.ExternalData(found.entries, alignment))
+    _run("external_ptd", _data("external_ptd"), data=data)

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import export
 
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.serializer import serialize_pte, verify_pte
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
-
-class _Of(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.forward = function
 
 
 def _view_before(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +46,7 @@ FUNCTIONS = [_view_before, _views_of_views, _view_returned, _slice_written]
 def test_views_of_inputs_are_accepted_and_run_right(
     function: Callable[[torch.Tensor], Any], planned: bool, tmp_path: Path
 ) -> None:
-    model = _Of(function)
+    model = Of(function)
     exported = export(model, (torch.zeros(4, 4),))
     data = serialize_pte(emit(exported, config=EmitConfig(plan_inputs=planned)).program)
     verify_pte(data)

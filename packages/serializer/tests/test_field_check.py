@@ -38,9 +38,15 @@ def _full() -> pte.Program:
     plan.values[1].val.extra_tensor_info = pte.ExtraTensorInfo(1, "weight")  # type: ignore[union-attr]
     kinds = (pte.Null(), pte.Bool(True), pte.Double(0.5), pte.String("s"), pte.IntList([2]))
     lists = (pte.DoubleList([1.5]), pte.BoolList([True]), pte.TensorList([0]))
-    plan.values += map(pte.EValue, (*kinds, *lists, pte.OptionalTensorList([-1])))
-    calls = (pte.DelegateCall(0, [0]), pte.MoveCall(0, 3), pte.JumpFalseCall(5, 0))
-    plan.chains[0].instructions += map(pte.Instruction, (*calls, pte.FreeCall(0)))
+    values = (*kinds, *lists, pte.OptionalTensorList([-1]))
+    plan.values += [pte.EValue(value) for value in values]
+    calls = (
+        pte.DelegateCall(0, [0]),
+        pte.MoveCall(0, 3),
+        pte.JumpFalseCall(5, 0),
+        pte.FreeCall(0),
+    )
+    plan.chains[0].instructions += [pte.Instruction(call) for call in calls]
     plan.chains[0].stacktrace = [pte.FrameList([pte.Frame("f", 1, "g", "h")])]
     plan.non_const_buffer_device = [pte.NonConstBufferDevice(1)]
     program.mutable_data.append(pte.Buffer(b"1234"))
