@@ -14,7 +14,6 @@ from serializer_programs import program as made
 
 from lowerdeck import serializer as pte
 from lowerdeck.script import main
-from lowerdeck.serializer.commands.summary import summarise
 from lowerdeck.serializer.report import operators
 from lowerdeck.serializer.report.operators import contents_of
 
@@ -163,12 +162,24 @@ def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
     assert entry["closed"].startswith(told)
 
 
-def test_what_nobody_opens_says_who_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        ("Other", "no installed package opens payloads of Other"),
+        ("OpenvinoBackend", "lowerdeck-openvino"),
+    ],
+)
+def test_what_nobody_opens_says_who_would(
+    backend: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setattr(operators, "_openers", dict)
-    with pte.open_pte(written(tmp_path / "a.pte", b"any", backend="Other")) as file:
-        (entry,) = summarise(file)["delegates"]
-    assert entry["closed"] == "no installed package opens payloads of Other"
-    assert "lowerdeck-openvino" in operators.contents_of(memoryview(b""), "OpenvinoBackend").closed
+    assert main(["inspect", written(tmp_path / "a.pte", b"any", backend=backend), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["delegates"]
+    assert told in entry["closed"]
 
 
 def test_lines_of_hostile_payloads_are_short(install: Callable[[pte.PayloadGraph], None]) -> None:

@@ -14,7 +14,6 @@ from serializer_payloads import program as delegated
 from serializer_programs import add_delegates, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
-from lowerdeck.serializer.report.delegates import blob_preview, hex_dump
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\u202e\ud800'\"&"
 
@@ -199,9 +198,9 @@ def test_whatever_the_reader_accepts_has_a_page(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=5000), st.booleans())
 def test_any_blob_has_a_preview(blob: bytes, broken: bool) -> None:
-    preview = blob_preview(memoryview(blob))
-    assert ("text" in preview) != ("hex" in preview)
-    pte.html_report(small_program(blob=b"\0\0\0\0XH00" + blob if broken else blob))
+    whole = b"\0\0\0\0XH00" + blob if broken else blob
+    (delegate,) = method_of(small_program(blob=whole))["delegates"]
+    assert ("text" in delegate["preview"]) != ("hex" in delegate["preview"])
 
 
 def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
@@ -217,7 +216,8 @@ def test_an_xnnpack_delegate_shows_its_nodes_with_types_and_sizes() -> None:
 
 
 def test_a_hex_dump_shows_offset_bytes_and_letters() -> None:
-    assert hex_dump(bytes(range(60, 80))).splitlines() == [
+    (delegate,) = method_of(small_program(blob=bytes(range(60, 79)) + b"\0"))["delegates"]
+    assert delegate["preview"]["hex"].splitlines() == [
         "00000000  3c 3d 3e 3f 40 41 42 43  44 45 46 47 48 49 4a 4b  |<=>?@ABCDEFGHIJK|",
-        "00000010  4c 4d 4e 4f                                       |LMNO|",
+        "00000010  4c 4d 4e 00                                       |LMN.|",
     ]
