@@ -16,6 +16,7 @@ from serializer_programs import add_delegates, add_program, program, tensor  # t
 
 from lowerdeck import serializer as pte
 from lowerdeck.script import main
+from lowerdeck.serializer.commands.sizes import size_text
 
 
 def _program(*, weight: bytes = struct.pack("<3f", 1.0, 2.0, 3.0), steps: int = 1) -> Any:
@@ -174,3 +175,10 @@ def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.out == f"{good}: ok\n"
     assert "IndexRangeError: method 'forward'.outputs" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(999, "999 B"), (46_800_000, "46.8 MB"), (5 * 10**15, "5000.0 TB")]
+)
+def test_sizes_are_told_as_a_person_reads_them(nbytes: int, text: str) -> None:
+    assert size_text(nbytes) == text
