@@ -175,7 +175,7 @@ def peak():
 """
 _OPEN = """
 import sys, io, time, contextlib
-from lowerdeck.script import main
+from lowerdeck.serializer.command_line import main
 before = peak()
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
