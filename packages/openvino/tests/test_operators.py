@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from openvino_cases import CASES, Calls, Case  # type: ignore[import-not-found]
@@ -12,23 +15,47 @@ from lowerdeck.openvino import OpenvinoBackend, OpenvinoPartitioner
 from lowerdeck.runner import load
 from lowerdeck.torch_base import pytree
 
+TOGETHER = 12
 
-def lowered_whole(case: Case) -> bytes:
-    """Return a file in which OpenVINO computes everything."""
-    program = torch.export.export(Calls(case.function), case.inputs)
+
+def check(cases: list[Case], exact: bool = False, **tolerances: Any) -> None:
+    """Compile calls as one program, in which OpenVINO computes everything; compare with torch.
+
+    Args:
+        cases: The calls.
+        exact: Whether torch computes what is expected in float32.
+        tolerances: How near the results must be.
+    """
+    inputs = tuple(one for case in cases for one in case.inputs)
+
+    def together(*tensors: torch.Tensor) -> list[list[Any]]:
+        waiting = iter(tensors)
+        arguments = ([next(waiting) for _ in case.inputs] for case in cases)
+        results = (case.function(*args) for case, args in zip(cases, arguments, strict=True))
+        return [pytree.tree_leaves(one) for one in results]
+
     partitioner = OpenvinoPartitioner()
-    lowered = to_backend(program, partitioner)
-    left = [node for node in get_non_lowered_nodes(lowered.graph) if "getitem" not in node.name]
+    program = to_backend(torch.export.export(Calls(together), inputs), partitioner)
+    left = [node for node in get_non_lowered_nodes(program.graph) if "getitem" not in node.name]
     assert not left, f"{left}: {partitioner.refused}"
-    return emit(lowered).to_bytes()
+    found = load(emit(program).to_bytes()).run("forward", *inputs)
+    wide = [one.float() if exact and one.dtype == torch.float16 else one for one in inputs]
+    for case, results, wanted in zip(cases, found, together(*wide), strict=True):
+        for one, other in zip(results, wanted, strict=True):
+            result = one.to(other.dtype) if exact else one
+            name = f"{case.operator}: {{}}".format
+            torch.testing.assert_close(result, other, equal_nan=True, msg=name, **tolerances)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_agrees_with_torch(case: Case) -> None:
-    found = load(lowered_whole(case)).run("forward", *case.inputs)
-    torch.testing.assert_close(
-        found, Calls(case.function)(*case.inputs), rtol=1e-5, atol=2e-5, equal_nan=True
-    )
+def groups(cases: list[Case]) -> Iterator[Any]:
+    for first in range(0, len(cases), TOGETHER):
+        some = cases[first : first + TOGETHER]
+        yield pytest.param(some, id=f"{some[0]} to {some[-1]}")
+
+
+@pytest.mark.parametrize("cases", list(groups(CASES)))
+def test_agrees_with_torch(cases: list[Case]) -> None:
+    check(cases, rtol=1e-5, atol=2e-5)
 
 
 def halves(case: Case) -> Case | None:
@@ -43,16 +70,10 @@ def halves(case: Case) -> Case | None:
     return Case(case.operator, case.function, inputs)
 
 
-@pytest.mark.parametrize("case", [half for one in CASES if (half := halves(one))], ids=str)
-def test_agrees_with_torch_in_half_precision(case: Case) -> None:
-    found = pytree.tree_leaves(load(lowered_whole(case)).run("forward", *case.inputs))
+@pytest.mark.parametrize("cases", list(groups([x for one in CASES if (x := halves(one))])))
+def test_agrees_with_torch_in_half_precision(cases: list[Case]) -> None:
     # OpenVINO computes in float32, torch some of it in float16: what is exact is the judge.
-    exact = [one.float() if one.dtype == torch.float16 else one for one in case.inputs]
-    wanted = pytree.tree_leaves(Calls(case.function)(*exact))
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(
-            one.to(other.dtype), other, rtol=2e-3, atol=2e-3, equal_nan=True
-        )
+    check(cases, exact=True, rtol=2e-3, atol=2e-3)
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
