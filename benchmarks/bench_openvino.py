@@ -31,12 +31,7 @@ _GOAL = "at most 1.05 of OpenVINO called directly"
 
 
 def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield a row for each model beside OpenVINO itself, one beside ExecuTorch's, and medians.
-
-    Args:
-        quick: A few models only.
-        models: Patterns of the names of those to measure, all if empty.
-    """
+    """Yield a row for each model beside OpenVINO itself, one beside ExecuTorch's, and medians."""
     direct, peers = [], []
     for model in MODELS[:2] if quick and not models else chosen(MODELS, models):
         made, run = {}, {}

@@ -55,11 +55,7 @@ _CODES = {
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yield time to lower and time to run for each model, beside the peer.
-
-    Args:
-        quick: Measure one model only.
-    """
+    """Yield time to lower and time to run for each model, beside the peer."""
     for model in MODELS[:1] if quick else MODELS:
         with tempfile.TemporaryDirectory() as folder:
             yield from _lowering_rows(model, Path(folder))
@@ -67,11 +63,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def lowering_rows(model: str) -> list[Row]:
-    """Return what lowering one of the examples costs and gives, beside the peer.
-
-    Args:
-        model: Name of a module in ``examples``.
-    """
+    """Return what lowering one of the examples costs and gives, beside the peer."""
     with tempfile.TemporaryDirectory() as folder:
         return list(_lowering_rows(model, Path(folder)))
 

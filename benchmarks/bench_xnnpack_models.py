@@ -20,12 +20,7 @@ _GOAL = "level or faster; no more delegates, calls left and bytes"
 
 
 def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield a row for each model and form, and then what they come to.
-
-    Args:
-        quick: A few cases only.
-        models: Patterns of the names of those to measure, all if empty.
-    """
+    """Yield a row for each model and form, and then what they come to."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
     sooner: list[float] = []
     names = chosen(dict.fromkeys(model for model, _ in CASES), models)

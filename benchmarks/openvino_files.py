@@ -35,21 +35,12 @@ _ROUNDS, _SECONDS = 30, 30.0
 
 
 def path_of(model: str, suffix: str) -> Path:
-    """Return where a file of a model lies.
-
-    Args:
-        model: Name of a model.
-        suffix: One of ``FILES`` and ``.pte``, ``pt2`` or ``io``.
-    """
+    """Return where a file of a model lies."""
     return KEPT / f"{model.replace('/', '-')}.{suffix}"
 
 
 def export(model: str) -> dict[str, Any]:
-    """Save the program, its inputs, and the result that torch computes of them.
-
-    Args:
-        model: Name of a model.
-    """
+    """Save the program, its inputs, and the result that torch computes of them."""
     module, inputs = build(model)
     program = torch.export.export(module, inputs)
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -60,38 +51,22 @@ def export(model: str) -> dict[str, Any]:
 
 
 def ours(model: str) -> dict[str, Any]:
-    """Make our file of OpenVINO.
-
-    Args:
-        model: Name of a model.
-    """
+    """Make our file of OpenVINO."""
     return _lowered(model, "ours", OpenvinoPartitioner())
 
 
 def xnnpack(model: str) -> dict[str, Any]:
-    """Make our file of XNNPACK.
-
-    Args:
-        model: Name of a model.
-    """
+    """Make our file of XNNPACK."""
     return _lowered(model, "xnnpack", XnnpackPartitioner())
 
 
 def free(model: str) -> dict[str, Any]:
-    """Make our file of OpenVINO, in the precision that the device likes.
-
-    Args:
-        model: Name of a model.
-    """
+    """Make our file of OpenVINO, in the precision that the device likes."""
     return _lowered(model, "free", OpenvinoPartitioner(keep_precision=False))
 
 
 def peer(model: str) -> dict[str, Any]:
-    """Make ExecuTorch's own file of OpenVINO.
-
-    Args:
-        model: Name of a model.
-    """
+    """Make ExecuTorch's own file of OpenVINO."""
     # The package's door imports its quantiser, which needs nncf and more; none of it is used here.
     door = "executorch.backends.openvino.quantizer"
     for name in (door, f"{door}.quantizer"):
@@ -129,10 +104,6 @@ def _kept(model: str, name: str, file: bytes, seconds: float) -> dict[str, Any]:
 
 def run(model: str, *names: str) -> dict[str, Any]:
     """Run files in turn in the official runtime, and the program in OpenVINO without it.
-
-    Args:
-        model: Name of a model.
-        names: Which of ``FILES``.
 
     Returns:
         For each name, and ``"direct"``: the median of the milliseconds of a call, and the largest

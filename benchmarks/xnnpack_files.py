@@ -44,22 +44,12 @@ _UNANNOTATED = ("transformers/llama_256",)
 
 
 def stem(model: str, form: str) -> Path:
-    """Return the path that the files of a case begin with.
-
-    Args:
-        model: Name of a model.
-        form: One of ``FLOAT`` or ``MODES``.
-    """
+    """Return the path that the files of a case begin with."""
     return KEPT / f"{model.replace('/', '-')}.{form}"
 
 
 def export(model: str, form: str) -> dict[str, Any]:
-    """Save the program, its inputs and the results that torch computes for it.
-
-    Args:
-        model: Name of a model.
-        form: One of ``FLOAT`` or ``MODES``.
-    """
+    """Save the program, its inputs and the results that torch computes for it."""
     program, inputs = _program(model, form)
     digest = hashlib.sha256(str(program.graph).encode())
     for tensor in (*program.state_dict.values(), *program.constants.values()):
@@ -128,12 +118,7 @@ def _load(model: str, form: str) -> ExportedProgram:
 
 
 def ours(model: str, form: str) -> dict[str, Any]:
-    """Make our file, and tell what is in it.
-
-    Args:
-        model: Name of a model.
-        form: One of ``FLOAT`` or ``MODES``.
-    """
+    """Make our file, and tell what is in it."""
     program = _load(model, form)
     start = time.process_time()
     file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
@@ -144,12 +129,7 @@ def ours(model: str, form: str) -> dict[str, Any]:
 
 
 def peer(model: str, form: str) -> dict[str, Any]:
-    """Make ExecuTorch's file if it is not kept yet, and tell what is in it.
-
-    Args:
-        model: Name of a model.
-        form: One of ``FLOAT`` or ``MODES``.
-    """
+    """Make ExecuTorch's file if it is not kept yet, and tell what is in it."""
     path = KEPT / (Path(f"{stem(model, form)}.digest").read_text() + ".peer.pte")
     if not path.exists():
         partition = importlib.import_module(
@@ -199,14 +179,7 @@ def _nodes(program: Program, delegate: BackendDelegate) -> list[str]:
 
 
 def run(mine: str, theirs: str, io: str, other_io: str = "") -> dict[str, Any]:
-    """Run two files in turn in the official runtime, on one thread.
-
-    Args:
-        mine: Our file.
-        theirs: The peer's, or "" to look at ours alone.
-        io: Inputs, and the results expected of them.
-        other_io: Those of the second file, or "" where they are the same.
-    """
+    """Run two files in turn in the official runtime, on one thread."""
     binding = importlib.import_module("executorch.extension.pybindings._portable_lib")
     calls, errors = [], []
     for path, pair in ((mine, io), (theirs, other_io or io)):
@@ -249,11 +222,7 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(steps: dict[str, Callable[..., dict[str, Any]]]) -> None:
-    """Do the step that the command line names; the last line of the output is what came of it.
-
-    Args:
-        steps: What can be done, by name.
-    """
+    """Do the step that the command line names; the last line of the output is what came of it."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):

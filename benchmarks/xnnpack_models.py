@@ -15,6 +15,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import lowerdeck_zoo as zoo
+from lowerdeck_zoo.models.libraries import import_torchvision
+
 Example = tuple[nn.Module, tuple[Any, ...]]
 
 
@@ -354,9 +357,6 @@ NAMES: tuple[str, ...] = (
 def build(name: str) -> Example:
     """Return a model in evaluation mode with random weights, and inputs.
 
-    Args:
-        name: One of ``NAMES``.
-
     Raises:
         ImportError: The package that the model is from is not installed.
         RuntimeError: Its results are the same for other inputs, so that no error would show.
@@ -424,11 +424,6 @@ def other_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def check_dependence(name: str, model: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Refuse a model of which a result says nothing of its inputs.
 
-    Args:
-        name: What to call it.
-        model: The model, in evaluation mode.
-        inputs: Its inputs.
-
     Raises:
         RuntimeError: A result changes by less than a hundredth of its largest number, or half of
             its numbers do not change.
@@ -459,25 +454,20 @@ def _own(name: str) -> Example:
     return make(), (torch.randn(shape),)
 
 
+def _of_zoo(name: str) -> Example:
+    program = zoo.program(name)
+    return program.build(), program.inputs()[0]
+
+
 def _of_torchvision(name: str) -> Example:
-    import_torchvision()
-    models = importlib.import_module("torchvision.models")
-    options: dict[str, Any] = {"weights": None}
-    segments = name.endswith("mobilenet_v3_large")
-    if segments:
-        options["weights_backbone"] = None
-    if name == "googlenet":
-        options |= {"init_weights": False, "aux_logits": False}
-    model = models.get_model(name, **options)
-    if segments:
+    model, inputs = _of_zoo(f"torchvision_{name}")
+    if name.startswith(("deeplab", "lraspp")):
         return Result(model, "out"), (torch.randn(1, 3, 128, 128),)
-    return model, (torch.randn(1, 3, 224, 224),)
+    return model, inputs
 
 
 def _of_timm(name: str) -> Example:
-    import_torchvision()
-    model = importlib.import_module("timm").create_model(name, pretrained=False)
-    return model, (torch.randn(1, *model.default_cfg["input_size"]),)
+    return _of_zoo(f"timm_{name}")
 
 
 def _of_transformers(name: str) -> Example:
@@ -496,20 +486,3 @@ def _of_transformers(name: str) -> Example:
         for size in sizes.values()
     )
     return Result(model, result, tuple(sizes)), inputs
-
-
-_declared: list[torch.library.Library] = []
-
-
-def import_torchvision() -> None:
-    """Import it where its compiled part is for another build of torch, too: nothing calls that."""
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        return
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _declared.append(library)
-        importlib.import_module("torchvision")

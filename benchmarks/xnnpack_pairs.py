@@ -51,10 +51,6 @@ CASES = (
 def compared(model: str, form: str) -> dict[str, Any]:
     """Return what our file of a case and the peer's hold, and how they run.
 
-    Args:
-        model: Name of a model.
-        form: One of ``FLOAT`` or ``MODES``.
-
     Raises:
         RuntimeError: A step of ours failed. Where the peer fails, ``"fails"`` says how, and the
             times are those of ours alone.
@@ -139,36 +135,21 @@ def _step(*words: object) -> dict[str, Any]:
 
 
 def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:
-    """Return how our file runs beside our own of the same model in float32.
-
-    Args:
-        model: Name of a model.
-        form: One of ``MODES``.
-        mine: What is told of our file.
-    """
+    """Return how our file runs beside our own of the same model in float32."""
     other = _ours(model, FLOAT[0])
     # Inputs of half precision are no inputs of the other file: each has its own.
     return _run(mine, other, f"{stem(model, form)}.io", f"{stem(model, FLOAT[0])}.io")
 
 
 def is_level(found: dict[str, Any]) -> bool:
-    """Tell whether our file is as fast as the peer's: by time, or because both do the same.
-
-    Args:
-        found: What :func:`compared` returned.
-    """
+    """Tell whether our file is as fast as the peer's: by time, or because both do the same."""
     same = found["ours"]["nodes"] == found["peer"]["nodes"]
     same = same and found["ours"]["left"] == found["peer"]["left"]
     return bool(same or found["run"]["low"] >= 0.97)
 
 
 def main(words: list[str]) -> None:
-    """Print a table.
-
-    Args:
-        words: ``--counts`` or ``--forms``, and names of models, each with a form or without; all
-            cases where there are none.
-    """
+    """Print a table."""
     names = [word for word in words if not word.startswith("--")]
     if "--forms" in words:
         print("| model | delegates | left | MB | lower, s | raw, ms | decomposed's time / raw's |")

@@ -31,7 +31,7 @@ _TIMM = (
     *("davit_tiny", "deit3_small_patch16_224", "dla34", "dpn48b", "eca_vovnet39b"),
     *("edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0", "efficientvit_b0"),
     *("efficientvit_m0", "eva02_tiny_patch14_224", "fasternet_t0", "fastvit_t8", "fbnetv3_b"),
-    *("focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_050", "gmixer_12_224", "hardcorenas_a"),
+    *("focalnet_tiny_srf", "gcvit_xxtiny", "ghostnet_100", "gmixer_12_224", "hardcorenas_a"),
     *("hgnet_tiny", "hiera_tiny_224", "hrnet_w18_small", "inception_next_atto", "levit_128s"),
     *("mixer_s32_224", "mobilenetv4_conv_small", "mobilevit_xxs", "mobilevitv2_050"),
     *("mvitv2_tiny", "nest_tiny", "pit_ti_224", "poolformer_s12", "pvt_v2_b0", "regnetx_002"),
