@@ -6,24 +6,23 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from case_making import Function  # type: ignore[import-not-found]
 from torch import nn
-from xnnpack_cases import Function  # type: ignore[import-not-found]
-from xnnpack_lowering import delegates, lower  # type: ignore[import-not-found]
+from xnnpack_lowering import labels, lower, whole  # type: ignore[import-not-found]
 
-from lowerdeck.serializer import XnnOperator, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
 
 
-def _operators(module: nn.Module, *inputs: torch.Tensor) -> list[XnnOperator]:
-    (delegate,) = delegates(lower(module, inputs, XnnpackPartitioner()))
-    return [node.operator for node in decode_payload(delegate.processed_bytes).nodes]
+def _operators(module: nn.Module, *inputs: torch.Tensor) -> list[str]:
+    found: list[str] = labels(whole(lower(module, inputs)))
+    return found
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_of_one_number_is_no_convolution(bias: bool) -> None:
     operators = _operators(nn.Conv2d(1, 1, 1, bias=bias), torch.randn(1, 1, 6, 6))
-    assert XnnOperator.MULTIPLY in operators
-    assert XnnOperator.CONV2D not in operators
+    assert "Multiply" in operators
+    assert "Conv2d" not in operators
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_a_convolution_of_one_number_is_no_convolution(bias: bool) -> None:
 )
 def test_any_other_convolution_is_one(layer: nn.Conv2d) -> None:
     operators = _operators(layer, torch.randn(1, layer.in_channels, 6, 6))
-    assert XnnOperator.CONV2D in operators
+    assert "Conv2d" in operators
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_a_reciprocal_square_root_is_one_node_only_where_no_zero_can_come(
     function: Callable[[torch.Tensor], torch.Tensor], one_node: bool
 ) -> None:
     operators = _operators(Function(function), torch.randn(2, 3))
-    assert (XnnOperator.RECIPROCAL_SQUARE_ROOT in operators) is one_node
+    assert ("ReciprocalSquareRoot" in operators) is one_node
 
 
 @pytest.mark.parametrize(("axes", "taken"), [((2, 3), True), ((1, 3), False), ((1, 2), False)])

@@ -24,15 +24,12 @@ def known_after(code: str) -> str:
 
 def test_the_runtime_half_makes_no_backend_known() -> None:
     entry = "next(iter(entry_points(group='lowerdeck.runtimes', name='XnnpackBackend')))"
-    before = known_after("")
-    assert "XnnpackBackend" not in before
-    assert known_after(f"{entry}.load()()") == before
-    assert known_after("from lowerdeck.xnnpack import XnnpackRuntime") == before
+    code = f"{entry}.load()(); from lowerdeck.xnnpack import XnnpackRuntime"
+    assert "XnnpackBackend" not in known_after(code)
 
 
-@pytest.mark.parametrize("name", ["XnnpackPartitioner", "XnnpackBackend"])
-def test_the_half_that_compiles_makes_the_backend_known(name: str) -> None:
-    assert "'XnnpackBackend'" in known_after(f"from lowerdeck.xnnpack import {name}")
+def test_the_half_that_compiles_makes_the_backend_known() -> None:
+    assert "'XnnpackBackend'" in known_after("from lowerdeck.xnnpack import XnnpackPartitioner")
 
 
 def test_every_offered_name_is_there_and_no_other() -> None:

@@ -6,7 +6,6 @@ What it annotates is compared with ExecuTorch's annotator in ``tests/interop``.
 from __future__ import annotations
 
 import importlib
-import itertools
 import subprocess
 import sys
 import warnings
@@ -144,31 +143,37 @@ def test_without_samples_the_example_inputs_are_the_sample(quantizer: Any, mode:
     torch.testing.assert_close(found, model(x), atol=0.3, rtol=0)
 
 
-RECURRENT = [
-    dict(zip(("kind", "num_layers", "bidirectional", "batch_first", "bias"), one, strict=True))
-    for one in itertools.product((nn.LSTM, nn.GRU), (1, 2), *[(False, True)] * 3)
+RECURRENT: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 2, "bidirectional": True, "bias": False},
+    {"num_layers": 2, "batch_first": True},
+    {"bidirectional": True, "batch_first": True},
 ]
-RECURRENT += [{"kind": nn.LSTM, "num_layers": 2, "bidirectional": True, "proj_size": 5}]
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-@pytest.mark.parametrize("options", RECURRENT, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, options) for kind in (nn.LSTM, nn.GRU) for options in RECURRENT),
+        (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 5}),
+    ],
+)
 @pytest.mark.parametrize("shape", [(3, 4, 6), (4, 6)])
 @pytest.mark.parametrize("has_state", [False, True])
 def test_an_unrolled_recurrent_layer_computes_the_same(
-    options: dict[str, Any], shape: tuple[int, ...], has_state: bool
+    kind: Any, options: dict[str, Any], shape: tuple[int, ...], has_state: bool
 ) -> None:
-    kind, more = options["kind"], {k: v for k, v in options.items() if k != "kind"}
-    layer = kind(6, 8, **more).eval()
+    layer = kind(6, 8, **options).eval()
     x, state = torch.randn(shape), None
     if has_state:
         batch = (shape[0 if layer.batch_first else 1],) if len(shape) == 3 else ()
         count = layer.num_layers * (1 + layer.bidirectional)
         first = torch.randn(count, *batch, layer.proj_size or 8)
         state = (first, torch.randn(count, *batch, 8)) if kind is nn.LSTM else first
-    unrolled = unroll_recurrent_layers(nn.ModuleDict({"one": layer, "other": layer}))
-    assert unrolled["one"] is unrolled["other"]  # type: ignore[index]  # a ModuleDict
-    torch.testing.assert_close(unrolled["one"](x, hx=state), layer(x, hx=state))  # type: ignore[index]
+    unrolled: Any = unroll_recurrent_layers(nn.ModuleDict({"one": layer, "other": layer}))
+    assert unrolled["one"] is unrolled["other"]
+    torch.testing.assert_close(unrolled["one"](x, hx=state), layer(x, hx=state))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from case_making import Function  # type: ignore[import-not-found]
 from quantized_cases import IntegerWeight, by_row, qd  # type: ignore[import-not-found]
 from torch import Tensor
-from xnnpack_cases import Function  # type: ignore[import-not-found]
 from xnnpack_lowering import lower  # type: ignore[import-not-found]
 
 from lowerdeck.xnnpack import XnnpackPartitioner

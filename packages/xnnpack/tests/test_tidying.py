@@ -11,24 +11,34 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
 from quantized_cases import IN, OUT, IntegerWeight  # type: ignore[import-not-found]
-from table_cases import Places, Rotary  # type: ignore[import-not-found]
-from tidied_cases import Gated  # type: ignore[import-not-found]
+from tidied_cases import (  # type: ignore[import-not-found]
+    Gated,
+    Places,
+    Rotary,
+    beside_mask,
+    twice_causal,
+)
 from torch import Tensor, nn
-from xnnpack_lowering import delegates, lower, named_data  # type: ignore[import-not-found]
+from xnnpack_lowering import labels, lower, named_data, run, whole  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import decode_payload
-from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 
 MOVES = ("Copy", "StaticReshape", "StaticSlice", "StaticTranspose")
 
 
 def operators(model: nn.Module, *inputs: Tensor, **options: Any) -> Counter[str]:
     """Return how often each operator is in the one payload of a model."""
-    (delegate,) = delegates(lower(model, inputs, XnnpackPartitioner(), **options))
+    delegate = whole(lower(model, inputs, **options))
     graph = decode_payload(delegate.processed_bytes)
     stored = {constant.key for constant in graph.constants if constant.key}
     assert stored == set(named_data(delegate))  # and nothing that nobody reads
-    return Counter(node.operator.label for node in graph.nodes)
+    assert [node.debug_handle for node in graph.nodes] == list(range(len(graph.nodes)))
+    return Counter(labels(delegate))
+
+
+def stored_bytes(model: nn.Module, *inputs: Tensor) -> int:
+    """Return how many bytes of constants the one payload of a model has."""
+    return sum(map(len, named_data(whole(lower(model, inputs))).values()))
 
 
 def test_gated_convolutions_over_time_move_nothing_between_them() -> None:
@@ -101,36 +111,19 @@ def test_consecutive_and_equal_moves_are_one(
     options: dict[str, Any] = {}
     if dynamic and left.keys() <= {"Copy", "StaticTranspose"}:
         options = {"dynamic_shapes": (({0: torch.export.Dim.AUTO(min=2, max=9)},),)}
-    (delegate,) = delegates(lower(Function(call), (x,), XnnpackPartitioner(), **options))
-    graph = decode_payload(delegate.processed_bytes)
-    found = Counter(node.operator.label for node in graph.nodes)
-    moves = {name: found[name] for name in MOVES}
-    assert {name: count for name, count in moves.items() if count} == left
-    runtime = XnnpackRuntime()
-    handle = runtime.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    delegate = whole(lower(Function(call), (x,), **options))
+    found = Counter(labels(delegate))
+    assert {name: found[name] for name in MOVES if found[name]} == left
     expected = call(x)
     wanted = expected if isinstance(expected, tuple) else (expected,)
-    for one, other in zip(runtime.execute(handle, (x,)), wanted, strict=True):
+    for one, other in zip(run(delegate, (x,)), wanted, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_debug_handles_name_what_was_absorbed() -> None:
-    model = Gated()
-    (delegate,) = delegates(lower(model, (torch.randn(2, 32, 20),), XnnpackPartitioner()))
-    graph = decode_payload(delegate.processed_bytes)
-    assert [node.debug_handle for node in graph.nodes] == list(range(len(graph.nodes)))
-
-
 def test_a_causal_mask_is_computed_once_for_all_layers() -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        once = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.scaled_dot_product_attention(q, k, once, is_causal=True)
-
-    tokens = torch.randn(1, 2, 256, 8)
-    (delegate,) = delegates(lower(Function(call), (tokens, tokens, tokens), XnnpackPartitioner()))
-    assert sum(map(len, named_data(delegate).values())) < 256 * 16
-    graph = decode_payload(delegate.processed_bytes)
-    assert sum(node.operator.label == "Subtract" for node in graph.nodes) == 1
+    tokens = (torch.randn(1, 2, 256, 8),) * 3
+    assert stored_bytes(Function(twice_causal), *tokens) < 256 * 16
+    assert operators(Function(twice_causal), *tokens)["Subtract"] == 1
 
 
 @pytest.mark.parametrize(
@@ -147,26 +140,15 @@ def test_a_causal_mask_is_computed_once_for_all_layers() -> None:
 def test_tables_are_computed_of_what_they_were_computed_of(
     model: nn.Module, shape: tuple[int, ...], stored: int
 ) -> None:
-    (delegate,) = delegates(lower(model, (torch.randn(shape),), XnnpackPartitioner()))
-    assert sum(map(len, named_data(delegate).values())) <= stored + 16
+    assert stored_bytes(model, torch.randn(shape)) <= stored + 16
 
 
 @pytest.mark.parametrize("large", [-1e4, -1e9, -3e38])
 def test_what_a_mask_stands_beside_is_no_rounding_of_the_mask(large: float) -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            mask = torch.where(torch.arange(128) < 64, large, 0.0)
-            self.register_buffer("table", mask + torch.sin(torch.arange(128.0**2).view(128, 128)))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.get_buffer("table")
-
-    (delegate,) = delegates(lower(Masked(), (torch.randn(128, 128),), XnnpackPartitioner()))
-    assert sum(map(len, named_data(delegate).values())) >= 4 * 128 * 128
+    model = Function(lambda x: beside_mask(large, x))
+    assert stored_bytes(model, torch.randn(128, 64)) >= 4 * 128 * 32
 
 
 def test_halves_are_computed_of_half_of_each_row() -> None:
-    inputs = (torch.randn(1, 2, 128, 64).half(),)
-    (delegate,) = delegates(lower(Rotary().half(), inputs, XnnpackPartitioner()))
-    assert sum(map(len, named_data(delegate).values())) <= 2 * 2 * 128 * 32 + 16
+    x = torch.randn(1, 2, 128, 64).half()
+    assert stored_bytes(Rotary().half(), x) <= 2 * 2 * 128 * 32 + 16

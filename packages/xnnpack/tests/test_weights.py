@@ -13,18 +13,14 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from case_making import Function  # type: ignore[import-not-found]
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_cases import (  # type: ignore[import-not-found]
-    IN,
-    OUT,
-    IntegerWeight,
-    by_row,
-)
+from quantized_cases import IN, OUT, IntegerWeight, by_row  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
-from xnnpack_cases import Function  # type: ignore[import-not-found]
+from xnnpack_lowering import graph_of, lower  # type: ignore[import-not-found]
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
 from lowerdeck.lowered_module import (
@@ -33,7 +29,6 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.runner import load
-from lowerdeck.serializer import decode_payload
 from lowerdeck.torch_base import data_address, view_tensor
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.emit import scratch
@@ -52,17 +47,11 @@ def keys_by_file(emitted: EmittedProgram) -> dict[str, set[str]]:
     return {"": set(stored.pte_data), **{k: set(v) for k, v in stored.external_data.items()}}
 
 
-def emitted_files(emitted: EmittedProgram, folder: Path) -> Path:
-    emitted.save(folder / "model.pte")
-    return folder / "model.pte"
-
-
 def test_weights_in_memory_are_not_copied() -> None:
     # Not in files: what a partition holds of them is a lazy copy, which becomes a true one
     # where somebody asks for its address in order to write.
     model = nn.Sequential(nn.Linear(512, 600), nn.ReLU(), nn.Linear(600, 512)).eval()
-    program = torch.export.export(model, (torch.randn(2, 512),))
-    emitted = emit(to_backend(program, XnnpackPartitioner()))
+    emitted = emit(lower(model, (torch.randn(2, 512),)))
     data = emitted.named_data.get_named_data_store_output().buffers
     views = [memoryview(cast("memoryview", one)) for one in data]
     found = {data_address(view_tensor(one, torch.uint8, [len(one)])) for one in views}
@@ -71,10 +60,11 @@ def test_weights_in_memory_are_not_copied() -> None:
 
 def test_weights_of_delegates_go_where_all_weights_go(tmp_path: Path) -> None:
     model = net()
-    lowered = to_backend(torch.export.export(model, (X,)), XnnpackPartitioner())
+    lowered = lower(model, (X,))
     inside, beside = emit(lowered), emit(lowered, config=EmitConfig(weights_file="weights"))
     assert keys_by_file(beside) == {"": set(), "weights": keys_by_file(inside)[""]}
-    path = emitted_files(beside, tmp_path)
+    path = tmp_path / "model.pte"
+    beside.save(path)
     assert path.stat().st_size < 288 * 4 * 4 < (tmp_path / "weights.ptd").stat().st_size
     found = load(path, data=tmp_path / "weights.ptd").run("forward", X)
     torch.testing.assert_close(found, model(X))
@@ -179,19 +169,20 @@ def static(x: Tensor, w: Any) -> Tensor:
 
 
 SIDE = 2048
-MODES: dict[str, tuple[Callable[[Tensor, Any], Tensor], Callable[[], nn.Module]]] = {
-    "floats": (lambda x, w: w(x), lambda: nn.Linear(SIDE, SIDE)),
-    "static": (static, lambda: IntegerWeight(SIDE, SIDE)),
-    "static, one scale": (static, lambda: IntegerWeight(SIDE, SIDE, axis=None)),
-    "dynamic": (lambda x, w: F.linear(by_row(x), w()), lambda: IntegerWeight(SIDE, SIDE)),
-    "weight only": (lambda x, w: F.linear(x, w()), lambda: IntegerWeight(SIDE, SIDE)),
+MODES: dict[str, tuple[Callable[[Tensor, Any], Tensor], dict[str, Any] | None]] = {
+    "floats": (lambda x, w: w(x), None),
+    "static": (static, {}),
+    "static, one scale": (static, {"axis": None}),
+    "dynamic": (lambda x, w: F.linear(by_row(x), w()), {}),
+    "weight only": (lambda x, w: F.linear(x, w()), {}),
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_that_are_as_xnnpack_wants_them_are_not_copied(mode: str, tmp_path: Path) -> None:
-    function, make = MODES[mode]
-    torch.save(make(), tmp_path / "weights")
+    function, options = MODES[mode]
+    made = nn.Linear(SIDE, SIDE) if options is None else IntegerWeight(SIDE, SIDE, **options)
+    torch.save(made, tmp_path / "weights")
     # What is loaded or mapped is memory that torch cannot share until one side writes.
     weights = torch.load(tmp_path / "weights", mmap=True, weights_only=False)
     program = torch.export.export(Function(function, weights).eval(), (torch.ones(1, SIDE),))
@@ -207,46 +198,28 @@ def in_groups(x: Tensor, w: Any) -> Tensor:
 
 
 def four_bits() -> nn.Module:
-    found: nn.Module = IntegerWeight(SIDE, SIDE, group=32, bits=4)
-    return found
+    model: nn.Module = Function(in_groups, IntegerWeight(SIDE, SIDE, group=32, bits=4))
+    return model
 
 
-def layers(*of: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*of)
+def convolutions(count: int, *, bias: bool = True, norms: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(count):
+        layers.append(nn.Conv2d(96, 96, 3, padding=1, bias=bias))
+        layers += [nn.BatchNorm2d(96)] * norms
+    return nn.Sequential(*layers)
 
 
 ROW, IMAGE = torch.ones(1, SIDE), torch.ones(1, 96, 12, 12)
-OTHERWISE: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, Any]]] = {
-    "groups of 4 bits": (lambda: Function(in_groups, four_bits()), ROW, {}),
-    "float16": (lambda: nn.Linear(SIDE, SIDE).half(), ROW.half(), {}),
-    "bfloat16": (lambda: nn.Linear(SIDE, SIDE).bfloat16(), ROW.bfloat16(), {}),
-    "float16 in float32": (
-        lambda: nn.Linear(SIDE, SIDE).half(),
-        ROW.half(),
-        {"precision": "fp32"},
-    ),
-    "float32 as float16": (lambda: nn.Linear(SIDE, SIDE), ROW, {"precision": "fp16"}),
-    "convolutions": (
-        lambda: layers(*(nn.Conv2d(96, 96, 3, padding=1, bias=False) for _ in range(16))),
-        IMAGE,
-        {},
-    ),
-    "convolutions of float16": (
-        lambda: layers(*(nn.Conv2d(96, 96, 3, padding=1) for _ in range(16))).half(),
-        IMAGE.half(),
-        {},
-    ),
-    "batch norms": (
-        lambda: layers(
-            *(
-                one
-                for _ in range(24)
-                for one in (nn.Conv2d(96, 96, 3, padding=1), nn.BatchNorm2d(96))
-            )
-        ),
-        IMAGE,
-        {},
-    ),
+OTHERWISE: dict[str, tuple[Callable[[], nn.Module], Tensor, str | None]] = {
+    "groups of 4 bits": (four_bits, ROW, None),
+    "float16": (lambda: nn.Linear(SIDE, SIDE).half(), ROW.half(), None),
+    "bfloat16": (lambda: nn.Linear(SIDE, SIDE).bfloat16(), ROW.bfloat16(), None),
+    "float16 in float32": (lambda: nn.Linear(SIDE, SIDE).half(), ROW.half(), "fp32"),
+    "float32 as float16": (lambda: nn.Linear(SIDE, SIDE), ROW, "fp16"),
+    "convolutions": (lambda: convolutions(16, bias=False), IMAGE, None),
+    "convolutions of float16": (lambda: convolutions(16).half(), IMAGE.half(), None),
+    "batch norms": (lambda: convolutions(24, norms=True), IMAGE, None),
 }
 
 
@@ -261,17 +234,17 @@ def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_xnnpack_wants_otherwise_take_little_memory(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, x, options = OTHERWISE[mode]
+    make, x, precision = OTHERWISE[mode]
     torch.save(make().eval(), tmp_path / "weights")
     model = torch.load(tmp_path / "weights", mmap=True, weights_only=False)
     program = torch.export.export(model, (x,))
     size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    in_memory = emit(to_backend(program, XnnpackPartitioner(**options))).to_bytes()
+    in_memory = emit(to_backend(program, XnnpackPartitioner(precision))).to_bytes()
     _limited(monkeypatch)
     (tmp_path / "files").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "files"))
     with _Copies() as copies:
-        emitted = emit(to_backend(program, XnnpackPartitioner(**options)))
+        emitted = emit(to_backend(program, XnnpackPartitioner(precision)))
     assert copies.peak <= size / 5
     assert not list((tmp_path / "files").iterdir())
     assert emitted.to_bytes() == in_memory
@@ -320,7 +293,7 @@ class Repeated(nn.Module):
         self.kinds = nn.Embedding(2, 8)
         self.register_buffer("zeros", torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous())
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         kinds = self.kinds(torch.zeros(3, 5, dtype=torch.long))
         return kinds - x, x[0, :2] / self.zeros
 
@@ -328,45 +301,34 @@ class Repeated(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_that_repeat_are_stored_once(dtype: torch.dtype) -> None:
     model, x = Repeated().to(dtype), torch.randn(3, 5, 8).to(dtype)
-    lowered = to_backend(torch.export.export(model, (x,)), XnnpackPartitioner())
-    [delegate] = get_lowered_backend_modules(lowered.graph_module)
-    values = decode_payload(delegate.processed_bytes).values
+    values = graph_of(model, x).values
     shapes = sorted(value.shape for value in values if value.constant is not None)
     assert shapes == [(1, 1, 8), (2, 1)]
-    found = load(emit(lowered).to_bytes()).run("forward", x)
+    found = load(emit(lower(model, (x,))).to_bytes()).run("forward", x)
     for one, expected in zip(found, model(x), strict=True):
         torch.testing.assert_close(one, expected)
 
 
 def test_rows_that_a_result_needs_stay() -> None:
-    rows = torch.ones(4, 8)
-
-    def widened(x: Tensor) -> Tensor:
-        return x + rows  # x is one row: the result has as many as the constant
-
-    x = torch.randn(1, 8)
-    lowered = to_backend(torch.export.export(Function(widened), (x,)), XnnpackPartitioner())
-    torch.testing.assert_close(load(emit(lowered).to_bytes()).run("forward", x), x + rows)
+    x, rows = torch.randn(1, 8), torch.ones(4, 8)
+    file = emit(lower(Function(lambda x: x + rows), (x,))).to_bytes()
+    torch.testing.assert_close(load(file).run("forward", x), x + rows)
 
 
 def test_rows_may_repeat_beside_a_size_that_varies() -> None:
     table = torch.randn(1, 1, 8).expand(1, 6, 8).contiguous()
-
-    def added(x: Tensor) -> Tensor:
-        return x * table
-
-    x, batch = torch.randn(2, 6, 8), torch.export.Dim("batch", min=1, max=9)
-    program = torch.export.export(Function(added), (x,), dynamic_shapes=(({0: batch},),))
-    file = load(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
+    batch = torch.export.Dim("batch", min=1, max=9)
+    model = Function(lambda x: x * table)
+    lowered = lower(model, (torch.randn(2, 6, 8),), dynamic_shapes=(({0: batch},),))
+    file = load(emit(lowered).to_bytes())
     for count in (1, 5, 2):
-        given_x = torch.randn(count, 6, 8)
-        torch.testing.assert_close(file.run("forward", given_x), given_x * table)
+        x = torch.randn(count, 6, 8)
+        torch.testing.assert_close(file.run("forward", x), x * table)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("groups", [1, 4])
 def test_means_of_wide_rows_store_few_weights(groups: int, layout: torch.memory_format) -> None:
     images = torch.randn(1, 16, 96, 64).to(memory_format=layout)
-    program = torch.export.export(nn.GroupNorm(groups, 16), (images,))
-    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    file = emit(lower(nn.GroupNorm(groups, 16), (images,))).to_bytes()
     assert len(file) < 40_000  # one row of weights for a whole image would take 393 kB

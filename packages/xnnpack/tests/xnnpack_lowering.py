@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, cast
 
 import torch
@@ -9,23 +10,55 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import LoweredBackendModule, Partitioner, to_backend
+from lowerdeck.serializer import XnnGraph, decode_payload
+from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
+
+RUNTIME = XnnpackRuntime()
 
 
 def lower(
-    module: nn.Module, inputs: tuple[Any, ...], partitioner: Partitioner, **options: Any
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    partitioner: Partitioner | None = None,
+    **options: Any,
 ) -> ExportedProgram:
     """Return the module's program with its partitions lowered."""
-    return to_backend(torch.export.export(module.eval(), inputs, **options), partitioner)
+    exported = torch.export.export(module.eval(), inputs, **options)
+    return to_backend(exported, partitioner or XnnpackPartitioner())
 
 
 def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
     """Return the delegates of the outermost graph, in order."""
-    found = [getattr(program.graph_module, str(node.target)) for node in _reads(program)]
+    reads = [node for node in program.graph.nodes if node.op == "get_attr"]
+    found = [getattr(program.graph_module, str(node.target)) for node in reads]
     return [one for one in found if isinstance(one, LoweredBackendModule)]
 
 
-def _reads(program: ExportedProgram) -> list[torch.fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "get_attr"]
+def whole(program: ExportedProgram) -> LoweredBackendModule:
+    """Return the one delegate of a program, outside of which nothing computes."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    names = [str(node.target) for node in calls if node.target is not operator.getitem]
+    others = [name for name in names if "sym_size" not in name]
+    assert others == ["executorch_call_delegate"], others
+    (delegate,) = delegates(program)
+    return delegate
+
+
+def graph_of(module: nn.Module, *inputs: Any, precision: str | None = None) -> XnnGraph:
+    """Return the payload of the one delegate of a model."""
+    (delegate,) = delegates(lower(module, inputs, XnnpackPartitioner(precision)))
+    return decode_payload(delegate.processed_bytes)
+
+
+def labels(delegate: LoweredBackendModule) -> list[str]:
+    """Return the operators of a payload in order."""
+    return [node.operator.label for node in decode_payload(delegate.processed_bytes).nodes]
+
+
+def run(delegate: LoweredBackendModule, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return what our runtime half computes."""
+    handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
+    return RUNTIME.execute(handle, inputs[: RUNTIME.input_count(handle)])
 
 
 def named_data(delegate: LoweredBackendModule) -> dict[str, memoryview]:
