@@ -13,6 +13,8 @@ from quantized_cases import IntegerWeight, by_row, qd  # type: ignore[import-not
 from torch import Tensor
 from xnnpack_lowering import lower  # type: ignore[import-not-found]
 
+from lowerdeck.emitter import emit
+from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.operators import rounding
 
@@ -45,6 +47,18 @@ def test_layers_of_integers_round_by_themselves() -> None:
     partitioner = XnnpackPartitioner()
     lower(Function(net, IntegerWeight(5, 16)), (torch.randn(3, 16),), partitioner)
     assert not partitioner.refused
+
+
+def test_products_of_transposed_weights_in_groups_get_rounded_rows() -> None:
+    torch.manual_seed(0)
+    weight, x = IntegerWeight(5, 64, group=32, bits=4), torch.randn(3, 64)
+    model, partitioner = (
+        Function(lambda x, w: torch.mm(by_row(x), w().t()), weight),
+        XnnpackPartitioner(),
+    )
+    lowered = lower(model, (x,), partitioner)
+    assert "its weight has groups of 32 and is transposed" in partitioner.in_float.values()
+    torch.testing.assert_close(load(emit(lowered).to_bytes()).run("forward", x), model(x))
 
 
 def shared_rows(count: int) -> Callable[..., Any]:

@@ -17,7 +17,12 @@ from lowerdeck.xnnpack.operators.quantization import (
 )
 from lowerdeck.xnnpack.operators.quantized_constants import stored_bits
 from lowerdeck.xnnpack.operators.quantized_linear import group_refusal
-from lowerdeck.xnnpack.operators.rounding import CONVOLUTIONS, layers_of, rows_of
+from lowerdeck.xnnpack.operators.rounding import (
+    CONVOLUTIONS,
+    layers_of,
+    reads_rows_of,
+    rows_of,
+)
 
 
 class IntegerWeights:
@@ -59,8 +64,11 @@ def _refusal(layer: Node, source: Node, weight: Node) -> str | None:
     if layer.target in CONVOLUTIONS:
         rounded = name_of(source) in QUANTIZATION
         return None if rounded else "XNNPACK convolves no floats with integer weights"
-    args = arguments_of(weight)
-    return group_refusal(_group_size(weight), stored_bits(args), rounds=is_dynamic(source))
+    group, args = _group_size(weight), arguments_of(weight)
+    if group and not reads_rows_of(layer, weight):
+        # Scales of groups do not survive a transposition: the weight becomes floats.
+        return f"its weight has groups of {group} and is transposed"
+    return group_refusal(group, stored_bits(args), rounds=is_dynamic(source))
 
 
 def _group_size(weight: Node) -> int:

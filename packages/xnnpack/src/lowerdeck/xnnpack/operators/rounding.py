@@ -40,9 +40,10 @@ _SAME_ROWS = frozenset(
     }
 )
 """What leaves rows as they are, if they are as long afterwards."""
-_SAME_WEIGHTS = _SAME_ROWS | {
-    *(_aten.t.default, _aten.permute.default, _aten.transpose.int, _aten.numpy_T.default)
-}
+_TURNS = frozenset(
+    {_aten.t.default, _aten.permute.default, _aten.transpose.int, _aten.numpy_T.default}
+)
+_SAME_WEIGHTS = _SAME_ROWS | _TURNS
 
 
 def unrounded_reader(
@@ -96,6 +97,19 @@ def rows_of(layer: Node) -> Node:
     while rows.target in _SAME_ROWS and isinstance(rows.args[0], Node):
         rows = rows.args[0]
     return rows
+
+
+def reads_rows_of(layer: Node, weight: Node) -> bool:
+    """Return whether a layer multiplies rows of a weight, which nothing transposes.
+
+    Args:
+        layer: One of :func:`layers_of`.
+        weight: What that was called with.
+    """
+    node = arguments_of(layer)[_LAYERS[layer.target][1]]
+    while node is not weight and node.target not in _TURNS:
+        node = node.args[0]
+    return node is weight and layer.target is _aten.linear.default
 
 
 def _passes_on(reader: Node, source: Node, chain: Collection[str]) -> bool:
