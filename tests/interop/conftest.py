@@ -38,7 +38,6 @@ EVERY = {
     "test_xnnpack_empty_sizes.py": 5,
     "test_xnnpack_norms.py": 5,
     "test_xnnpack_official.py": 5,
-    "test_xnnpack_quantized.py": 5,
     "test_xnnpack_torchao.py": 3,
 }
 

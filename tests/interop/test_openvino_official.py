@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lowerdeck_zoo import official
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
-from openvino_cases import CASES, Calls, Case, numbers
-
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
+from lowerdeck.lowered_module import to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
-from lowerdeck.torch_base import pytree
+from lowerdeck_zoo import assert_close, official
+from tests.interop.runs import check, delegates, file_of, run
+
+from openvino_cases import CASES, Calls, Case, numbers  # isort: skip
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
@@ -27,33 +23,15 @@ pytestmark = [
 ]
 
 
-def file_of(model: nn.Module, inputs: tuple[Any, ...], **options: Any) -> bytes:
-    """Return a file in which OpenVINO computes as much as it takes."""
-    return emit(
-        to_backend(torch.export.export(model, inputs, **options), OpenvinoPartitioner())
-    ).to_bytes()
-
-
-def assert_ran(outcome: Any, wanted: Any, **tolerances: float) -> None:
-    """Compare the outputs of the first call."""
-    assert isinstance(outcome, official.Ran), outcome
-    for one, other in zip(outcome.outputs[0], pytree.tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(one, other, equal_nan=True, **tolerances)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_operator_runs_there_and_equals_eager(case: Case, tmp_path: Path) -> None:
-    program = to_backend(
-        torch.export.export(Calls(case.function), case.inputs), OpenvinoPartitioner()
-    )
-    assert len(get_lowered_backend_modules(program.graph_module)) == 1
-    file = emit(program).to_bytes()
-    wanted = Calls(case.function)(*case.inputs)
-    path = tmp_path / "model.pte"
-    path.write_bytes(file)
-    for program in (file, path):
-        outcome = official.run(program, [official.Call(case.inputs)])
-        assert_ran(outcome, wanted, rtol=1e-5, atol=2e-5)
+    program = torch.export.export(Calls(case.function), case.inputs)
+    lowered = to_backend(program, OpenvinoPartitioner())
+    assert len(delegates(lowered)) == 1
+    file = emit(lowered).to_bytes()
+    for folder in (None, tmp_path):
+        found = run(file, [case.inputs], folder)[0]
+        assert_close(found, case.function(*case.inputs), rtol=1e-5, atol=2e-5)
 
 
 def images() -> nn.Module:
@@ -80,35 +58,22 @@ MODELS = {
 def test_models_whose_precision_the_device_chooses_are_near(name: str, tmp_path: Path) -> None:
     model, x = MODELS[name]
     partitioner = OpenvinoPartitioner(keep_precision=False)
-    path = tmp_path / "model.pte"
-    emit(to_backend(torch.export.export(model, (x,)), partitioner)).save(path)
-    with torch.no_grad():
-        assert_ran(official.run(path, [official.Call((x,))]), model(x), rtol=4e-2, atol=4e-2)
+    check(model, (x,), folder=tmp_path, tolerance=4e-2, partitioner=partitioner)
 
 
 @pytest.mark.parametrize("decomposed", [False, True], ids=["raw", "decomposed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_eager(name: str, decomposed: bool) -> None:
     model, x = MODELS[name]
-    with torch.no_grad():
-        wanted = model(x)
-    program = torch.export.export(model, (x,))
-    if decomposed:
-        program = program.run_decompositions()
-    lowered = to_backend(program, OpenvinoPartitioner())
-    assert get_lowered_backend_modules(lowered.graph_module)
-    outcome = official.run(emit(lowered).to_bytes(), [official.Call((x,))])
-    loose = 4e-3 if x.dtype == torch.float16 else 2e-5
-    assert_ran(outcome, wanted, rtol=loose, atol=loose)
+    loose, partitioner = 4e-3 if x.dtype == torch.float16 else 2e-5, OpenvinoPartitioner()
+    check(model, (x,), tolerance=loose, partitioner=partitioner, decomposed=decomposed)
 
 
 def test_dynamic_sizes_are_left_to_kernels_that_tell_them() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     dynamic = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=9)},)}
-    file = file_of(model, (numbers(3, 4),), **dynamic)
-    for size in (1, 3, 9):
-        x = numbers(size, 4)
-        assert_ran(official.run(file, [official.Call((x,))]), model(x), rtol=1e-5, atol=1e-6)
+    calls = [(numbers(size, 4),) for size in (3, 1, 9)]
+    check(model, *calls, tolerance=1e-5, partitioner=OpenvinoPartitioner(), **dynamic)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao makes the model")
@@ -122,11 +87,9 @@ def test_a_quantised_model_is_near_its_program() -> None:
     for seed in range(4):
         prepared(numbers(2, 3, 16, 16, seed=seed))
     converted = convert_pt2e(prepared)
-    program = to_backend(torch.export.export(converted, (x,)), OpenvinoPartitioner())
-    assert len(get_lowered_backend_modules(program.graph_module)) == 1
-    outcome = official.run(emit(program).to_bytes(), [official.Call((x,))])
+    ((found,),) = run(file_of(converted, (x,), OpenvinoPartitioner()), [(x,)])
     # A step of the last layer's scale, twice: roundings may fall to either side in each layer.
-    assert_ran(outcome, converted(x), rtol=0, atol=0.1)
+    torch.testing.assert_close(found, converted(x), rtol=0, atol=0.1)
 
 
 class Windows(nn.Module):
@@ -189,7 +152,6 @@ def test_masks_of_sizes_alone_cut_nothing(
     program = torch.export.export(model(), inputs)
     program = program.run_decompositions() if decomposed else program
     lowered = to_backend(program, OpenvinoPartitioner())
-    assert len(get_lowered_backend_modules(lowered.graph_module)) == 1
-    path = tmp_path / "model.pte"
-    path.write_bytes(emit(lowered).to_bytes())
-    assert_ran(official.run(path, [official.Call(inputs)]), model()(*inputs), rtol=1e-5, atol=2e-5)
+    assert len(delegates(lowered)) == 1
+    (found,) = run(emit(lowered).to_bytes(), [inputs], tmp_path)
+    assert_close(found, model()(*inputs), rtol=1e-5, atol=2e-5)

@@ -52,7 +52,11 @@ class Narrowed(nn.Module):
 def _models() -> Iterator[Any]:
     """Yield every model of the backends' own tests; all but each tenth are for the night."""
     every = [
-        *((f"xnnpack-{one.name}", one.model, one.inputs, XnnpackPartitioner) for one in cases()),
+        *(
+            (f"xnnpack-{one}", one.model, one.inputs, XnnpackPartitioner)
+            for case in cases()
+            for one in case.apart()
+        ),
         *(
             (f"openvino-{one}", Calls(one.function), one.inputs, OpenvinoPartitioner)
             for one in CASES

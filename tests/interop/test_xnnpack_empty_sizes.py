@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.emitter import DecompositionError, MissingKernelError, emit
 from lowerdeck.lowered_module import delegation_summary, to_backend
 from lowerdeck.serializer import Hazard, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck.xnnpack.operators.table import OPERATORS
-from lowerdeck_zoo import official
-from tests.interop.test_xnnpack_constant_operands import CALLS, OneCall, named, tensors_of
+from lowerdeck_zoo import Of, assert_close, official
+from tests.interop.runs import check, file_of, run
+from tests.interop.test_xnnpack_constant_operands import CALLS, models_of, tensors_of
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
@@ -38,7 +38,7 @@ OTHERWISE_IN_EAGER = {"pixel_unshuffle.default"}
 """Operators of which torch returns no images with the sizes of its input, against its program."""
 
 
-def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Places]:
+def sizes_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Places]:
     """Yield the dimensions of the inputs that can be dynamic; those that must be equal as one."""
     free = tuple(dict.fromkeys(range(one.dim()), Dim.AUTO) for one in inputs)
     program = export(model, inputs, dynamic_shapes=(free,))
@@ -56,7 +56,7 @@ def sizes_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Pla
 
 
 def exported(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], places: Places
+    model: nn.Module, inputs: tuple[Tensor, ...], places: Places
 ) -> ExportedProgram | None:
     """Return a program of which one size may be 0 to 32, None where torch wants more."""
     size = Dim("size", max=32)
@@ -70,7 +70,7 @@ def exported(
 def assert_survives(
     program: ExportedProgram,
     model: nn.Module,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[Tensor, ...],
     places: Places,
     path: Path,
 ) -> None:
@@ -108,195 +108,151 @@ def assert_survives(
         torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
+def none_or_all_but_first(arguments: tuple[Any, ...]) -> set[tuple[int, ...]]:
+    return {(), tuple(range(1, len(tensors_of(arguments))))}
+
+
 @pytest.mark.parametrize("name", sorted({*CALLS} - UNSUPPORTED - OTHERWISE_IN_EAGER))
 def test_each_operator_survives_nothing_or_says_so(name: str, tmp_path: Path) -> None:
-    target = next(operator for operator in OPERATORS if named(operator) == name)
-    for arguments in CALLS[name]:
-        count = len(tensors_of(arguments))
-        for constant in {(), tuple(range(1, count))}:
-            model = OneCall(target, arguments, constant).eval()
-            inputs = tuple(
-                torch.rand(sizes) + 0.5
-                for position, sizes in enumerate(tensors_of(arguments))
-                if position not in constant
-            )
-            for places in sizes_of(model, inputs):
-                program = exported(model, inputs, places)
-                if program is not None:
-                    assert_survives(program, model, inputs, places, tmp_path / "file.pte")
+    for model, inputs in models_of(name, none_or_all_but_first):
+        for places in sizes_of(model, inputs):
+            program = exported(model, inputs, places)
+            if program is not None:
+                assert_survives(program, model, inputs, places, tmp_path / "file.pte")
 
 
-class Net(nn.Module):
-    """A few layers in a row; ``way`` says which."""
-
-    def __init__(self, way: str) -> None:
+class Layers(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.way = way
         self.conv = nn.Conv2d(4, 4, 3, padding=1)
         self.deep = nn.Conv2d(4, 4, 3, groups=4)
-        self.linear = nn.Linear(4, 6)
-        self.wide = nn.Linear(36, 4)
+        self.linear, self.wide = nn.Linear(4, 6), nn.Linear(36, 4)
 
-    def forward(self, x: torch.Tensor) -> Any:
-        if self.way == "pool":
-            return F.max_pool2d(x, 2)
-        if self.way == "pool and the same sizes":
-            return F.max_pool2d(x, 2).reshape(-1, 4, 3, 3)
-        if self.way == "pool and linear":
-            return self.wide(F.avg_pool2d(self.conv(x), 2).flatten(1))
-        if self.way == "two results":
-            y = self.conv(x)
-            return y, y.mean([2, 3])
-        if self.way == "residual":
-            return self.conv(x) + x
-        if self.way == "two convolutions":
-            return self.deep(self.conv(x).relu()).sigmoid() * 2
-        if self.way == "gate":
-            y = self.deep(x)
-            return y * self.linear(y.mean([2, 3]))[:, :4, None, None]
-        if self.way == "join":
-            return torch.cat([self.conv(x), x], 1)
-        if self.way == "heights":
-            return x.mean([2, 3]), self.linear(x.mean([2, 3], keepdim=True).flatten(1))
-        raise ValueError(self.way)
+
+def _gate(m: Any, x: Tensor) -> Tensor:
+    y = m.deep(x)
+    return y * m.linear(y.mean([2, 3]))[:, :4, None, None]
+
+
+def _heights(m: Any, x: Tensor) -> Any:
+    return x.mean([2, 3]), m.linear(x.mean([2, 3], keepdim=True).flatten(1))
+
+
+ROWS: dict[str, Any] = {
+    "pool": lambda m, x: F.max_pool2d(x, 2),
+    "pool and the same sizes": lambda m, x: F.max_pool2d(x, 2).reshape(-1, 4, 3, 3),
+    "pool and linear": lambda m, x: m.wide(F.avg_pool2d(m.conv(x), 2).flatten(1)),
+    "two results": lambda m, x: (y := m.conv(x), y.mean([2, 3])),
+    "residual": lambda m, x: m.conv(x) + x,
+    "two convolutions": lambda m, x: m.deep(m.conv(x).relu()).sigmoid() * 2,
+    "gate": _gate,
+    "join": lambda m, x: torch.cat([m.conv(x), x], 1),
+    "heights": _heights,
+}
+
+
+def layers_in_a_row(way: str) -> nn.Module:
+    return Of(lambda m, x: ROWS[way](m.held, x), held=Layers()).eval()
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize(
-    "way",
-    [
-        *("pool", "pool and the same sizes", "pool and linear", "two results", "residual"),
-        *("two convolutions", "gate", "join", "heights"),
-    ],
-)
+@pytest.mark.parametrize("way", ROWS)
 def test_layers_in_a_row_survive_nothing_or_say_so(way: str, half: bool, tmp_path: Path) -> None:
-    model, images = Net(way).eval(), torch.rand(2, 4, 6, 6)
+    model, images = layers_in_a_row(way), torch.rand(2, 4, 6, 6)
     if half:
         model, images = model.half(), images.half()
-    places: Places = ((0, 2 if way == "heights" else 0),)
-    shapes = ({axis: Dim("size", max=16) for _, axis in places},)
-    lowered = to_backend(
-        export(model, (images,), dynamic_shapes=shapes), partitioner := XnnpackPartitioner()
-    )
+    axis = 2 if way == "heights" else 0
+    shapes = (({axis: Dim("size", max=16)},),)
+    partitioner = XnnpackPartitioner()
+    file = file_of(model, (images,), partitioner, dynamic_shapes=shapes)
     assert not partitioner.refused
     foretold = bool(partitioner.remarks["fails on nothing"])
     assert foretold == (way in ("residual", "join"))
-    path = tmp_path / "file.pte"
-    path.write_bytes(emit(lowered).to_bytes())
-    empty = torch.zeros(
-        [0 if axis == places[0][1] else size for axis, size in enumerate(images.shape)],
-        dtype=images.dtype,
-    )
-    outcome = official.run(path, [official.Call((empty,)), official.Call((images,))])
+    empty = images.narrow(axis, 0, 0)
     if foretold:
+        outcome = official.run(file, [official.Call((empty,)), official.Call((images,))])
         assert isinstance(outcome, official.MethodError | official.Ran), outcome
         return
-    assert isinstance(outcome, official.Ran), outcome
-    for found, given in zip(outcome.outputs, (empty, images), strict=True):
+    bound = 1e-2 if half else 2e-5
+    for found, given in zip(
+        run(file, [(empty,), (images,)], tmp_path), (empty, images), strict=True
+    ):
         with torch.no_grad():
             wanted = model(given)
         if half and way == "heights":
             # A layer of float16 makes -inf of NaN, which the mean of nothing is.
             wanted = wanted[0], wanted[1].nan_to_num(-torch.inf)
-        for one, other in zip(
-            found, wanted if isinstance(wanted, tuple) else [wanted], strict=True
-        ):
-            bound = 1e-2 if half else 2e-5
-            torch.testing.assert_close(one, other, rtol=bound, atol=bound, equal_nan=True)
+        assert_close(found, wanted, rtol=bound, atol=bound)
 
 
 def test_the_inner_size_of_a_layer_with_a_computed_weight_stays_with_other_kernels(
     tmp_path: Path,
 ) -> None:
-    class Computed(nn.Module):
-        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return F.linear(x, weight * 2)
-
-    inner = Dim("inner", max=16)
-    inputs = torch.rand(2, 3), torch.rand(5, 3)
-    program = export(Computed(), inputs, dynamic_shapes=({1: inner}, {1: inner}))
-    partitioner = XnnpackPartitioner()
-    path = tmp_path / "file.pte"
-    path.write_bytes(emit(to_backend(program, partitioner)).to_bytes())
+    inner, partitioner = Dim("inner", max=16), XnnpackPartitioner()
+    file = file_of(
+        Of(lambda x, weight: F.linear(x, weight * 2)),
+        (torch.rand(2, 3), torch.rand(5, 3)),
+        partitioner,
+        dynamic_shapes=(({1: inner}, {1: inner}),),
+    )
     assert "ends the runtime's process" in partitioner.refused["linear"]
-    outcome = official.run(path, [official.Call((torch.rand(2, 0), torch.rand(5, 0)))])
-    assert isinstance(outcome, official.Ran), outcome
-    assert torch.equal(outcome.outputs[0][0], torch.zeros(2, 5))
+    ((found,),) = run(file, [(torch.rand(2, 0), torch.rand(5, 0))], tmp_path)
+    assert torch.equal(found, torch.zeros(2, 5))
 
 
 def test_sizes_that_are_never_0_need_no_word() -> None:
     image = (torch.rand(2, 4, 6, 6),)
     for size in (Dim.AUTO, Dim.DYNAMIC, Dim("size", min=1), Dim("size", min=2)):
-        program = export(Net("residual").eval(), image, dynamic_shapes=({0: size},))
         partitioner = XnnpackPartitioner()
-        to_backend(program, partitioner)
+        file_of(layers_in_a_row("residual"), image, partitioner, dynamic_shapes=(({0: size},),))
         assert not partitioner.refused
         assert not partitioner.remarks["fails on nothing"]
 
 
-class Growing(nn.Module):
-    """Repeats something computed along a dynamic size, then computes in place."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.norm = nn.LayerNorm(8)
-
-    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        if self.way == "repeated":
-            y = y - row.exp()
-        elif self.way == "norm":
-            y = self.norm(y)
-        elif self.way == "repeated rows":
-            y = y * x[:, :1].exp()
-        elif self.way == "expanded":
-            y = y.unsqueeze(1).expand(-1, 3, 8) + row
-        return (y * 0.5).square().sigmoid()
+# What repeats something computed along a dynamic size, before computing in place.
+GROWING: dict[str, Any] = {
+    "repeated": lambda m, x, row: x * 2 - row.exp(),
+    "norm": lambda m, x, row: m.norm(x * 2),
+    "repeated rows": lambda m, x, row: x * 2 * x[:, :1].exp(),
+    "expanded": lambda m, x, row: (x * 2).unsqueeze(1).expand(-1, 3, 8) + row,
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("way", ["repeated", "norm", "repeated rows", "expanded"])
+@pytest.mark.parametrize("way", GROWING)
 def test_sizes_may_grow_from_any_first_call(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = Growing(way).eval().to(dtype)
+    def grown(m: Any, x: Tensor, row: Tensor) -> Tensor:
+        return (GROWING[way](m, x, row) * 0.5).square().sigmoid()
+
+    model = Of(grown, norm=nn.LayerNorm(8)).eval().to(dtype)
     rows, row = torch.rand(9, 8, dtype=dtype), torch.rand(1, 8, dtype=dtype)
-    size = Dim("size", max=16)
-    program = export(model, (rows, row), dynamic_shapes=({0: size}, {}))
-    partitioner = XnnpackPartitioner()
-    path = tmp_path / "file.pte"
-    path.write_bytes(emit(to_backend(program, partitioner)).to_bytes())
+    partitioner, shapes = XnnpackPartitioner(), (({0: Dim("size", max=16)}, {}),)
+    file = file_of(model, (rows, row), partitioner, dynamic_shapes=shapes)
     assert not partitioner.refused
     assert not partitioner.remarks["fails on nothing"]
+    bound = 1e-2 if dtype == torch.float16 else 1e-5
     for first in itertools.permutations([0, 1, 5, 16], 3):
-        counts = [*first, 9]
-        calls = [(torch.rand(count, 8, dtype=dtype), row) for count in counts]
-        outcome = official.run(path, [official.Call(call) for call in calls])
-        assert isinstance(outcome, official.Ran), (counts, outcome)
-        for (found,), call in zip(outcome.outputs, calls, strict=True):
-            bound = 1e-2 if dtype == torch.float16 else 1e-5
+        calls = [(torch.rand(count, 8, dtype=dtype), row) for count in (*first, 9)]
+        for found, call in zip(run(file, calls, tmp_path), calls, strict=True):
             with torch.no_grad():
-                torch.testing.assert_close(found, model(*call), rtol=bound, atol=bound)
+                assert_close(found, model(*call), rtol=bound, atol=bound)
+
+
+def _two_sizes(x: Tensor, y: Tensor) -> Tensor:
+    column = (x * 2).exp().square().mean(-1).sigmoid()[:, None]
+    return (column * (y * 2).sin().square().mean(-1)[None, :]).exp()
 
 
 def test_two_sizes_may_grow_and_shrink_in_turn(tmp_path: Path) -> None:
-    class Two(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            column = (x * 2).exp().square().mean(-1).sigmoid()[:, None]
-            return (column * (y * 2).sin().square().mean(-1)[None, :]).exp()
-
-    first, second = Dim("first", max=12), Dim("second", max=12)
-    shapes = ({0: first}, {0: second})
-    program = export(Two(), (torch.rand(4, 8), torch.rand(5, 8)), dynamic_shapes=shapes)
-    path = tmp_path / "file.pte"
-    path.write_bytes(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
+    shapes = (({0: Dim("first", max=12)}, {0: Dim("second", max=12)}),)
+    inputs = torch.rand(4, 8), torch.rand(5, 8)
+    file = file_of(Of(_two_sizes), inputs, dynamic_shapes=shapes)
     pairs = [(0, 9), (9, 0), (1, 9), (9, 1), (12, 12)]
     for counts in itertools.product(pairs, repeat=3):
         calls = [(torch.rand(one, 8), torch.rand(other, 8)) for one, other in counts]
-        outcome = official.run(path, [official.Call(call) for call in calls])
-        assert isinstance(outcome, official.Ran), (counts, outcome)
-        for (found,), call in zip(outcome.outputs, calls, strict=True):
-            torch.testing.assert_close(found, Two()(*call))
+        for found, call in zip(run(file, calls, tmp_path), calls, strict=True):
+            assert_close(found, _two_sizes(*call))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -304,88 +260,58 @@ def test_two_sizes_may_grow_and_shrink_in_turn(tmp_path: Path) -> None:
 def test_a_bias_of_one_element_is_added_to_every_output(
     constant: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    class OneBias(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("weight", torch.rand(5, 3, dtype=dtype))
-            self.register_buffer("bias", torch.rand(1, dtype=dtype))
+    weight, known = torch.rand(5, 3, dtype=dtype), torch.rand(1, dtype=dtype)
 
-        def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            chosen = self.get_buffer("bias") if constant else bias * 2
-            weight = self.get_buffer("weight")
-            return F.linear(x, weight, chosen), torch.addmm(chosen, x, weight.t())
+    def layers(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        chosen = known if constant else bias * 2
+        return F.linear(x, weight, chosen), torch.addmm(chosen, x, weight.t())
 
     inputs = torch.rand(2, 3, dtype=dtype), torch.rand(1, dtype=dtype)
-    path = tmp_path / "file.pte"
-    model = OneBias()
-    program = export(model, inputs)
-    path.write_bytes(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
-    outcome = official.run(path, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    for found, wanted in zip(outcome.outputs[0], model(*inputs), strict=True):
-        bound = 1e-2 if dtype == torch.float16 else 1e-5
-        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+    bound = 1e-2 if dtype == torch.float16 else 1e-5
+    check(Of(layers), inputs, folder=tmp_path, tolerance=bound)
 
 
-def _window(way: str) -> nn.Module:
-    torch.manual_seed(0)
-    conv = {"kernel_size": 3, "padding": 1}
-    return {
-        "pool": nn.AvgPool2d(3, 1, 1),
-        "convolution without padding": nn.Conv2d(4, 4, 3),
-        "padded before": nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(4, 4, 3)),
-        "strided": nn.Sequential(nn.Conv2d(4, 4, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-        "transposed": nn.Sequential(nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 4, **conv)),
-        "in groups": nn.Sequential(nn.Conv2d(4, 4, **conv, groups=4), nn.Conv2d(4, 4, 3)),
-        "one dimension": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)),
-        "upsampled": nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3)),
-        "shuffled": nn.Sequential(nn.PixelShuffle(2), nn.Conv2d(1, 4, 3)),
-    }[way].eval()
+CONV = {"kernel_size": 3, "padding": 1}
+WINDOWS: dict[str, Any] = {
+    "pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "convolution without padding": lambda: nn.Conv2d(4, 4, 3),
+    "padded before": lambda: nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(4, 4, 3)),
+    "strided": lambda: nn.Sequential(nn.Conv2d(4, 4, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 4, **CONV)),
+    "groups": lambda: nn.Sequential(nn.Conv2d(4, 4, **CONV, groups=4), nn.Conv2d(4, 4, 3)),
+    "lines": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)),
+    "upsampled": lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3)),
+    "shuffled": lambda: nn.Sequential(nn.PixelShuffle(2), nn.Conv2d(1, 4, 3)),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    "way",
-    [
-        *("pool", "convolution without padding", "padded before", "strided", "transposed"),
-        *("in groups", "one dimension", "upsampled", "shuffled"),
-    ],
-)
+@pytest.mark.parametrize("way", WINDOWS)
 def test_windows_slide_over_sizes_that_vary(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """What a payload declares of sizes that vary is no reason to refuse it."""
-    model = _window(way).to(dtype)
-    height = Dim("height", min=8, max=32)
-    program = export(
-        model, (torch.randn(2, 4, 16, 16, dtype=dtype),), dynamic_shapes=({2: height},)
-    )
-    lowered = to_backend(program, XnnpackPartitioner())
-    assert delegation_summary(lowered).delegates
-    (tmp_path / "file.pte").write_bytes(emit(lowered).to_bytes())
-    given = [(torch.randn(2, 4, size, 16, dtype=dtype),) for size in (8, 32, 9, 16)]
-    outcome = official.run(tmp_path / "file.pte", [official.Call(one) for one in given])
-    assert isinstance(outcome, official.Ran), outcome
-    for one, (found,) in zip(given, outcome.outputs, strict=True):
-        with torch.no_grad():
-            wanted = model(*one)
-        bound = 2e-2 if dtype is torch.float16 else 2e-5
-        torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
+    model = WINDOWS[way]().eval().to(dtype)
+    inputs = [(torch.randn(2, 4, size, 16, dtype=dtype),) for size in (16, 8, 32, 9, 16)]
+    bound = 2e-2 if dtype is torch.float16 else 2e-5
+    partitioner, shapes = XnnpackPartitioner(), ({2: Dim("height", min=8, max=32)},)
+    options = {"partitioner": partitioner, "dynamic_shapes": shapes}
+    check(model, *inputs, folder=tmp_path, tolerance=bound, **options)
+    assert not partitioner.refused
 
 
-def test_no_images_of_a_varying_height_are_told_of() -> None:
+@pytest.mark.parametrize(
+    ("layer", "told"), [(nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)], ids=str
+)
+def test_no_images_of_a_varying_height_are_told_of(layer: nn.Module, told: bool) -> None:
     """The runtime leaves their sizes unset, and no reshape can tell two that vary."""
     heights = {0: Dim("images", max=9), 2: Dim("height", min=4, max=9)}
     x = torch.randn(5, 4, 5, 5)
-    for layer, told in ((nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)):
-        program = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
-        lowered = to_backend(program, XnnpackPartitioner())
-        remarks = delegation_summary(lowered).remarks
-        assert any(one.heading == "fails on nothing" for one in remarks) == told
-        hazards: list[Hazard] = []
-        file = emit(lowered).to_bytes()
-        verify_pte(file, on_hazard=hazards.append)
-        assert [one.field for one in hazards] == ["method 'forward'.delegates[0]"] * told
-        # It is the number of images that ends it.
-        outcome = official.run(
-            file, [official.Call((torch.ones(2, 4, 4, 5),)), official.Call((x,))]
-        )
-        assert isinstance(outcome, official.Ran)
+    program = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
+    lowered = to_backend(program, XnnpackPartitioner())
+    remarks = delegation_summary(lowered).remarks
+    assert any(one.heading == "fails on nothing" for one in remarks) == told
+    hazards: list[Hazard] = []
+    file = emit(lowered).to_bytes()
+    verify_pte(file, on_hazard=hazards.append)
+    assert [one.field for one in hazards] == ["method 'forward'.delegates[0]"] * told
+    # It is the number of images that ends it.
+    run(file, [(torch.ones(2, 4, 4, 5),), (x,)])

@@ -4,77 +4,86 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from lowerdeck_zoo import official
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
-from xnnpack_cases import Case, cases
+from torch import nn
 
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
+from lowerdeck.serializer import verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import official
+from tests.interop.runs import assert_whole, check, file_of, run
+
+from quantized_cases import as_runtime, run_time_cases, static_cases  # isort: skip
+from recognised_cases import NEAR, WRITTEN_OUT, model_of  # isort: skip
+from xnnpack_cases import Case, cases  # isort: skip
 
 pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
-    # torch's own, from copying a tree spec inside run_decompositions
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    # and of even kernels
-    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
-    # and of every recurrent layer
-    pytest.mark.filterwarnings("ignore:The tensor attributes self.layer:UserWarning"),
+    pytest.mark.filterwarnings("ignore"),  # torch's own: of recurrent layers, even kernels
 ]
 
 
-def lowered(
-    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamic: object = None
-) -> tuple[bytes, int, int]:
-    """Return the file, the number of delegates, and the number of calls left to others."""
-    exported = torch.export.export(model, inputs, dynamic_shapes=dynamic)
-    program = to_backend(exported, XnnpackPartitioner())
-    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    delegates = sum("executorch_call_delegate" in call for call in calls)
-    others = sum("getitem" not in call and "sym_size" not in call for call in calls) - delegates
-    return emit(program).to_bytes(), delegates, others
+def whole_file(case: Case, *, decomposed: bool = False) -> bytes:
+    """Return the file of a case, of which XNNPACK computes all."""
+    program = torch.export.export(case.model, case.inputs, dynamic_shapes=case.dynamic)
+    program = program.run_decompositions() if decomposed else program
+    lowered = to_backend(program, XnnpackPartitioner())
+    if not decomposed:
+        assert_whole(lowered)
+    file = emit(lowered).to_bytes()
+    verify_pte(file)
+    return file
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+@pytest.mark.parametrize("decomposed", [False, True], ids=["raw", "decomposed"])
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_each_operator_runs_there_as_one_delegate_and_equals_eager(
-    case: Case, tmp_path: Path
+    case: Case, decomposed: bool, tmp_path: Path
 ) -> None:
-    file, delegates, others = lowered(case.model, case.inputs, case.dynamic)
-    assert (delegates, others) == (1, 0)
-    inputs = [case.inputs, *case.others]
-    # From a path, where the runtime frees weights that it copied.
-    path = tmp_path / "model.pte"
-    path.write_bytes(file)
-    outcome = official.run(path, [official.Call(one) for one in inputs])
-    assert isinstance(outcome, official.Ran), outcome
-    for given, outputs in zip(inputs, outcome.outputs, strict=True):
-        with torch.no_grad():
-            expected = case.model(*given)
-        wanted = expected if isinstance(expected, tuple) else (expected,)
-        assert len(outputs) == len(wanted)
-        for found, right in zip(outputs, wanted, strict=True):
-            torch.testing.assert_close(found, right, rtol=case.tolerance, atol=case.tolerance)
+    calls = [case.inputs, *case.others]
+    outputs = run(whole_file(case, decomposed=decomposed), calls, tmp_path)
+    for found, inputs in zip(outputs, calls, strict=True):
+        case.check(found, inputs)
+
+
+@pytest.mark.parametrize("case", list(static_cases()), ids=str)
+def test_integers_equal_eager_to_a_step(case: Case, tmp_path: Path) -> None:
+    file = whole_file(case)
+    for folder in (tmp_path, None):
+        case.check(run(file, [case.inputs], folder)[0], case.inputs, 0)
+
+
+@pytest.mark.parametrize("case", list(run_time_cases()), ids=str)
+def test_layers_that_quantise_at_run_time_equal_the_formula(case: Case, tmp_path: Path) -> None:
+    file = whole_file(case)
+    for folder in (tmp_path, None):
+        found = run(file, [case.inputs], folder)[0]
+        with as_runtime():
+            case.check(found, case.inputs)
+
+
+@pytest.mark.parametrize("name", [*NEAR, *WRITTEN_OUT])
+def test_decomposed_programs_equal_eager(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, inputs = model_of(*(NEAR | WRITTEN_OUT)[name][1:])
+    check(model, inputs, inputs, folder=tmp_path, decomposed=True)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit"])
 def test_whole_models_are_one_delegate_and_equal_eager(name: str) -> None:
     model, inputs = importlib.import_module(f"examples.{name}").example()
-    file, delegates, others = lowered(model, inputs)
-    assert (delegates, others) == (1, 0)
-    outcome = official.run(file, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
+    lowered = to_backend(torch.export.export(model, inputs), XnnpackPartitioner())
+    assert_whole(lowered)
+    (outputs,) = run(emit(lowered).to_bytes(), [inputs])
     with torch.no_grad():
-        torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), rtol=0, atol=1e-4)
+        torch.testing.assert_close(outputs[0], model(*inputs), rtol=0, atol=1e-4)
 
 
-class Overwrites(torch.nn.Module):
+class Overwrites(nn.Module):
     table: torch.Tensor
     row: torch.Tensor
 
@@ -90,20 +99,14 @@ class Overwrites(torch.nn.Module):
 
 
 def test_constants_are_viewed_wherever_they_lie_after_folding() -> None:
-    model, x = Overwrites().eval(), torch.randn(12)
-    lowered = to_backend(torch.export.export(model, (x,)), XnnpackPartitioner())
-    outcome = official.run(emit(lowered).to_bytes(), [official.Call((x,))])
-    assert isinstance(outcome, official.Ran), outcome
-    torch.testing.assert_close(outcome.outputs[0][0], model(x))
+    check(Overwrites(), (torch.randn(12),))
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("tagged", [False, True])
 def test_weights_in_a_file_of_their_own(tagged: bool, mapped: bool, tmp_path: Path) -> None:
-    model = torch.nn.Sequential(
-        *(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16, 8)),
-    ).eval()
-    x = torch.randn(1, 3, 4, 4)
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 4, 4)
     exported = torch.export.export(model, (x,))
     if tagged:
         for node in exported.graph.find_nodes(op="placeholder"):
@@ -117,23 +120,17 @@ def test_weights_in_a_file_of_their_own(tagged: bool, mapped: bool, tmp_path: Pa
     outcome = official.run(program, [official.Call((x,))], data=data)
     assert isinstance(outcome, official.Ran), outcome
     torch.testing.assert_close(outcome.outputs[0][0], model(x), rtol=0, atol=1e-5)
-    alone = official.run(program, [official.Call((x,))])
-    assert not isinstance(alone, official.Ran)
+    assert not isinstance(official.run(program, [official.Call((x,))]), official.Ran)
+
+
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sqrt(), x**0.5, x.rsqrt(), (x * x * x).sqrt()
 
 
 def test_square_roots_of_float16_know_zero_infinity_and_what_is_below(tmp_path: Path) -> None:
-    class Root(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return x.sqrt(), x**0.5, x.rsqrt(), (x * x * x).sqrt()
-
     x = torch.tensor([-0.0, 0.0, 1.5, -1.0, 6e-8, 65504.0, math.nan, math.inf]).half()
-    file, delegates, _ = lowered(Root(), (x,))
-    assert delegates == 1
-    path = tmp_path / "root.pte"
-    path.write_bytes(file)
-    outcome = official.run(path, [official.Call((x,))])
-    assert isinstance(outcome, official.Ran), outcome
-    (found,) = outcome.outputs
+    (found,) = run(file_of(Root(), (x,)), [(x,)], tmp_path)
     for one, wanted in zip(found, Root()(x), strict=True):
         torch.testing.assert_close(one, wanted, rtol=1e-3, atol=0, equal_nan=True)
     assert torch.equal(found[0][:2].signbit(), torch.tensor([True, False]))

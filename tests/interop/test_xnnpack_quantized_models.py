@@ -7,25 +7,30 @@ optional here.
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.export import ExportedProgram
-
-from lowerdeck_zoo import official
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
-from quantized_models import ANNOTATOR, QUANTIZE, model_and_inputs, with_pt2e, with_torchao
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import Of, official
+from tests.interop.runs import assert_whole, file_of, run
+
+from quantized_models import (  # isort: skip
+    ANNOTATOR,
+    QUANTIZE,
+    model_and_inputs,
+    with_pt2e,
+    with_torchao,
+)
 
 
 def _peers_are_here() -> bool:
@@ -57,24 +62,15 @@ def outputs_of(
     """
     partitioner = XnnpackPartitioner(**options)
     lowered = to_backend(program, partitioner)
-    calls = [str(node.target) for node in lowered.graph.nodes if node.op == "call_function"]
-    assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
+    payload = decode_payload(assert_whole(lowered).processed_bytes)
     file = emit(lowered).to_bytes()
     verify_pte(file)
-    path = folder / "model.pte"
-    path.write_bytes(file)
-    found = []
-    for source in (path, file):
-        outcome = official.run(source, [official.Call(inputs)])
-        assert isinstance(outcome, official.Ran), outcome
-        found.append(outcome.outputs[0][0])
+    found = [run(file, [inputs], where)[0][0] for where in (folder, None)]
     assert torch.equal(*found)
-    ours = load(path).run("forward", *inputs)
+    ours = load(file).run("forward", *inputs)
     ours = ours[0] if isinstance(ours, (tuple, list)) else ours
     tolerance = 0.01 if found[0].dtype != torch.bfloat16 else 0.03
     torch.testing.assert_close(ours, found[0], rtol=tolerance, atol=tolerance)
-    (name,) = (str(node.target) for node in lowered.graph.nodes if node.op == "get_attr")
-    payload = decode_payload(getattr(lowered.graph_module, name).processed_bytes)
     return found[0], {value.dtype for value in payload.values}, partitioner.in_float
 
 
@@ -84,42 +80,38 @@ def last_step(program: ExportedProgram) -> float:
     return float(names[-1].args[1])
 
 
+# torch divides attention into operators that XNNPACK lacks.
+FORMS = [*((name, False) for name in MODELS), ("cnn", True), ("mobilenet", True)]
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "decomposed"), FORMS)
 def test_static_integers_equal_the_quantised_program_to_two_steps(
     name: str, decomposed: bool, per_channel: bool, tmp_path: Path
 ) -> None:
-    if decomposed and name == "decoder":
-        pytest.skip("torch divides attention into operators that XNNPACK lacks")
     model, inputs = model_and_inputs(name)
     program = with_pt2e(model, inputs, is_per_channel=per_channel)
-    if decomposed:
-        program = program.run_decompositions()
+    wanted = program.module()(*inputs)
+    program = program.run_decompositions() if decomposed else program
     found, kinds, in_float = outputs_of(program, inputs, tmp_path)
     assert XnnDatatype.QINT8 in kinds
     assert bool(in_float) == (name == "decoder"), in_float
     # Each layer may round a tie another way; what that does to the last is seldom over a step.
-    wanted = program.module()(*inputs)
     assert float((found - wanted).abs().max()) <= 2.001 * last_step(program)
 
 
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "decomposed"), FORMS)
 def test_inputs_quantised_at_run_time_by_pt2e(name: str, decomposed: bool, tmp_path: Path) -> None:
-    if decomposed and name == "decoder":
-        pytest.skip("torch divides attention into operators that XNNPACK lacks")
     model, inputs = model_and_inputs(name)
     with torch.no_grad():
         wanted = model(*inputs)
     program = with_pt2e(model, inputs, is_per_channel=True, is_dynamic=True)
-    if decomposed:
-        program = program.run_decompositions()
+    # The runtime rounds row by row, finer than the program says: no worse against float32.
+    error = float((program.module()(*inputs) - wanted).abs().max())
+    program = program.run_decompositions() if decomposed else program
     found, kinds, in_float = outputs_of(program, inputs, tmp_path)
     assert XnnDatatype.QDINT8 in kinds
     assert not in_float
-    # The runtime rounds row by row, finer than the program says: no worse against float32.
-    error = float((program.module()(*inputs) - wanted).abs().max())
     assert float((found - wanted).abs().max()) <= 1.5 * error + 1e-3
 
 
@@ -133,9 +125,8 @@ TORCHAO = [
 ]
 
 
-@pytest.mark.parametrize("unwrapped", [False, True])
 @pytest.mark.parametrize(("config", "group", "dtype", "tolerance"), TORCHAO)
-@pytest.mark.parametrize("name", ["mlp", "decoder"])
+@pytest.mark.parametrize(("name", "unwrapped"), [("mlp", True), ("decoder", False)])
 def test_torchao_equals_the_quantised_program(
     name: str,
     config: str,
@@ -147,8 +138,7 @@ def test_torchao_equals_the_quantised_program(
 ) -> None:
     model, inputs = model_and_inputs(name)
     program = with_torchao(model, inputs, config, group, dtype)
-    if unwrapped:
-        program = program.run_decompositions({})
+    program = program.run_decompositions({}) if unwrapped else program
     with torch.no_grad():
         wanted = program.module()(*inputs)
     found, kinds, _ = outputs_of(program, inputs, tmp_path)
@@ -181,49 +171,31 @@ def test_halves_equal_float32_to_their_precision(
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
 
 
-class Single(torch.nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.kind == "of weights":
-            return self.layer(x), self.layer.weight.sum() * 2
-        if self.kind == "of results":
-            return (self.layer(x).mean() * 2,)
-        return self.layer(x), x[0, 0] * 2
+SINGLE: dict[str, Any] = {
+    "of weights": lambda m, x: (m.layer(x), m.layer.weight.sum() * 2),
+    "of results": lambda m, x: (m.layer(x).mean() * 2,),
+    "of inputs": lambda m, x: (m.layer(x), x[0, 0] * 2),
+}
 
 
-@pytest.mark.parametrize("kind", ["of weights", "of results", "of inputs"])
+@pytest.mark.parametrize("kind", SINGLE)
 def test_single_numbers_of_a_quantised_program(kind: str) -> None:
     torch.manual_seed(0)
-    model, x = Single(kind).eval(), torch.randn(3, 8)
+    model, x = Of(SINGLE[kind], layer=nn.Linear(8, 8)).eval(), torch.randn(3, 8)
     program = with_pt2e(model, (x,), is_per_channel=True)
-    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
-    outcome = official.run(file, [official.Call((x,))])
-    assert isinstance(outcome, official.Ran), outcome
-    for found, want in zip(outcome.outputs[0], program.module()(x), strict=True):
+    for found, want in zip(run(file_of(program), [(x,)])[0], program.module()(x), strict=True):
         torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)
-
-
-class Squeezed(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.squeeze = torch.nn.Conv2d(8, 4, 1)
-        self.one = torch.nn.Conv2d(4, 8, 1)
-        self.three = torch.nn.Conv2d(4, 8, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.squeeze(x)
-        return torch.cat([self.one(x), self.three(x)], 1)
 
 
 def test_convolutions_of_several_sizes_on_one_input() -> None:
     torch.manual_seed(0)
-    model, x = Squeezed().eval(), torch.randn(1, 8, 10, 10)
+    model = Of(
+        lambda m, x: torch.cat([m.one(y := m.squeeze(x)), m.three(y)], 1),
+        squeeze=nn.Conv2d(8, 4, 1),
+        one=nn.Conv2d(4, 8, 1),
+        three=nn.Conv2d(4, 8, 3, padding=1),
+    ).eval()
+    x = torch.randn(1, 8, 10, 10)
     program = with_pt2e(model, (x,), is_per_channel=True, is_dynamic=True)
-    file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
-    outcome = official.run(file, [official.Call((x,))])
-    assert isinstance(outcome, official.Ran), outcome
-    torch.testing.assert_close(outcome.outputs[0][0], program.module()(x), atol=0.03, rtol=0.03)
+    ((found,),) = run(file_of(program), [(x,)])
+    torch.testing.assert_close(found, program.module()(x), atol=0.03, rtol=0.03)

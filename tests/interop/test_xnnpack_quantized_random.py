@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,18 +10,15 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck_zoo import official
-from lowerdeck_zoo.seeds import NIGHTLY
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
-from quantized_cases import AsRuntime, IntegerWeight, Step, by_row
-from xnnpack_cases import Function
-
-from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
-from lowerdeck.serializer import verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import official
+from lowerdeck_zoo.seeds import NIGHTLY
+from tests.interop.runs import assert_whole, file_of, run
+
+from case_making import Function  # isort: skip
+from quantized_cases import IntegerWeight, Step, as_runtime, by_row  # isort: skip
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 Tensor = torch.Tensor
@@ -59,15 +54,21 @@ COMMON = settings(max_examples=60 if NIGHTLY else 6, deadline=None)
 
 def in_both(model: torch.nn.Module, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the official runtime gives, and what ours does."""
-    program = to_backend(torch.export.export(model.eval(), inputs), XnnpackPartitioner())
-    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert [call for call in calls if "getitem" not in call] == ["executorch_call_delegate"]
-    file = emit(program).to_bytes()
-    verify_pte(file)
-    outcome = official.run(file, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
+    program = torch.export.export(model.eval(), inputs)
+    assert_whole(to_backend(program, XnnpackPartitioner()))
+    file = file_of(program)
     ours = load(file).run("forward", *inputs)
-    return outcome.outputs[0][0], ours[0] if isinstance(ours, (tuple, list)) else ours
+    return run(file, [inputs])[0][0], ours[0] if isinstance(ours, (tuple, list)) else ours
+
+
+def assert_to_a_step(
+    model: torch.nn.Module, *inputs: Tensor, wanted: Tensor | None = None
+) -> None:
+    """Assert that integers are at most one step from eager's, or from what is wanted, in both."""
+    right = model(*inputs) if wanted is None else wanted
+    for found in in_both(model, *inputs):
+        assert found.dtype == torch.int8
+        assert int((found.int() - right.int()).abs().max()) <= 1
 
 
 @COMMON
@@ -92,10 +93,7 @@ def test_any_scales_give_eager_to_a_step(
         found: Tensor = result.quantize(FUNCTIONS[name](first(x), second(y)))
         return found
 
-    inputs = numbers(first), numbers(second)
-    for found in in_both(Function(model), *inputs):
-        assert found.dtype == torch.int8
-        assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
+    assert_to_a_step(Function(model), numbers(first), numbers(second))
 
 
 @COMMON
@@ -114,11 +112,13 @@ def test_products_of_activations_give_eager_to_a_step(
         found: Tensor = result.quantize(first(x) @ even(y).mT)
         return found
 
-    for found in in_both(Function(model), *inputs):
-        assert int((found.int() - model(*inputs).int()).abs().max()) <= 1
+    assert_to_a_step(Function(model), *inputs)
 
 
 EDGES = torch.tensor([-128.0, -127, -100, -3, -1, 0, 1, 2, 50, 126, 127])
+
+
+POWERS = (-26, -12, -11, -10, -4, 0, 6, 13, 14, 15, 16, 17, 20, 21, 26)
 
 
 @pytest.mark.parametrize("zero", [0, -128, 127])
@@ -126,18 +126,20 @@ EDGES = torch.tensor([-128.0, -127, -100, -3, -1, 0, 1, 2, 50, 126, 127])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "maximum"])
 def test_results_far_finer_or_coarser_than_inputs(name: str, other: int, zero: int) -> None:
     left, right = torch.meshgrid(EDGES, EDGES, indexing="ij")
-    result = Step(1.0, 5)
-    for power in (-26, -12, -11, -10, -4, 0, 6, 13, 14, 15, 16, 17, 20, 21, 26):
-        first, second = Step(2.0**power, zero), Step(2.0**other, -1 - zero)
+    result, second = Step(1.0, 5), Step(2.0**other, -1 - zero)
+    firsts = [Step(2.0**power, zero) for power in POWERS]
 
-        def model(x: Tensor, y: Tensor, first: Step = first, second: Step = second) -> Tensor:
-            found: Tensor = result.quantize(FUNCTIONS[name](first(x), second(y)))
-            return found
+    def model(y: Tensor, *xs: Tensor) -> Tensor:
+        pairs = zip(firsts, xs, strict=True)
+        return torch.stack(
+            [result.quantize(FUNCTIONS[name](first(x), second(y))) for first, x in pairs]
+        )
 
-        inputs = (left - first.zero) * first.scale, (right - second.zero) * second.scale
-        for found in in_both(Function(model), *inputs):
-            away = int((found.int() - model(*inputs).int()).abs().max())
-            assert away <= 1, (power, away)
+    assert_to_a_step(
+        Function(model),
+        *((right - second.zero) * second.scale,),
+        *((left - first.zero) * first.scale for first in firsts),
+    )
 
 
 @COMMON
@@ -154,8 +156,7 @@ def test_edge_values_are_quantised_as_documented(source: Step, target: Step, see
         (Function(source.quantize), wanted),
         (Function(lambda x: target.quantize(source(x))), stepped),
     ):
-        for found in in_both(model, x):
-            assert int((found.int() - right.int()).abs().max()) <= 1
+        assert_to_a_step(model, x, wanted=right)
 
 
 @COMMON
@@ -187,8 +188,9 @@ def test_rows_of_any_range_and_width_equal_the_formula(
         bias = torch.randn(outputs) * 2.0**power
     shapes = {"positive": x.abs(), "negative": -x.abs(), "zero": x * 0, "mixed": x}
     x = shapes.get(kind, torch.full_like(x, 2.0**power))
-    model = AsRuntime(by_row, lambda x, w: F.linear(x, w, bias), weight)
-    wanted = model.expected(x)
+    model = Function(lambda x, w: F.linear(by_row(x), w(), bias), weight)
+    with as_runtime():
+        wanted = model(x)
     for found in in_both(model, x):
         limit = 1e-5 * float(wanted.abs().max())
         if kind == "zero":
@@ -246,8 +248,5 @@ def test_convolutions_of_any_scales_give_eager_to_a_step(
         found: Tensor = result.quantize(layer(source(x), w(), bias, **options))
         return found
 
-    whole = Function(model, weight)
-    wanted = whole(x)
-    for found in in_both(whole, x):
-        # The runtime rounds the bias to a step of its sums as well.
-        assert int((found.int() - wanted.int()).abs().max()) <= 1
+    # The runtime rounds the bias to a step of its sums as well.
+    assert_to_a_step(Function(model, weight), x)

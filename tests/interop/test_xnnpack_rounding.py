@@ -10,64 +10,31 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
+from tests.interop.runs import check
+
+from quantized_cases import by_row, qd  # isort: skip
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not official.available(), reason=official.REASON),
 ]
+WAYS: dict[str, Any] = {
+    "two activations": lambda x, y: by_row(x) @ by_row(y).mT,
+    "the second of two": lambda x, y: y @ by_row(x).mT,
+    "a sum": lambda x, y: by_row(x) * 2 + y,
+    "a layer of floats": lambda x, y: F.linear(by_row(x), y),
+    "a result": lambda x, y: (rows := by_row(x), rows.exp()),
+}
 
 
-def rounded(x: Tensor) -> Tensor:
-    """Return a tensor quantised at run time, each row by itself."""
-    import torch.ao.quantization.fx._decomposed
-
-    qd = torch.ops.quantized_decomposed
-    scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
-    found = qd.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
-    real: Tensor = qd.dequantize_per_token(
-        found, scale, zero, -128, 127, torch.int8, torch.float32
-    )
-    return real
-
-
-class Net(nn.Module):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        rows = rounded(x)
-        return {
-            "two activations": lambda: rows @ rounded(y).mT,
-            "the second of two": lambda: y @ rows.mT,
-            "a sum": lambda: rows * 2 + y,
-            "a layer of floats": lambda: F.linear(rows, y),
-            "a result": lambda: (rows, rows.exp()),
-        }[self.way]()
-
-
-@pytest.mark.parametrize(
-    "way", ["two activations", "the second of two", "a sum", "a layer of floats", "a result"]
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_they_are_rounded_as_in_eager(way: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
+    # Rounding changes these by 0.01 and more.
     inputs = torch.randn(3, 16), torch.randn(3, 16)
-    model = Net(way)
-    program = torch.export.export(model, inputs)
-    path = tmp_path / "model.pte"
-    path.write_bytes(emit(to_backend(program, XnnpackPartitioner())).to_bytes())
-    outcome = official.run(path, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    wanted = model(*inputs)
-    for found, one in zip(
-        outcome.outputs[0], wanted if isinstance(wanted, tuple) else [wanted], strict=True
-    ):
-        # Rounding changes these by 0.01 and more.
-        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-4)
+    check(Of(WAYS[way]), inputs, folder=tmp_path, tolerance=1e-4)
 
 
 class Tied(nn.Module):
@@ -82,13 +49,13 @@ class Tied(nn.Module):
     def weight(self, name: str) -> Tensor:
         found = self.get_buffer(name)
         count = found.shape[0]
-        real: Tensor = torch.ops.quantized_decomposed.dequantize_per_channel(
+        real: Tensor = qd.dequantize_per_channel(
             found, torch.full([count], 0.02), None, 0, -128, 127, torch.int8
         )
         return real
 
     def forward(self, ids: Tensor, x: Tensor) -> Any:
-        tied, qd = self.weight("tied"), torch.ops.quantized_decomposed
+        tied = self.weight("tied")
         scale, zero = qd.choose_qparams_per_token_asymmetric(x * 3, torch.int8)
         found = qd.quantize_per_token(x * 3, scale, zero, -128, 127, torch.int8)
 
@@ -102,16 +69,7 @@ class Tied(nn.Module):
 
 
 def test_rows_that_one_layer_outside_reads_are_rounded_outside_for_all(tmp_path: Path) -> None:
-    rounded(torch.ones(1, 1))  # this makes the operators known
-    model = Tied()
-    inputs = torch.tensor([1, 2]), torch.randn(3, 16)
-    path = tmp_path / "model.pte"
-    lowered = to_backend(torch.export.export(model, inputs), XnnpackPartitioner())
-    path.write_bytes(emit(lowered).to_bytes())
-    outcome = official.run(path, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    for found, one in zip(outcome.outputs[0], model(*inputs), strict=True):
-        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-4)
+    check(Tied(), (torch.tensor([1, 2]), torch.randn(3, 16)), folder=tmp_path, tolerance=1e-4)
 
 
 class Weighted(nn.Module):
@@ -137,7 +95,6 @@ class Weighted(nn.Module):
         self.register_buffer("scales", torch.rand(zeros.shape).bfloat16().float() / 50 + 2**-9)
 
     def real(self) -> Tensor:
-        qd = torch.ops.quantized_decomposed
         low, high = (-8, 7) if "4 bits" in self.kind else (-128, 127)
         args = (self.weight, self.scales.bfloat16().float(), self.zeros)
         if self.kind == "zero points":
@@ -149,7 +106,7 @@ class Weighted(nn.Module):
         return grouped
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(rounded(x), self.real(), self.bias).relu()
+        return F.linear(by_row(x), self.real(), self.bias).relu()
 
 
 @pytest.mark.parametrize(
@@ -162,15 +119,8 @@ class Weighted(nn.Module):
 def test_layers_of_weights_that_the_runtime_lacks_round_as_in_eager(
     kind: str, tmp_path: Path
 ) -> None:
-    rounded(torch.ones(1, 1))  # this makes the operators known
-    model, inputs = Weighted(kind), (torch.randn(5, 64),)
-    partitioner = XnnpackPartitioner()
-    lowered = to_backend(torch.export.export(model, inputs), partitioner)
-    path = tmp_path / "model.pte"
-    path.write_bytes(emit(lowered).to_bytes())
-    outcome = official.run(path, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), rtol=1e-5, atol=1e-4)
+    partitioner, inputs = XnnpackPartitioner(), (torch.randn(5, 64),)
+    check(Weighted(kind), inputs, folder=tmp_path, tolerance=1e-4, partitioner=partitioner)
     # Summaries tell what only other kernels can round; zero points cost another layer, no more.
     told = any("groups of" in reason for reason in partitioner.in_float.values())
     left = any("rounds in layers" in reason for reason in partitioner.refused.values())

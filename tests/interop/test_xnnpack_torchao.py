@@ -22,11 +22,13 @@ from torch.export import Dim, ExportedProgram
 
 from lowerdeck.emitter import MissingKernelError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
-from lowerdeck.lowered_module import get_lowered_backend_modules, lower, to_backend
-from lowerdeck.lowered_module.commands import lower_model
+from lowerdeck.lowered_module import lower, to_backend
+from lowerdeck.script import main
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
+from lowerdeck_zoo.models.layers import Decoder
+from tests.interop.runs import delegates, run
 
 torchao = pytest.importorskip("torchao.quantization")
 pytestmark = [
@@ -49,7 +51,7 @@ def whole(program: ExportedProgram) -> tuple[ExportedProgram, list[XnnDatatype]]
     """Return a lowered program, and what the values of its one delegate are stored as."""
     partitioner = XnnpackPartitioner()
     lowered = to_backend(program, partitioner)
-    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    (delegate,) = delegates(lowered)
     # What is read off at run time, and what was seen when the program was exported.
     assert all(one.startswith(("sym_size", "_assert_tensor")) for one in partitioner.refused)
     assert not partitioner.in_float
@@ -58,12 +60,8 @@ def whole(program: ExportedProgram) -> tuple[ExportedProgram, list[XnnDatatype]]
     return lowered, kinds
 
 
-def ran(program: ExportedProgram, inputs: tuple[Tensor, ...], tmp_path: Path) -> list[Any]:
-    path = tmp_path / "model.pte"
-    path.write_bytes(emit(program).to_bytes())
-    outcome = official.run(path, [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    return outcome.outputs[0]
+def ran(program: ExportedProgram, inputs: tuple[Tensor, ...], folder: Path) -> list[Any]:
+    return run(emit(program).to_bytes(), [inputs], folder)[0]
 
 
 def bound(layer: nn.Module, x: Tensor, options: dict[str, Any]) -> Tensor:
@@ -81,26 +79,41 @@ def bound(layer: nn.Module, x: Tensor, options: dict[str, Any]) -> Tensor:
     return steps * weights.sum(-1) + 1e-5 * (rows.abs() @ weights.T) + 1e-6
 
 
+RULES = {
+    "symmetric": {},
+    "asymmetric": ASYMMETRIC,
+    "tensor": PER_TENSOR,
+    "seven bits": SEVEN_BITS,
+}
+FORMS = ("raw", "unwrapped", "functional", "without VNNI")
+SHAPES = [
+    ((3, 64), 32, True),
+    ((2, 5, 33), 7, False),
+    ((1, 3), 3, True),
+    ((2, 3, 4, 40), 17, True),
+]
+
+
+# Each rule with each form, and each with each shape.
 @pytest.mark.parametrize(
-    "options",
-    [{}, ASYMMETRIC, PER_TENSOR, SEVEN_BITS],
-    ids=["symmetric", "asymmetric", "tensor", "seven bits"],
-)
-@pytest.mark.parametrize("form", ["raw", "unwrapped", "functional", "without VNNI"])
-@pytest.mark.parametrize(
-    ("shape", "outputs", "bias"),
-    [((3, 64), 32, True), ((2, 5, 33), 7, False), ((1, 3), 3, True), ((2, 3, 4, 40), 17, True)],
+    ("rule", "form", "shape", "outputs", "bias"),
+    [
+        (rule, form, *SHAPES[(number + place) % 4])
+        for number, rule in enumerate(RULES)
+        for place, form in enumerate(FORMS)
+    ],
 )
 def test_layers_run_on_integers(
+    rule: str,
+    form: str,
     shape: tuple[int, ...],
     outputs: int,
     bias: bool,
-    form: str,
-    options: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
+    options = RULES[rule]
     if form == "without VNNI":
         kernels = importlib.import_module("torchao.kernel.intmm")
         monkeypatch.setattr(kernels, "_cpu_is_vnni_supported", lambda: False)
@@ -182,21 +195,11 @@ def test_what_is_not_recognised_runs_on_other_kernels(
     assert (found - model(*inputs)).abs().max() <= 0.02
 
 
-class Twice(nn.Module):
-    """One layer, called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        """Return the layer of both."""
-        return self.layer(x), self.layer(y).relu()
-
-
 def test_one_layer_on_two_inputs_is_two_layers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, inputs = rounded_model(Twice()), (torch.randn(2, 16), torch.randn(3, 16))
+    inputs = torch.randn(2, 16), torch.randn(3, 16)
+    model = Of(lambda m, x, y: (m.layer(x), m.layer(y).relu()), layer=nn.Linear(16, 8))
+    model = rounded_model(model)
     lowered, _ = whole(torch.export.export(model, inputs))
     for found, x, wanted in zip(
         ran(lowered, inputs, tmp_path), inputs, model(*inputs), strict=True
@@ -348,7 +351,7 @@ def test_each_configuration_is_what_the_page_says(name: str, tmp_path: Path) -> 
     lowered = to_backend(torch.export.export(model, inputs), partitioner)
     kinds = {
         value.dtype.name
-        for delegate in get_lowered_backend_modules(lowered.graph_module)
+        for delegate in delegates(lowered)
         for value in decode_payload(delegate.processed_bytes).values
     }
     assert kinds - {"FP32"} == stored
@@ -369,14 +372,17 @@ def test_float8_without_a_delegate_is_one_error() -> None:
         emit(torch.export.export(model, (torch.randn(1, 256),)))
 
 
-def _ways(program: ExportedProgram, make: Callable[[], Any]) -> tuple[bytes, dict[str, bytes]]:
-    """Return the file that `to_backend` and `emit` make, and those of the other ways."""
+def assert_one_file(program: ExportedProgram, precision: str | None = None) -> bytes:
+    """Return the file of `to_backend` and `emit`, which the other ways must make too."""
+
+    def make() -> XnnpackPartitioner:
+        return XnnpackPartitioner(precision)
+
     direct = emit(to_backend(program, make())).to_bytes()
     compat = to_edge_transform_and_lower(program, partitioner=[make()]).to_executorch()
-    return direct, {
-        "lower": lower(program, make()).to_bytes(),
-        "exir_compat": bytes(compat.buffer),
-    }
+    assert lower(program, make()).to_bytes() == direct
+    assert bytes(compat.buffer) == direct
+    return direct
 
 
 class Convolved(nn.Module):
@@ -398,51 +404,39 @@ class Convolved(nn.Module):
         return result
 
 
-def _matrix_model() -> nn.Module:
-    model = Shared()
-    model.one, model.two, model.last = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 10)
-    return model
-
-
-# The static scale is of a matrix.
-ONE_FILE_MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "matrix": (_matrix_model, (3, 64)),
-    "batch": (_matrix_model, (2, 5, 64)),
-    "convolution": (Convolved, (2, 4, 12)),
+CONFIGS: dict[str, Callable[[], Any] | None] = {
+    "float": None,
+    **{name: made[0] for name, made in CONFIGURATIONS.items()},
+    "dynamic, Int8Tensor": lambda: torchao.Int8DynamicActivationInt8WeightConfig(
+        set_inductor_config=False
+    ),
+    "alone, Int8Tensor": weights_alone,
 }
+FILE_FORMS = ("raw", "unwrapped", "functional")
 
 
-@pytest.mark.parametrize("form", ["raw", "unwrapped", "functional"])
+# Each configuration of a matrix, which the static scale is of, or of a model with all else.
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "matrix", "form"),
     [
-        (name, kind)
-        for name in ["float", *CONFIGURATIONS, "dynamic, Int8Tensor", "alone, Int8Tensor"]
-        for kind in ONE_FILE_MODELS
-        if name != "static" or kind == "matrix"
+        (name, matrix or name == "static", FILE_FORMS[(number + matrix) % 3])
+        for number, name in enumerate(CONFIGS)
+        for matrix in (False, True)
     ],
 )
-def test_one_program_has_one_file(name: str, kind: str, form: str) -> None:
+def test_one_program_has_one_file(name: str, matrix: bool, form: str) -> None:
     torch.manual_seed(0)
-    configs = {
-        **{known: each[0] for known, each in CONFIGURATIONS.items()},
-        "dynamic, Int8Tensor": lambda: torchao.Int8DynamicActivationInt8WeightConfig(
-            set_inductor_config=False
-        ),
-        "alone, Int8Tensor": weights_alone,
-    }
-    make, shape = ONE_FILE_MODELS[kind]
-    model = make().eval().requires_grad_(False)
-    if name != "float":
-        torchao.quantize_(model, configs[name]())
+    layers = nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)
+    model = (nn.Sequential(*layers) if matrix else Convolved()).eval().requires_grad_(False)
+    if (make := CONFIGS[name]) is not None:
+        torchao.quantize_(model, make())
     if form == "unwrapped":
         importlib.import_module("torchao.utils").unwrap_tensor_subclass(model)
-    program = torch.export.export(model, (torch.randn(shape),))
+    program = torch.export.export(model, (torch.randn((3, 64) if matrix else (2, 4, 12)),))
     if form == "functional":
         program = program.run_decompositions({})
     for precision in (None, "fp16") if name == "float" else (None,):
-        direct, others = _ways(program, lambda one=precision: XnnpackPartitioner(one))
-        assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
+        assert_one_file(program, precision)
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dynamic": True, "weight_bits": 4}])
@@ -460,46 +454,23 @@ def test_one_program_of_pt2e_or_floats_has_one_file(
     prepared(*inputs)
     quantised = torch.export.export(pt2e.convert_pt2e(prepared), inputs)
     for one in (program, quantised):
-        direct, others = _ways(one, lambda: XnnpackPartitioner(precision))
-        assert others == dict.fromkeys(others, direct)
-
-
-class Decoder(nn.Module):
-    """One block of a language model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(50, 64)
-        self.norm = nn.RMSNorm(64)
-        self.qkv, self.out = nn.Linear(64, 192, bias=False), nn.Linear(64, 64, bias=False)
-        self.gate, self.up = nn.Linear(64, 128, bias=False), nn.Linear(64, 128, bias=False)
-        self.down, self.head = nn.Linear(128, 64, bias=False), nn.Linear(64, 50, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.table(tokens)
-        heads = self.qkv(self.norm(x)).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        gated = nn.functional.silu(self.gate(self.norm(x))) * self.up(self.norm(x))
-        logits: Tensor = self.head(x + self.down(gated))
-        return logits
+        assert_one_file(one, precision)
 
 
 # The static scale is of a matrix, and the model has batches of tokens.
-@pytest.mark.parametrize("name", ["float", *(one for one in CONFIGURATIONS if one != "static")])
+@pytest.mark.parametrize("name", ["float", "dynamic, groups of int4", "alone, rows of int5"])
 def test_a_language_model_has_one_file_from_the_command_too(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = Decoder().eval().requires_grad_(False)
-    if name != "float":
-        torchao.quantize_(model, CONFIGURATIONS[name][0]())
-    tokens = torch.randint(0, 50, (1, 8))
-    direct, others = _ways(torch.export.export(model, (tokens,)), XnnpackPartitioner)
-    assert {way: data == direct for way, data in others.items()} == dict.fromkeys(others, True)
+    if (make := CONFIGS[name]) is not None:
+        torchao.quantize_(model, make())
+    inputs = (torch.randn(1, 12, 64),)
     made = ModuleType("one_file_model")
-    made.make = lambda: (model, (tokens,))  # type: ignore[attr-defined]
+    made.make = lambda: (model, inputs)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, made.__name__, made)
     path = tmp_path / "model.pte"
-    lower_model("one_file_model:make", ["XnnpackBackend"], path, check=False)
-    assert path.read_bytes() == direct
+    words = ["lower", "one_file_model:make", "--backend", "XnnpackBackend", "-o", str(path)]
+    assert main(words) == 0
+    assert path.read_bytes() == assert_one_file(torch.export.export(model, inputs))

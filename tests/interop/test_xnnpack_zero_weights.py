@@ -11,11 +11,9 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
-from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
+from tests.interop.runs import file_of, run
 
 torchao = pytest.importorskip("torchao.quantization")
 granularity = pytest.importorskip("torchao.quantization.granularity")
@@ -51,13 +49,9 @@ def test_what_has_no_range_is_computed_as_in_eager(bits: int, kind: str, tmp_pat
     rows = torch.randn(5, 128)
     rows[2] = 0
     program = export(model, (rows,), dynamic_shapes=({0: Dim("rows", max=9)},))
-    path = tmp_path / "model.pte"
-    partitioner = XnnpackPartitioner()
-    path.write_bytes(emit(to_backend(program, partitioner)).to_bytes())
-    calls = [rows[:0], rows, rows[2:3]]
-    outcome = official.run(path, [official.Call((one,)) for one in calls])
-    assert isinstance(outcome, official.Ran), outcome
-    for (found,), given in zip(outcome.outputs, calls, strict=True):
+    file, calls = file_of(program), [rows[:0], rows, rows[2:3]]
+    outputs = run(file, [(one,) for one in calls], tmp_path)
+    for (found,), given in zip(outputs, calls, strict=True):
         # torchao itself cannot quantise no rows.
         wanted = model(given) if len(given) else torch.zeros(0, 16)
         assert found.shape == wanted.shape
@@ -65,5 +59,5 @@ def test_what_has_no_range_is_computed_as_in_eager(bits: int, kind: str, tmp_pat
         bound = 0.02 * float(wanted.abs().max()) if wanted.numel() else 0.0
         assert not found.isnan().any()
         assert not wanted.numel() or float((found - wanted).abs().max()) <= bound + 1e-6
-        ours = load(path).run("forward", given)
+        ours = load(file).run("forward", given)
         torch.testing.assert_close(ours, found, rtol=1e-3, atol=1e-4)
