@@ -1,23 +1,16 @@
-"""Models through XNNPACK beside ExecuTorch's own lowering, in the official runtime: the tables.
+"""Models through XNNPACK beside ExecuTorch's own lowering, in the official runtime.
 
 Files, and what came of two files run in turn, are kept in ``out/xnnpack``: what has not changed is
 neither made nor run again, and several calls may share the work. It needs torchvision, timm,
 transformers and torchao. Files run on one core, at real-time priority where that is allowed:
 others may work on the other cores, as far as they leave it the memory.
-
-    python -m benchmarks.xnnpack_pairs [--counts | --forms] [MODEL[:FORM]...]
-
-``--counts`` makes our files only, and names what is left outside of them. ``--forms`` compares our
-file of the decomposed program with ours of the raw one, a row for each model.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -146,73 +139,3 @@ def is_level(found: dict[str, Any]) -> bool:
     same = found["ours"]["nodes"] == found["peer"]["nodes"]
     same = same and found["ours"]["left"] == found["peer"]["left"]
     return bool(same or found["run"]["low"] >= 0.97)
-
-
-def main(words: list[str]) -> None:
-    """Print a table."""
-    names = [word for word in words if not word.startswith("--")]
-    if "--forms" in words:
-        print("| model | delegates | left | MB | lower, s | raw, ms | decomposed's time / raw's |")
-        print("|---|---|---|---|---|---|---|")
-        for name in names or NAMES:
-            print(_row_of_forms(name), flush=True)
-        return
-    print("| model | delegates | left | MB | lower, s | peer's time / ours | ours, ms | errors |")
-    print("|---|---|---|---|---|---|---|---|")
-    for model, form in _chosen(names):
-        print(_row(model, form, counts="--counts" in words), flush=True)
-
-
-def _chosen(names: list[str]) -> Iterator[tuple[str, str]]:
-    if not names:
-        yield from CASES
-    for name in names:
-        model, _, form = name.partition(":")
-        yield from ((one, kind) for one, kind in CASES if one == model and form in ("", kind))
-
-
-def _row_of_forms(name: str) -> str:
-    try:
-        raw, torn = (_ours(name, form) for form in FLOAT)
-        run = _run(raw, torn, f"{stem(name, FLOAT[0])}.io")
-    except RuntimeError as error:
-        return f"| {name} | {_last_line(error)} ||||||"
-    return (
-        f"| {name} | {' | '.join(_cells(raw, torn))} | {run['ours'] * 1e3:.2f} | {_ratio(run)} |"
-    )
-
-
-def _row(model: str, form: str, *, counts: bool) -> str:
-    try:
-        if counts:
-            mine = _ours(model, form)
-            return f"| {model} {form} | {' | '.join(_cells(mine, None))} | {mine['left']} |||"
-        found = compared(model, form)
-    except RuntimeError as error:
-        return f"| {model} {form} | {_last_line(error)} |||||||"
-    run = found["run"]
-    ratio = _ratio(run) if found["peer"] else f"the peer fails: {found['fails']}"
-    if found["peer"] and not is_level(found):
-        ratio += " **slower**"
-    errors = " / ".join(f"{error:.0e}" for error in run["errors"])
-    cells = [*_cells(found["ours"], found["peer"]), ratio, f"{run['ours'] * 1e3:.3f}", errors]
-    return f"| {model} {form} | {' | '.join(cells)} |"
-
-
-def _ratio(run: dict[str, Any]) -> str:
-    return f"{run['ratio']:.2f} ({run['low']:.2f} to {run['high']:.2f})"
-
-
-def _cells(ours: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
-    """Return delegates, calls left, megabytes and seconds, the peer's beside ours."""
-    rows = [
-        (one["delegates"], sum(one["left"].values()), one["size"] / 1e6, one["seconds"])
-        for one in (ours, peer)
-        if one is not None
-    ]
-    return [" / ".join(f"{cell:.4g}" for cell in pair) for pair in zip(*rows, strict=True)]
-
-
-if __name__ == "__main__":
-    os.chdir(ROOT)
-    main(sys.argv[1:])

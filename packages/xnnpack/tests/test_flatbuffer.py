@@ -51,17 +51,6 @@ def test_tables_alike_share_their_description() -> None:
     assert sizes[1] - sizes[0] == 100 * (4 + 12)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "abcd", "ü"])
-def test_strings_end_with_a_zero(text: str) -> None:
-    made = FlatBuffer()
-    data = made.finish(made.table("O", made.string(text)), b"TEST")
-    (field,) = fields_of(data, followed(data, 0), 1)
-    at = followed(data, field)
-    (length,) = struct.unpack_from("<I", data, at)
-    assert data[at + 4 : at + 4 + length].decode() == text
-    assert data[at + 4 + length] == 0
-
-
 def test_it_is_what_the_formats_own_library_reads() -> None:
     library = pytest.importorskip("flatbuffers")
     made = FlatBuffer()
