@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
@@ -32,7 +33,9 @@ from lowerdeck.emitter.frontend import (
     find_states,
     read_method,
 )
-from lowerdeck.emitter.memory import plan_memory
+from lowerdeck.emitter.ir.graph import Method
+from lowerdeck.emitter.ir.instructions import Code
+from lowerdeck.emitter.memory import MemoryPlan, plan_memory, with_state
 from lowerdeck.emitter.passes import require_kernels, run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
@@ -83,10 +86,21 @@ def emit(
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
         with collector_held():
-            emission.add_method(name)
+            emission.prepare_method(name)
+    emission.add_methods()
     for name in sorted(settings.constant_methods):
         emission.add_constant(name)
     return emission.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedMethod:
+    """A method whose memory is planned, except for its state."""
+
+    method: Method
+    code: Code
+    memory: MemoryPlan
+    stem_of: Callable[[str], str | None] | None
 
 
 class _Emission:
@@ -112,9 +126,11 @@ class _Emission:
         self._views = find_states(self._decomposed, shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
+        self._prepared: dict[str, _PreparedMethod] = {}
         self._emitted = EmittedProgram(Program())
 
-    def add_method(self, name: str) -> None:
+    def prepare_method(self, name: str) -> None:
+        """Read, rewrite and linearize a method, and plan all memory but that of its state."""
         settings = self._settings
         try:
             method = read_method(
@@ -133,7 +149,22 @@ class _Emission:
         # Between the two: whether an input is dead is known once the steps have their order, and
         # what is written in place needs no bytes of its own in the plan.
         write_in_place(code, settings.table)
-        memory = plan_memory(code, settings.memory_planner, self._states)
+        memory = plan_memory(code, settings.memory_planner)
+        self._prepared[name] = _PreparedMethod(method, code, memory, stem_of)
+
+    def add_methods(self) -> None:
+        """Add the methods that were prepared, with their state in one memory."""
+        methods = self._prepared.items()
+        memory_id = max((len(one.memory.sizes) for _, one in methods), default=0)
+        for name, one in methods:
+            with collector_held():
+                self._add_method(
+                    name, one, with_state(one.memory, one.code, self._states, memory_id)
+                )
+
+    def _add_method(self, name: str, prepared: _PreparedMethod, memory: MemoryPlan) -> None:
+        settings, method, code = self._settings, prepared.method, prepared.code
+        stem_of = prepared.stem_of
         weights = None if stem_of is None else ExternalWeights(self._emitted.named_data, stem_of)
         builder = PlanBuilder(
             self._constants, self._states, self._delegates, weights, settings.weight_names

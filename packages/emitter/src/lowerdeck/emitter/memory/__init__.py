@@ -11,6 +11,7 @@ from lowerdeck.emitter.memory.memory_plan import (
     fast_and_large,
     one_memory,
     plan_memory,
+    with_state,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "one_memory",
     "plan_memory",
     "spans",
+    "with_state",
 ]

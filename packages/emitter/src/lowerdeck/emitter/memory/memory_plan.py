@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from lowerdeck.emitter.errors import MemoryPlanError
@@ -140,15 +140,14 @@ def fast_and_large(fast_bytes: int) -> MemoryPlanner:
     return plan
 
 
-def plan_memory(code: Code, planner: MemoryPlanner, states: StatePool) -> MemoryPlan:
-    """Place every storage of ``code`` and return the plan; the storages are changed.
+def plan_memory(code: Code, planner: MemoryPlanner) -> MemoryPlan:
+    """Place every storage of ``code`` but mutable buffers and return the plan.
 
-    Mutable buffers get the memory after those of the planner.
+    The storages are changed.
 
     Args:
         code: The steps of a method.
         planner: Places the activations, inputs and outputs.
-        states: The mutable buffers of the program, added to.
 
     Raises:
         MemoryPlanError: If the planner lets two live storages overlap.
@@ -163,16 +162,31 @@ def plan_memory(code: Code, planner: MemoryPlanner, states: StatePool) -> Memory
         life.storage.memory_id, life.storage.offset = place.memory_id, place.offset
         sizes[place.memory_id] = max(sizes[place.memory_id], place.offset + life.nbytes)
         blocks.append(_block(life, place))
+    return MemoryPlan(code.name, tuple(sizes), tuple(blocks), most_live_bytes(lives))
+
+
+def with_state(plan: MemoryPlan, code: Code, states: StatePool, memory_id: int) -> MemoryPlan:
+    """Return ``plan`` with the mutable buffers of ``code``; their storages are changed.
+
+    Args:
+        plan: The plan of the other storages.
+        code: The steps of the method.
+        states: The mutable buffers of the program, added to.
+        memory_id: Their memory, which has the same number and offsets in all methods: above those
+            that the planner has chosen for any of them.
+    """
+    if not code.states:
+        return plan
+    blocks = list(plan.blocks)
     for state in code.states:
         if state.storage is not None:
-            # A memory of its own: its offsets are the same in all methods, whatever these plan.
-            place = Place(len(sizes), states.place(state.key, state.storage))
+            place = Place(memory_id, states.place(state.key, state.storage))
             state.storage.memory_id, state.storage.offset = place.memory_id, place.offset
             whole = Lifetime(state.storage, state.storage.nbytes, -1, len(code.steps))
             blocks.append(_block(whole, place))
-    if code.states:
-        sizes.append(states.size)
-    return MemoryPlan(code.name, tuple(sizes), tuple(blocks), most_live_bytes(lives))
+    unused = [0] * (memory_id - len(plan.sizes))
+    sizes = (*plan.sizes, *unused, states.size)
+    return replace(plan, sizes=sizes, blocks=tuple(blocks))
 
 
 def _block(life: Lifetime, place: Place) -> PlannedBlock:
