@@ -31,6 +31,8 @@ PACKAGES = (
     "demo-backends",
 )
 TORCH_FREE = frozenset({"serializer"})
+# Packages that the tests of a package need beside those that it declares.
+TEST_NEEDS = {"emitter": ("runner",)}
 
 # Where the public finds this repository: nowhere yet, and an address that does not answer is worse
 # than none. Whoever publishes it writes it here; tests then ask for it in every pyproject.toml.
