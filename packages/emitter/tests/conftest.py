@@ -1,15 +1,20 @@
-"""A lowered module as backends make it: its bytes are whatever the test says."""
+"""Lets the tests import the modules beside them; a lowered module as backends make it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 from torch.export import ExportedProgram, export
+
+# Tests import what they share by its plain name, from the sources and from a copy alike.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclass
@@ -25,16 +30,14 @@ class LoweredBackendModule(torch.nn.Module):
         self,
         original: ExportedProgram,
         content: bytes = b"blob",
-        backend_id: str = "TestBackend",
-        named_data: Any = None,
         meta: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.original_module = original
-        self.backend_id = backend_id
+        self.backend_id = "TestBackend"
         self.processed_bytes = content
         self.compile_specs = [Spec("level", b"3")]
-        self.named_data_store_output = named_data
+        self.named_data_store_output = None
         self.meta = meta or {}
 
     def forward(self, *args: torch.Tensor) -> Any:

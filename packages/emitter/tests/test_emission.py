@@ -3,157 +3,146 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.export import export
+from emitter_running import check, kernels, results  # type: ignore[import-not-found]
+from torch import Tensor, nn
 
 from lowerdeck.emitter import (
     OFFICIAL_KERNELS,
     RUNTIME_VERSION,
     EmitConfig,
-    EmitterError,
     MemoryPlanError,
-    MissingKernelError,
     Place,
     PlanRequest,
-    UnboundedSizeError,
     UnsupportedError,
     emit,
+    fast_and_large,
     one_memory,
 )
-from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
-from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, Tensor, deserialize_pte
+from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, deserialize_pte
+from lowerdeck.serializer import Tensor as StoredTensor
+from lowerdeck_zoo import Of, Program, assert_close, exported, program, programs
+from lowerdeck_zoo.models.strides import attend, heads, joined
 
 
-def kernels(emitted: Any, method: int = 0) -> list[str]:
-    """Return the names of the kernels that a method calls, in order."""
-    plan = emitted.program.execution_plan[method]
-    calls = [i.instr_args for i in plan.chains[0].instructions]
-    return [plan.operators[c.op_index].full_name for c in calls if isinstance(c, KernelCall)]
+def tensors(plan: Any) -> list[StoredTensor]:
+    return [value.val for value in plan.values if isinstance(value.val, StoredTensor)]
 
 
-def test_a_program_goes_to_bytes_and_back() -> None:
-    emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)))
-    assert kernels(emitted) == ["aten::linear.out"]
+# Functions of a tensor, its shape, and how many kernels they may take.
+FEW_KERNELS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...], int]] = {
+    "permute": (lambda x: (x + 1).permute(1, 0, 2) * 2, (1, 4, 3), 2),
+    "transpose": (lambda x: (x + 1).transpose(0, 2) * 2, (1, 1, 3), 2),
+    "t": (lambda x: (x + 1).t() * 2, (1, 3), 2),
+    "select": (lambda x: (x + 1)[-1] * 2, (4, 3), 2),
+    "slice": (lambda x: (x + 1)[-2:] * 2, (4, 3), 2),
+    "inner slice": (lambda x: (x + 1)[:, 1:3] * 2, (1, 4, 3), 2),
+    "reshape": (lambda x: (x + 1).reshape(3, 4) * 2, (4, 3), 2),
+    # The layout that torch gives attention's result costs nothing beside the three layers.
+    "attention": (lambda x: attend(heads(x), heads(x), heads(x)), (2, 3, 8), 9),
+    "attention, joined": (
+        lambda x: joined(attend(heads(x), heads(x * 2), heads(x + 1))),
+        (2, 3, 8),
+        12,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_KERNELS)
+def test_what_needs_no_copy_takes_no_kernel(name: str) -> None:
+    function, shape, most = FEW_KERNELS[name]
+    assert len(kernels(check(function, (torch.randn(shape),)))) <= most
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Linear(2, 3), ["linear.out"]),
+        (nn.Sequential(nn.Linear(2, 3), nn.ReLU()), ["linear.out", "relu.out"]),
+    ],
+)
+def test_a_program_that_needs_nothing_is_not_decomposed(
+    model: nn.Module, expected: list[str]
+) -> None:
+    exported_program = exported(model, torch.ones(1, 2))
+    before = str(exported_program.graph)
+    emitted = emit(exported_program)
+    assert kernels(emitted) == expected
+    assert str(exported_program.graph) == before
     again = deserialize_pte(emitted.to_bytes())
     assert again.execution_plan[0].name == "forward"
     assert len(again.constant_buffer) == 3
 
 
+def test_the_users_decomposition_counts() -> None:
+    config = EmitConfig(decompositions={torch.ops.aten.relu.default: lambda x: x.clamp(min=0)})
+    assert kernels(emit(exported(nn.ReLU(), torch.ones(2)), config=config)) == ["clamp.out"]
+
+
+# Attention needs a guard only where a mask may hide a whole row.
+HIDDEN = torch.tensor([[True, False, True, True]] * 3 + [[False] * 4])
+
+
+@pytest.mark.parametrize(
+    ("options", "is_guarded"),
+    [({}, False), ({"is_causal": True}, False), ({"attn_mask": HIDDEN}, True)],
+)
+def test_attention_guards_only_rows_that_a_mask_may_hide(
+    options: dict[str, Any], is_guarded: bool
+) -> None:
+    emitted = check(lambda q: attend(q, q, q, **options), (torch.randn(1, 2, 4, 8),))
+    assert ("any.out" in kernels(emitted)) is is_guarded
+
+
 def test_weights_are_views_on_the_tensors_memory() -> None:
     module = nn.Linear(64, 64)
-    emitted = emit(export(module, (torch.ones(1, 64),)))
+    emitted = emit(exported(module, torch.ones(1, 64)))
     with torch.no_grad():
         module.weight.fill_(1.0)
-    weight = next(
-        memoryview(buffer.storage)  # type: ignore[arg-type]
-        for buffer in emitted.program.constant_buffer
-        if memoryview(buffer.storage).nbytes == 64 * 64 * 4  # type: ignore[arg-type]
-    )
+    stored = [memoryview(one.storage) for one in emitted.program.constant_buffer]  # type: ignore[arg-type]
+    (weight,) = (one for one in stored if one.nbytes == 64 * 64 * 4)
     assert weight[:4].tobytes() == b"\x00\x00\x80\x3f"
-
-
-def test_every_missing_kernel_is_named_with_its_line() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            y = torch.linalg.inv(x)
-            return torch.linalg.cholesky(y)
-
-    with pytest.raises(MissingKernelError) as caught:
-        emit(export(Model(), (torch.eye(3),)))
-    names = [item.operator for item in caught.value.missing]
-    assert len(names) == 2
-    assert "linalg_inv" in names[0]
-    assert "linalg_cholesky" in names[1]
-    assert "test_emission.py" in caught.value.missing[0].sources[0]
-
-
-def test_floats_of_8_bits_are_refused_where_a_kernel_would_take_them() -> None:
-    class Widened(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.to(torch.float32)
-
-    with pytest.raises(MissingKernelError, match="no floats of 8 bits") as caught:
-        emit(export(Widened(), (torch.ones(2).to(torch.float8_e4m3fn),)))
-    assert "test_emission.py" in caught.value.missing[0].sources[0]
-    halved = (torch.ones(4, 2).to(torch.float8_e5m2),)
-    assert not kernels(emit(export(_First(), halved)))  # what needs none is as before
-
-
-class _First(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:2].view(-1)
-
-
-def test_an_unbounded_size_asks_for_a_max() -> None:
-    exported = export(
-        nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("rows")},)
-    )
-    with pytest.raises(UnboundedSizeError, match=r'Dim\("rows", max='):
-        emit(exported)
 
 
 def test_a_bounded_size_is_planned_at_its_bound() -> None:
     rows = torch.export.Dim("rows", max=16)
-    exported = export(nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
-    values = [value.val for value in emit(exported).program.execution_plan[0].values]
-    assert [value.sizes for value in values if isinstance(value, Tensor)] == [[16, 2], [16, 2]]
-
-
-def test_a_number_that_varies_is_refused_as_input() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
-            return x * n
-
-    exported = export(Model(), (torch.ones(2), 3), dynamic_shapes=(None, torch.export.Dim.DYNAMIC))
-    with pytest.raises(UnsupportedError, match="0-dim tensor"):
-        emit(exported)
+    emitted = emit(exported(nn.ReLU(), torch.ones(4, 2), dynamic_shapes=({0: rows},)))
+    assert [one.sizes for one in tensors(emitted.program.execution_plan[0])] == [[16, 2]] * 2
 
 
 def test_a_branch_becomes_jumps() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    emitted = emit(export(Model(), (torch.ones(3),)))
+    emitted = emit(program("cond").exports())
     steps = [i.instr_args for i in emitted.program.execution_plan[0].chains[0].instructions]
     jumps = [step for step in steps if isinstance(step, JumpFalseCall)]
     assert len(jumps) == 2
-    assert jumps[1].destination_instruction == len(steps)
+    assert jumps[0].destination_instruction < jumps[1].destination_instruction <= len(steps)
 
 
 def test_methods_share_weights_and_constant_methods_follow() -> None:
     module = nn.Linear(8, 8)
-    small, large = (export(module, (torch.ones(rows, 8),)) for rows in (1, 4))
-    config = EmitConfig(constant_methods={"get_max": 4, "get_name": "eight"})
-    emitted = emit({"small": small, "large": large}, config=config)
+    small, large = (exported(module, torch.ones(rows, 8)) for rows in (1, 4))
+    values: dict[str, Any] = {
+        "get_max": 128,
+        "get_ratio": 0.5,
+        "use_cache": True,
+        "get_none": None,
+    }
+    values |= {"get_name": "model", "get_inf": float("inf"), "get_table": torch.arange(4)}
+    emitted = emit({"small": small, "large": large}, config=EmitConfig(constant_methods=values))
     names = [plan.name for plan in emitted.program.execution_plan]
-    assert names == ["large", "small", "get_max", "get_name"]
-    assert len(emitted.program.constant_buffer) == 3
-
-
-def test_the_given_program_is_unchanged() -> None:
-    exported = export(nn.BatchNorm1d(3).eval(), (torch.ones(2, 3),))
-    before = str(exported.graph)
-    emit(exported)
-    assert str(exported.graph) == before
-
-
-def test_a_mapping_without_methods_is_refused() -> None:
-    with pytest.raises(EmitterError, match="no method"):
-        emit({})
+    assert names == ["large", "small", *sorted(values)]
+    # Nothing, the weight, the bias and the table.
+    assert len(emitted.program.constant_buffer) == 4
+    found = results(emitted, [(name, []) for name in values])
+    assert_close([one[0] for one in found], list(values.values()))
 
 
 def test_a_namedtuple_among_the_outputs_has_a_text_form() -> None:
-    class Model(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.topk(x, 2)
-
-    emitted = emit(export(Model(), (torch.ones(4),)))
+    emitted = emit(exported(Of(lambda x: torch.topk(x, 2)), torch.ones(4)))
     meta = emitted.program.execution_plan[0].container_meta_type
     assert meta is not None
     # The same text from every torch: only newer ones know the class by name.
@@ -161,54 +150,87 @@ def test_a_namedtuple_among_the_outputs_has_a_text_form() -> None:
     assert "return_types" not in meta.encoded_out_str
 
 
-def test_a_delegate_is_called(lowered: Any) -> None:
+class DoublingRuntime:
+    """The runtime half of the lowered modules of these tests."""
+
+    def init(
+        self, blob: memoryview, specs: Sequence[Any], data: Mapping[str, memoryview]
+    ) -> bytes:
+        return bytes(blob)
+
+    def execute(self, handle: bytes, inputs: Sequence[Any]) -> list[Tensor]:
+        assert handle == b"blob"
+        return [inputs[0] * 2]
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_delegates_are_called_also_in_branches(lowered: Any, segments: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.one, self.two = lowered(), lowered()
 
-        def forward(self, x: torch.Tensor) -> Any:
+        def forward(self, x: Tensor) -> Any:
             (y,) = self.one(x + 1)
-            (z,) = self.two(y)
-            return z - 1
+            return torch.cond(y.sum() > 0, lambda y: self.two(y)[0] - 1, lambda y: y * 0, (y,))
 
-    emitted = emit(export(Model(), (torch.ones(2, 3),), strict=False))
-    plan = emitted.program.execution_plan[0]
+    x = torch.ones(2, 3)
+    emitted = emit(exported(Model(), x, strict=False))
+    (plan,) = emitted.program.execution_plan
     assert [delegate.id for delegate in plan.delegates] == ["TestBackend"] * 2
     assert len(emitted.program.backend_delegate_data) == 1
-    calls = [i.instr_args for i in plan.chains[0].instructions]
-    assert sum(isinstance(call, DelegateCall) for call in calls) == 2
-    assert [d.backend_id for d in emitted.delegate_debug_maps["forward"].values()] == [
-        "TestBackend"
-    ] * 2
-
-
-class _Relaid(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (x * 2).to(memory_format=torch.channels_last), x - 1
+    maps = emitted.delegate_debug_maps["forward"].values()
+    assert [one.backend_id for one in maps] == ["TestBackend"] * 2
+    content = emitted.to_bytes(extract_delegate_segments=segments)
+    calls = [("forward", [x]), ("forward", [x - 3])]
+    found = results(emitted, calls, content=content, backends={"TestBackend": DoublingRuntime()})
+    assert [values[0][0, 0].item() for values in found] == [7, 0]
 
 
 def test_results_of_a_delegate_have_the_layouts_of_its_own_program(lowered: Any) -> None:
+    def relaid(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2).to(memory_format=torch.channels_last), x - 1
+
     image = torch.ones(1, 3, 4, 4)
-    inner = export(_Relaid(), (image,))
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = type(lowered())(inner)
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.part(x)
-
-    plan = emit(export(Model(), (image,), strict=False)).program.execution_plan[0]
-    (call,) = (
-        step.instr_args
-        for step in plan.chains[0].instructions
-        if isinstance(step.instr_args, DelegateCall)
-    )
-    tensors = [plan.values[index].val for index in call.args]
-    orders = [tensor.dim_order for tensor in tensors if isinstance(tensor, Tensor)]
+    part = type(lowered())(exported(Of(relaid), image))
+    emitted = emit(exported(Of(lambda self, x: self.part(x), part=part), image, strict=False))
+    (plan,) = emitted.program.execution_plan
+    steps = [step.instr_args for step in plan.chains[0].instructions]
+    (call,) = (step for step in steps if isinstance(step, DelegateCall))
+    values: list[Any] = [plan.values[index].val for index in call.args]
+    orders = [value.dim_order for value in values if isinstance(value, StoredTensor)]
     assert orders == [[0, 1, 2, 3], [0, 2, 3, 1], [0, 1, 2, 3]]
+
+
+SETTINGS = {
+    "a small fast memory": EmitConfig(memory_planner=fast_and_large(256)),
+    "inputs of the caller": EmitConfig(plan_inputs=False),
+    "outputs of the caller": EmitConfig(plan_outputs=False),
+    "zeros in the file": EmitConfig(zeroed_memory=False),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("chosen", programs("stateful", "control-flow", "memory")[::4], ids=str)
+def test_settings_of_memory_do_not_change_numbers(chosen: Program, name: str) -> None:
+    emitted = emit(chosen.exports(), config=SETTINGS[name])
+    found = results(emitted, [(call.method, call.flat) for call in chosen.calls()])
+    for values, result in zip(found, chosen.results(), strict=True):
+        chosen.compare(values, result.outputs)
+    for plan in emitted.program.execution_plan:
+        planned = emitted.memory_plans[plan.name]
+        assert plan.non_const_buffer_sizes == list(planned.sizes)
+        assert name != "a small fast memory" or planned.sizes[1] <= 256
+
+
+def test_memory_of_inputs_and_outputs_is_planned_by_method() -> None:
+    sine = exported(Of(torch.sin), torch.ones(2))
+    config = EmitConfig(plan_inputs={"a": False}, plan_outputs={"b": False})
+    planned = [
+        [one.allocation_info is not None for one in tensors(plan)]
+        for plan in emit({"a": sine, "b": sine}, config=config).program.execution_plan
+    ]
+    assert planned == [[False, True], [True, False]]
 
 
 class Counter(nn.Module):
@@ -216,146 +238,65 @@ class Counter(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros(size))
 
-    def forward(self, x: torch.Tensor) -> Any:
-        self.count += x  # type: ignore[operator]
-        return self.count * 2
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_buffer("count").add_(x) * 2
 
 
-def test_a_planner_that_lets_values_overlap_is_caught() -> None:
-    def careless(request: PlanRequest) -> list[Place]:
-        return [Place(1, 0) for _ in request.lives]
-
-    exported = export(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), (torch.ones(1, 2),))
-    with pytest.raises(MemoryPlanError, match="overlap"):
-        emit(exported, config=EmitConfig(memory_planner=careless))
+def test_the_plan_is_data_with_the_state() -> None:
+    counter = exported(Counter(), torch.ones(4))
+    emitted = emit(counter)
+    plan = emitted.memory_plans["forward"]
+    assert plan.bound <= plan.sizes[1]
+    assert {block.role for block in plan.blocks} >= {"input", "state"}
+    # Zeros are in the file only on request.
+    assert len(emitted.program.mutable_data) == 1
+    careful = emit(counter, config=EmitConfig(zeroed_memory=False))
+    assert len(careful.program.mutable_data) == 2
+    with pytest.raises(UnsupportedError, match="rename"):
+        emit({"small": counter, "large": exported(Counter(8), torch.ones(8))})
 
 
 @pytest.mark.parametrize("was_on", [True, False])
-def test_the_collector_is_held_while_passes_run_and_is_as_before_afterwards(was_on: bool) -> None:
+def test_the_collector_is_off_while_passes_run_and_restored_afterwards(was_on: bool) -> None:
     seen: list[bool] = []
 
     def watching(request: PlanRequest) -> list[Place]:
         seen.append(gc.isenabled())
         if len(seen) > 1:
-            raise MemoryPlanError("stop")
+            # A planner that lets values overlap, too: it is found out.
+            return [Place(1, 0) for _ in request.lives]
         return one_memory(request)
 
-    exported = export(nn.ReLU(), (torch.ones(1, 2),))
+    layers = exported(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), torch.ones(1, 2))
     settings = EmitConfig(memory_planner=watching)
     if not was_on:
         gc.disable()
     try:
-        emit(exported, config=settings)
+        emit(layers, config=settings)
         assert gc.isenabled() is was_on
-        with pytest.raises(MemoryPlanError, match="stop"):
-            emit(exported, config=settings)
+        with pytest.raises(MemoryPlanError, match="overlap"):
+            emit(layers, config=settings)
         assert gc.isenabled() is was_on
     finally:
         gc.enable()
     assert seen == [False, False]
 
 
-def test_the_plan_is_data() -> None:
-    emitted = emit(export(Counter(), (torch.ones(4),)))
-    plan = emitted.memory_plans["forward"]
-    assert plan.bound <= plan.sizes[1]
-    roles = {block.role for block in plan.blocks}
-    assert roles >= {"input", "state"}
-    assert emitted.program.execution_plan[0].non_const_buffer_sizes == list(plan.sizes)
-
-
-def test_zeros_of_a_buffer_are_in_the_file_only_on_request() -> None:
-    exported = export(Counter(), (torch.ones(4),))
-    assert len(emit(exported).program.mutable_data) == 1
-    careful = emit(exported, config=EmitConfig(zeroed_memory=False))
-    assert len(careful.program.mutable_data) == 2
-
-
-def test_state_of_one_name_and_two_sizes_is_refused() -> None:
-    programs = {
-        "small": export(Counter(4), (torch.ones(4),)),
-        "large": export(Counter(8), (torch.ones(8),)),
-    }
-    with pytest.raises(UnsupportedError, match="rename"):
-        emit(programs)
-
-
-def test_equal_small_constants_are_stored_once() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("one", torch.full((8,), 3.0))
-            self.register_buffer("two", torch.full((8,), 3.0))
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return x + self.one, x * self.two  # type: ignore[operator]
-
-    emitted = emit(export(Model(), (torch.ones(8),)))
-    assert len(emitted.program.constant_buffer) == 2
-
-
-def test_weights_may_go_to_a_file_of_their_own(tmp_path: Path) -> None:
-    exported = export(nn.Linear(64, 64), (torch.ones(1, 64),))
-    emitted = emit(exported, config=EmitConfig(weights_file="weights"))
-    assert len(emitted.program.constant_buffer) == 1
-    assert len(emitted.external_files()["weights"]) > 64 * 64 * 4
-    size = emitted.save(tmp_path / "model.pte")
-    assert size == (tmp_path / "model.pte").stat().st_size < 64 * 64 * 4
-    assert (tmp_path / "weights.ptd").read_bytes() == emitted.external_files()["weights"]
-
-
-def test_saving_and_bytes_agree(tmp_path: Path) -> None:
-    emitted = emit(export(nn.Linear(4, 4), (torch.ones(1, 4),)))
-    emitted.save(tmp_path / "model.pte")
-    assert (tmp_path / "model.pte").read_bytes() == emitted.to_bytes()
-
-
-def test_a_name_may_stand_for_one_method_only() -> None:
-    exported = export(nn.ReLU(), (torch.ones(2),))
-    with pytest.raises(EmitterError, match="rename"):
-        emit(exported, config=EmitConfig(constant_methods={"forward": 1}))
-
-
-def test_a_module_is_no_program() -> None:
-    with pytest.raises(EmitterError, match=r"call torch\.export\.export first"):
-        emit(nn.ReLU())  # type: ignore[arg-type]
-
-
-def test_a_program_that_needs_nothing_is_not_retraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = export(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (torch.ones(1, 2),))
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("retraced")
-
-    monkeypatch.setattr("lowerdeck.emitter.decompositions.table.take_apart", refuse)
-    assert kernels(emit(exported)) == ["aten::linear.out", "aten::relu.out"]
-
-
-def test_the_users_decomposition_counts() -> None:
-    config = EmitConfig(decompositions={torch.ops.aten.relu.default: lambda x: x.clamp(min=0)})
-    emitted = emit(export(nn.ReLU(), (torch.ones(2),)), config=config)
-    assert kernels(emitted) == ["aten::clamp.out"]
-
-
-def test_the_kernel_table_says_which_runtime_it_was_read_from() -> None:
+def test_the_kernel_table_has_the_version_that_it_was_read_from() -> None:
     assert OFFICIAL_KERNELS.version == RUNTIME_VERSION == "1.4.1"
     assert len(OFFICIAL_KERNELS.names) == 240
     assert "aten::add.out" in OFFICIAL_KERNELS
 
 
-def test_every_kernel_on_numbers_is_in_the_table() -> None:
-    assert {kernel.full_name for kernel in SCALAR_KERNELS.values()} <= OFFICIAL_KERNELS.names
-
-
 def test_weights_carry_their_names_unless_told_otherwise() -> None:
-    def names(config: EmitConfig) -> set[str | None]:
-        emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)), config=config)
-        values = deserialize_pte(emitted.to_bytes()).execution_plan[0].values
-        infos = [v.val.extra_tensor_info for v in values if isinstance(v.val, Tensor)]
-        return {info.fully_qualified_name for info in infos if info is not None}
-
-    assert names(EmitConfig()) == {"weight", "bias"}
-    assert names(EmitConfig(weight_names=False)) == set()
+    for config, expected in (
+        (EmitConfig(), {"weight", "bias"}),
+        (EmitConfig(weight_names=False), set()),
+    ):
+        emitted = emit(exported(nn.Linear(2, 3), torch.ones(1, 2)), config=config)
+        (plan,) = deserialize_pte(emitted.to_bytes()).execution_plan
+        infos = [one.extra_tensor_info for one in tensors(plan)]
+        assert {info.fully_qualified_name for info in infos if info is not None} == expected
 
 
 def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes() -> None:
@@ -364,96 +305,26 @@ def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes(
             super().__init__()
             self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for norm in self.norms:
+        def forward(self, x: Tensor) -> Tensor:
+            for norm in (*self.norms, self.norms[0]):
                 x = norm(x).relu()
-            result: torch.Tensor = self.norms[0](x)  # the same module once more
-            return result
+            return x
 
-    emitted = emit(export(Called().eval(), (torch.ones(2, 4),)))
-    program = deserialize_pte(emitted.to_bytes())
-    (plan,) = program.execution_plan
-    assert len(program.constant_buffer) == 3  # nothing, ones, zeros
+    content = deserialize_pte(emit(exported(Called(), torch.ones(2, 4))).to_bytes())
+    (plan,) = content.execution_plan
+    assert len(content.constant_buffer) == 3  # nothing, ones, zeros
     modules = []
     for one in plan.chains[0].instructions:
         args = one.instr_args
         if isinstance(args, KernelCall) and "norm" in plan.operators[args.op_index].name:
-            values = [plan.values[place].val for place in args.args]
-            infos = [one.extra_tensor_info for one in values if isinstance(one, Tensor)]
+            values: list[Any] = [plan.values[place].val for place in args.args]
+            infos = [one.extra_tensor_info for one in values if isinstance(one, StoredTensor)]
             names = {info.fully_qualified_name for info in infos if info is not None}
             modules.append({name.rpartition(".")[0] for name in names if name})
     assert modules == [{"norms.0"}, {"norms.1"}, {"norms.2"}, {"norms.0"}]
 
 
-def test_an_operator_of_one_s_own_without_out_variant_is_told_to_get_one() -> None:
-    with torch.library._scoped_library("lowerdeck_test", "FRAGMENT") as library:
-        library.define("half(Tensor x) -> Tensor")
-        library.impl("half", lambda x: x / 2, "CompositeExplicitAutograd")
-
-        class Half(nn.Module):
-            def forward(self, x: torch.Tensor) -> Any:
-                return torch.ops.lowerdeck_test.half(x)
-
-        exported = export(Half(), (torch.ones(2),))
-        with pytest.raises(
-            MissingKernelError, match=r"register one \(lowerdeck_test::half\.out\)"
-        ):
-            emit(exported)
-
-
-def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = export(nn.ReLU(), (torch.ones(2),))
-    with pytest.raises(EmitterError, match="found a dict, expected an EmitConfig"):
-        emit(exported, config={"plan_inputs": False})  # type: ignore[arg-type]
-    with pytest.raises(EmitterError, match="found 3 as the name of a method"):
-        emit({3: exported})  # type: ignore[dict-item]
-    monkeypatch.setattr(torch.export.ExportedProgram, "dialect", "EDGE")
-    with pytest.raises(EmitterError, match=r"Edge dialect.*leave out to_edge"):
-        emit(exported)
-
-
 def test_what_is_shown_of_an_emission_is_short() -> None:
-    emitted = emit(export(nn.Linear(2, 3), (torch.ones(1, 2),)))
+    emitted = emit(exported(nn.Linear(2, 3), torch.ones(1, 2)))
     assert repr(emitted) == "<EmittedProgram forward: 1 instructions>"
     assert len(repr(EmitConfig())) < 600
-
-
-def test_memory_of_inputs_and_outputs_is_planned_by_method() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.sin(x)
-
-    exported = export(Twice(), (torch.ones(2),))
-    config = EmitConfig(plan_inputs={"a": False}, plan_outputs={"b": False})
-    plans = emit({"a": exported, "b": exported}, config=config).program.execution_plan
-    planned: list[tuple[bool, bool]] = []
-    for plan in plans:
-        (x,), (y,) = plan.inputs, plan.outputs
-        values: list[Any] = [plan.values[index].val for index in (x, y)]
-        planned.append(
-            (values[0].allocation_info is not None, values[1].allocation_info is not None)
-        )
-    assert planned == [(False, True), (True, False)]
-    with pytest.raises(EmitterError, match=r"found plan_outputs for \['c'\]"):
-        emit(exported, config=EmitConfig(plan_outputs={"c": True}))
-
-
-def test_a_missing_kernel_is_named_before_a_missing_bound() -> None:
-    def pick(x: torch.Tensor) -> torch.Tensor:
-        return x[:2].clone()
-
-    def fake(x: torch.Tensor) -> torch.Tensor:
-        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
-
-    class Pick(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            picked: torch.Tensor = torch.ops.lowerdeck_test_pick.pick(x)
-            return picked * 2
-
-    with torch.library._scoped_library("lowerdeck_test_pick", "DEF") as library:
-        library.define("pick(Tensor x) -> Tensor")
-        library.impl("pick", pick, "CPU")
-        torch.library.register_fake("lowerdeck_test_pick::pick", fake, lib=library)
-        program = torch.export.export(Pick(), (torch.ones(5),))
-        with pytest.raises(MissingKernelError, match="lowerdeck_test_pick"):
-            emit(program)
