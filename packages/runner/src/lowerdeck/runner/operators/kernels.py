@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -181,7 +182,26 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
         in_place = (0,)
     elif "in_place" in words or short == "copy":
         in_place = range(len(arguments))
-    return TorchKernel(full_name, guarded(full_name, direct_call(operator)), arguments, in_place)
+    call = direct_call(operator)
+    if full_name == "aten::as_strided_copy.out":
+        call = _from_first_element(call)
+    return TorchKernel(full_name, guarded(full_name, call), arguments, in_place)
+
+
+def _from_first_element(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call`` with offsets that count from a tensor's first element, as the runtime's do.
+
+    torch counts from the start of the storage, which is here the whole arena.
+    """
+
+    @wraps(call)
+    def strided(
+        x: torch.Tensor, size: Any, stride: Any, offset: Any, *rest: Any, **out: Any
+    ) -> Any:
+        start = None if offset is None else x.storage_offset() + offset
+        return call(x, size, stride, start, *rest, **out)
+
+    return strided
 
 
 def _words(full_name: str, namespace: str, short: str) -> frozenset[str]:
