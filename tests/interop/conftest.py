@@ -24,10 +24,6 @@ MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
 # nightly session runs all.
 EVERY = {
     "test_emitter_devices.py": 5,
-    "test_emitter_empty_dimensions.py": 5,
-    "test_emitter_integers.py": 8,
-    "test_emitter_norms.py": 3,
-    "test_emitter_sums.py": 5,
     "test_lifetimes_agree.py": 5,
     "test_openvino_official.py": 5,
     "test_runner_comparison.py": 3,

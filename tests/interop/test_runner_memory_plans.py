@@ -17,8 +17,8 @@ from lowerdeck.runner import MemoryPlanError, RunnerError, load
 from lowerdeck.runner.values.tensors import Origin
 from lowerdeck.serializer import AllocationDetails, ExecutionPlan, Program, Tensor, deserialize_pte
 from lowerdeck_zoo import assert_close
-from tests.interop.test_emitter_random import Random
 from tests.interop.test_runner_corpus import CORPUS, NAMES, record_of
+from tests.soak.raw_programs import raw_program
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,15 +27,15 @@ SHIFTS = (-64, -32, -16, -8, 8, 16, 32, 64)
 
 
 def random_program(seed: int) -> tuple[bytes, list[list[Any]]] | None:
-    torch.manual_seed(seed)
-    inputs = (torch.randn(4, 6), torch.randn(4, 6))
+    program = raw_program(seed)
+    if len(program.methods) > 1:
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return emit(torch.export.export(Random(seed).eval(), inputs)).to_bytes(), [
-                [*inputs]
-            ] * 2
-        except EmitterError:
+            (model,), inputs = program.models().values(), program.example("forward")
+            return emit(torch.export.export(model, inputs)).to_bytes(), [[*inputs]] * 2
+        except (EmitterError, RuntimeError):
             return None
 
 

@@ -22,6 +22,7 @@ from lowerdeck_zoo.models import (
     dynamic,
     generative,
     graphs,
+    kernel_limits,
     language,
     layers,
     layouts,
@@ -82,7 +83,13 @@ _DOMAINS = (
     *(("recurrent", recurrent), ("graphs", graphs), ("dynamic", dynamic), ("dynamic", sizes)),
     *(("stateful", state), ("control-flow", control_flow), ("dtypes", dtypes)),
     *(("quantised", quantised), ("complex", complex_numbers), ("layouts", layouts)),
-    *(("layouts", strides), ("memory", memory), ("modes", modes), ("names", names)),
+    *(
+        ("layouts", strides),
+        ("memory", memory),
+        ("memory", kernel_limits),
+        ("modes", modes),
+        ("names", names),
+    ),
     *(("outputs", outputs), ("", transformers_small), ("", libraries)),
 )
 PROGRAMS: tuple[Program, ...] = tuple(

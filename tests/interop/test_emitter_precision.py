@@ -1,0 +1,259 @@
+"""Sums, products and norms keep their type's digits: integers exact, floats as eager's are.
+
+Each program computes many functions in one type; all that eager computes must be emitted, run in
+the official runtime and agree with a wider type as well as eager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
+from torch import Tensor
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from lowerdeck_zoo import official
+from tests.interop.functions_together import computed, run_together
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+]
+
+Function = Callable[[Tensor], Any]
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+DIMS: tuple[Any, ...] = (-1, 1, (1, 2), (0, 2), (0, 1, 2))
+INDEX = torch.arange(16) % 3
+
+
+def over(function: Callable[[Tensor, Any], Any]) -> Function:
+    """Return a function that reduces over each set of dimensions."""
+    return lambda x: [function(x, dims) for dims in DIMS]
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.flatten(1).contiguous()
+
+
+# Of x, shape (3, 16, N): what any type can be added up by.
+SUMS: dict[str, Function] = {
+    "sum": over(torch.sum),
+    "sums": lambda x: (x.sum(), x.sum(1, keepdim=True), x.sum((0, 2), keepdim=True)),
+    "sum in int64": lambda x: x.sum(-1, dtype=torch.int64) if not x.is_floating_point() else x,
+    "sum in float64": lambda x: (x.sum(-1, dtype=torch.float64), x.sum(dtype=torch.float64)),
+    "running sum": lambda x: (x.cumsum(-1), x.cumsum(0)),
+    "trace": lambda x: x[0, :, :16].trace(),
+    "scatter_add": lambda x: (
+        torch.scatter_add(x[0], 0, INDEX[:, None].expand(16, x.shape[2]), x[1]),
+        torch.scatter_add(x[0, 0], 0, torch.zeros(x.shape[2], dtype=torch.int64), x[0, 1]),
+    ),
+    "index_add": lambda x: torch.index_add(x[0], 0, INDEX, x[1]),
+    "product": lambda x: (x[:, :, :6].prod(-1), x[:, :3, 0].prod()),
+    "running product": lambda x: x[:, :, :6].cumprod(-1),
+    "long products": lambda x: (
+        torch.mm(rows(x), rows(x).mT.contiguous()),
+        torch.addmm(x[0, 0, :3], rows(x), rows(x).mT.contiguous()),
+        F.linear(rows(x), rows(x), x[0, 0, :3]),
+    ),
+    "mm": lambda x: torch.mm(x[0], x[1].mT.contiguous()),
+    "bmm": lambda x: torch.bmm(x, x.mT.contiguous()),
+    "addmm": lambda x: torch.addmm(x[2, :, :16], x[0], x[1].mT.contiguous()),
+    "linear": lambda x: (F.linear(x, x[0], x[1, :, 0]), F.linear(x[0], x[1])),
+    "addmm with factors": lambda x: torch.addmm(
+        x[2, 0, :16], x[0], x[1].mT.contiguous(), beta=2, alpha=3
+    ),
+    "dot": lambda x: torch.dot(x[0, 0], x[0, 1]),
+    "mv": lambda x: torch.mv(x[0], x[0, 0]),
+    "scatter sum": lambda x: torch.scatter_reduce(x[0, 0], 0, INDEX, x[0, 1], "sum"),
+    "index_put": lambda x: torch.index_put(x[0], (INDEX,), x[1], accumulate=True),
+    "convolution": lambda x: (
+        F.conv1d(x, x[:, :, :3].contiguous()),
+        F.conv2d(x[None], x[None, :, :3, :3].contiguous()),
+    ),
+}
+# Of floats alone; torch computes the distances with float32 and float64 only.
+REALS: dict[str, Function] = {
+    "mean": over(torch.mean),
+    "mean of all": torch.mean,
+    "average pools": lambda x: (
+        *(F.avg_pool1d(x, 64), F.avg_pool2d(x, 16), F.adaptive_avg_pool1d(x, 3)),
+        *(F.adaptive_avg_pool2d(x, (3, 2)), F.adaptive_avg_pool2d(x, 1)),
+    ),
+    "norms of vectors": over(lambda x, d: [torch.linalg.vector_norm(x, p, d) for p in (1, 2, 3)]),
+    "variance": over(lambda x, d: (x.var(d), x.std(d), torch.var_mean(x, d))),
+    "variance that keeps": lambda x: (x.var(-1, keepdim=True), x.var((1, 2), correction=0)),
+    "transposed convolution": lambda x: F.conv_transpose2d(x[None], x[:, :2, :3, None] + 0.5),
+    "softmax": lambda x: (x.softmax(-1), x.softmax(1), x.log_softmax(-1), x.log_softmax(1)),
+    "logsumexp": over(torch.logsumexp),
+    "layer norm": lambda x: (F.layer_norm(x, x.shape[2:]), F.rms_norm(x, x.shape[2:])),
+    "group norm": lambda x: (F.group_norm(x, 2), F.group_norm(x, 1, x[0, :, 0], x[0, :, 1])),
+    "instance norm": F.instance_norm,
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "scatter mean": lambda x: torch.scatter_reduce(x[0, 0], 0, INDEX, x[0, 1], "mean"),
+    "interpolation": lambda x: (
+        F.interpolate(x[None], size=(5, 31), mode="bilinear"),
+        F.interpolate(x, size=31, mode="linear"),
+    ),
+    "distances": lambda x: (F.pairwise_distance(x[0], x[1]), F.cosine_similarity(x[0], x[1], -1)),
+    "remainder": lambda x: (torch.remainder(-x, x.flip(0) + 1), -x % 1.5),
+    "matrix of distances": lambda x: (torch.cdist(x, x.flip(0)), F.pdist(x[0])),
+}
+
+
+def numbers(dtype: torch.dtype) -> Tensor:
+    """Return positive floats of full width, or integers of all sizes that the type holds."""
+    generator = torch.Generator().manual_seed(7)
+    if dtype.is_floating_point:
+        length = 64 if dtype == torch.float64 else 256
+        return torch.rand(3, 16, length, generator=generator, dtype=torch.float64).to(dtype)
+    if dtype == torch.bool:
+        return torch.rand(3, 16, 64, generator=generator) > 0.5
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max, (3, 16, 64), generator=generator, dtype=dtype)
+
+
+def check(functions: dict[str, Function], *calls: Tensor, **options: Any) -> None:
+    """Compare the runtimes with a wider type, and with eager's error."""
+    for result in run_together(functions, *((call,) for call in calls), **options):
+        (x,) = result.args
+        eager = pytree.tree_leaves(result.function(x))
+        wide = pytree.tree_leaves(result.function(x.double() if x.is_floating_point() else x))
+        for found, expected, exact in zip(result.outputs, eager, wide, strict=True):
+            assert found.dtype == expected.dtype, result.where
+            if found.is_floating_point():
+                _check_error(found, expected, exact, result.where)
+            else:
+                assert torch.equal(found, expected), result.where
+
+
+def _check_error(found: Tensor, expected: Tensor, exact: Tensor, where: str) -> None:
+    assert torch.equal(found.isfinite(), expected.isfinite()), where
+    finite = expected.isfinite() & exact.isfinite()
+    if finite.any():
+        errors = ((one.double() - exact)[finite].abs().max() for one in (found, expected))
+        error, eagers = errors
+        unit = torch.finfo(found.dtype).eps * exact[finite].abs().max()
+        # torch has no wider type than float64, so that eager's own error is unknown there.
+        units = 16 if found.dtype == torch.float64 else 4
+        assert error <= 4 * eagers + units * unit, (where, float(error), float(eagers))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+def test_sums_are_as_exact_as_eagers(dtype: torch.dtype) -> None:
+    x = numbers(dtype)
+    table = {**SUMS, **REALS} if dtype.is_floating_point else SUMS
+    functions = computed(table, x)
+    missing = 0 if dtype in FLOATS[:2] else 1 if dtype in FLOATS else 2
+    assert dtype == torch.bool or len(functions) >= len(table) - missing
+    check(functions, x)
+
+
+# The sum of any of these in float32 is infinite, 0, or has lost the small ones.
+# Powers of two, so that those in float64 are exact in any order.
+SCALES = (2.0**970, 2.0**-1000, 1.0)
+
+
+def test_float64_is_not_narrowed() -> None:
+    x = torch.ones(3, 16, 64, dtype=torch.float64)
+    x[:, :, 0] = 2.0**40
+    table = {**SUMS, **REALS}
+    names = ("sum", "mean", "running sum", "average pools", "softmax")
+    check({name: table[name] for name in names}, *(x * scale for scale in SCALES))
+    check({"mm": SUMS["mm"]}, *(x * scale**0.5 for scale in SCALES))
+
+
+# Numbers whose mean is large beside their deviation: the runtime's own kernels subtract the square
+# of the mean from the mean of the squares.
+WEIGHT = torch.linspace(0.5, 2, 4)
+NORMS: dict[str, Function] = {
+    "layer": lambda x: F.layer_norm(x, (8,)),
+    "layer, with its mean": lambda x: torch.native_layer_norm(x, [8], None, None, 1e-5),
+    "group": lambda x: F.group_norm(x, 2, WEIGHT.to(x.dtype), WEIGHT.to(x.dtype)),
+    "groups": lambda x: (F.group_norm(x, 4), F.group_norm(x, 1)),
+    "group of rows": lambda x: F.group_norm(x.flatten(0, 2)[:, :4], 2),
+    "group, with its mean": lambda x: torch.native_group_norm(
+        x, None, None, x.shape[0], 4, x.shape[2] * x.shape[3], 2, 1e-5
+    ),
+    "instance": F.instance_norm,
+    "batch, of this call": lambda x: F.batch_norm(
+        x, None, None, WEIGHT.to(x.dtype), WEIGHT.to(x.dtype), training=True
+    ),
+    "batch, with its mean": lambda x: torch._native_batch_norm_legit(
+        x, None, None, True, 0.1, 1e-5
+    ),
+    "variance": lambda x: (x.var(-1), x.std((0, 2)), torch.var_mean(x, 1)),
+    "channels last": lambda x: (
+        F.layer_norm(x.to(memory_format=torch.channels_last) + 1, (8,)),
+        F.group_norm(x.to(memory_format=torch.channels_last) + 1, 2),
+    ),
+}
+TWO_DIMENSIONS = {"layer, two dimensions": lambda x: F.layer_norm(x, (6, 8))}
+
+
+def images(mean: float, count: int = 3, channels: int = 4, height: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count, channels, height, 8, generator=generator) + mean
+
+
+def check_norms(functions: dict[str, Function], *calls: Tensor, **options: Any) -> None:
+    """Raise unless errors, by the largest number of each output, are about eager's."""
+    for result in run_together(functions, *((call,) for call in calls), **options):
+        (x,) = result.args
+        exact = pytree.tree_leaves(result.function(x.double()))
+        ours, eagers = (
+            max(
+                float((one.double() - other).abs().max() / max(1.0, float(other.abs().max())))
+                for one, other in zip(found, exact, strict=True)
+            )
+            for found in (result.outputs, pytree.tree_leaves(result.function(x)))
+        )
+        assert ours <= 4 * eagers + 2e-6, (result.where, ours, eagers)
+
+
+def test_norms_are_as_exact_as_eagers() -> None:
+    calls = [images(mean) for mean in (0.0, 10.0, 100.0, 1000.0)]
+    check_norms({**NORMS, **TWO_DIMENSIONS}, *calls)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_norms_of_sizes_that_vary(least: int) -> None:
+    sizes = {0: Dim("rows", min=least, max=5), 2: Dim("height", max=9)}
+    calls = [images(100.0, count) for count in (3, 5, 1, 2)]
+    check_norms(TWO_DIMENSIONS, *calls, dynamic_shapes=(({0: sizes[0]},),))
+    calls.append(torch.cat([calls[0], calls[0][:, :, :3] - 7], 2))
+    check_norms(NORMS, *calls, dynamic_shapes=((sizes,),))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_group_norm_of_channels_that_vary(groups: int) -> None:
+    calls = [images(100.0, channels=groups * half) for half in (2, 3)]
+    channels = groups * Dim("half", max=5)
+    norm = {"group": lambda x: F.group_norm(x, groups)}
+    check_norms(norm, *calls, dynamic_shapes=(({1: channels},),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_norms_in_other_types(dtype: torch.dtype) -> None:
+    names = ("layer", "group", "instance", "groups")
+    check_norms({name: NORMS[name] for name in names}, images(10.0).to(dtype))
+
+
+def test_variance_of_half_precision_is_finite() -> None:
+    x = (torch.arange(8.0) * 100 - 350).half()[None]
+    variance = {"variance": lambda x: (x.var(1), torch.var_mean(x, 1), x.std(1), x.var())}
+    for result in run_together(variance, (x,)):
+        expected = pytree.tree_leaves(result.function(x))
+        torch.testing.assert_close(result.outputs, expected, rtol=2e-3, atol=0, equal_nan=True)
+
+
+def test_norms_of_nothing() -> None:
+    functions = {name: NORMS[name] for name in ("layer", "group")}
+    sizes = (({0: Dim("rows", min=0, max=5)},),)
+    calls = [(images(1.0),), (images(1.0)[:0],)]
+    for result in run_together(functions, *calls, dynamic_shapes=sizes):
+        assert result.outputs[0].shape == result.args[0].shape
