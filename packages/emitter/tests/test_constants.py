@@ -6,8 +6,11 @@ import gc
 
 import pytest
 import torch
+from emitter_running import results  # type: ignore[import-not-found]
 
+from lowerdeck.emitter import emit
 from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck_zoo import Of, assert_close, exported
 
 
 def stored(pool: ConstantPool, tensor: torch.Tensor, order: tuple[int, ...]) -> int:
@@ -81,3 +84,15 @@ def test_a_lazy_clone_stays_one() -> None:
     pool = ConstantPool()
     assert stored(pool, weight, (0, 1)) == stored(pool, lazy, (0, 1))
     assert torch._C._is_cow_tensor(lazy)  # type: ignore[attr-defined]
+
+
+class Named(torch.Tensor):
+    """A subclass with memory of its own."""
+
+
+def test_constants_of_a_subclass_are_those_of_its_elements() -> None:
+    holder, plain = torch.nn.Module(), torch.randn(6, 4).t()
+    holder.register_buffer("kept", plain.as_subclass(Named))
+    model = Of(lambda self, x: x + self.holder.kept, holder=holder)
+    found = results(emit(exported(model, torch.ones(4, 6))), [("forward", [torch.ones(4, 6)])])
+    assert_close(found[0], plain + 1)

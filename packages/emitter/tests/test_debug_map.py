@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import export
+from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, emit
-from lowerdeck.emitter.backend.debug_map import stack_frames
+from lowerdeck_zoo import Of, exported
 
 
 class Block(nn.Module):
@@ -22,17 +22,20 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self.block = Block()
+        self.block = block
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.block(x)
-        return y + 1
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.block(x) + 1
+
+
+def program() -> ExportedProgram:
+    return exported(Model(Block()), torch.ones(2, 3))
 
 
 def test_each_instruction_knows_its_line_and_module() -> None:
-    emitted = emit(export(Model(), (torch.ones(2, 3),)))
+    emitted = emit(program())
     sources = emitted.debug_handle_map["forward"]
     assert [source.operator for source in sources.values()] == [
         "aten::linear.out",
@@ -51,23 +54,14 @@ def test_each_instruction_knows_its_line_and_module() -> None:
 
 
 def test_handles_of_the_caller_survive_decomposition_also_in_branches() -> None:
-    class Branching(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    exported = export(Branching(), (torch.ones(3),))
-    graphs = [
-        m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
-    ]
-    handle = 100
-    expected = set()
-    for graph in graphs:
-        for node in graph.nodes:
-            if node.op == "call_function":
-                node.meta["debug_handle"] = handle
-                expected.add(handle)
-                handle += 1
-    sources = emit(exported).debug_handle_map["forward"].values()
+    branching = Of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+    model = exported(branching, torch.ones(3))
+    graphs = [m.graph for m in model.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    expected = {100 + number for number, _ in enumerate(nodes)}
+    for handle, node in zip(sorted(expected), nodes, strict=True):
+        node.meta["debug_handle"] = handle
+    sources = emit(model).debug_handle_map["forward"].values()
     found = {handle for source in sources for handle in source.handles}
     assert found <= expected
     kernels = {source.operator: source.handles for source in sources}
@@ -75,10 +69,10 @@ def test_handles_of_the_caller_survive_decomposition_also_in_branches() -> None:
 
 
 def test_nodes_without_a_handle_get_one_that_is_free() -> None:
-    exported = export(Model(), (torch.ones(2, 3),))
-    first = next(node for node in exported.graph.nodes if node.op == "call_function")
+    model = program()
+    first = next(node for node in model.graph.nodes if node.op == "call_function")
     first.meta["debug_handle"] = 7
-    sources = emit(exported).debug_handle_map["forward"]
+    sources = emit(model).debug_handle_map["forward"]
     assert sources[0].handles == (7,)
     assert min(handle for i in (1, 2, 3) for handle in sources[i].handles) > 7
 
@@ -88,33 +82,21 @@ def test_a_delegates_map_and_inner_nodes_are_kept(lowered: Any) -> None:
     inner = next(n for n in module.original_module.graph.nodes if n.op == "call_function")
     inner.meta["debug_handle"] = 5
 
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, x: torch.Tensor) -> Any:
-            (y,) = self.inner(x)
-            return y + 1
-
-    emitted = emit(export(Outer(), (torch.ones(2, 3),), strict=False))
+    outer = Of(lambda self, x: self.inner(x)[0] + 1, inner=module)
+    emitted = emit(exported(outer, torch.ones(2, 3), strict=False))
     (found,) = emitted.delegate_debug_maps["forward"].values()
     assert found.debug_handle_map == {0: (5,)}
     assert found.sources[5].operator == "aten.mul.Tensor"
 
 
 def test_stack_traces_are_in_the_program_on_request() -> None:
-    exported = export(Model(), (torch.ones(2, 3),))
-    (plain,) = emit(exported).program.execution_plan
+    model = program()
+    (plain,) = emit(model).program.execution_plan
     assert plain.chains[0].stacktrace is None
-    (traced,) = emit(exported, config=EmitConfig(stack_traces=True)).program.execution_plan
+    (traced,) = emit(model, config=EmitConfig(stack_traces=True)).program.execution_plan
     trace = traced.chains[0].stacktrace
     assert trace is not None
     assert len(trace) == len(traced.chains[0].instructions)
     assert trace[0].items[-1].name == "forward"
     assert trace[0].items[-1].lineno > 0
     assert "silu" in trace[1].items[-1].context
-
-
-def test_no_origin_has_no_frames() -> None:
-    assert stack_frames(None).items == []

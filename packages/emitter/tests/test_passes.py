@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter as Counts
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from emitter_running import check, kernels  # type: ignore[import-not-found]
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch.export import Dim, export
+from torch.export import Dim
 
 import lowerdeck.emitter
-from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, MissingKernelError
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig
 from lowerdeck.emitter.backend.linearizing import linearize
 from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.frontend.read_graph import read_method
 from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.graph import Call, Kernel, Method, all_blocks, values_in
-from lowerdeck.emitter.ir.instructions import KernelStep
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
-from lowerdeck.emitter.ir.values import Role, TensorValue, channels_last_order
+from lowerdeck.emitter.ir.values import TensorValue, channels_last_order
 from lowerdeck.emitter.memory.lifetimes import spans
 from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
@@ -33,26 +34,19 @@ from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
 from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.remove_copies import remove_copies
-from lowerdeck.emitter.passes.select_kernels import needs_no_kernel, select_kernels
+from lowerdeck.emitter.passes.select_kernels import needs_no_kernel
 from lowerdeck.emitter.passes.share_views import share_views
 from lowerdeck.emitter.passes.writing_in_place import write_in_place
 from lowerdeck.serializer import runtime_kernels
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
+from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo.models.state import Counter
 
 
 def method_of(function: Callable[..., Any] | nn.Module, *args: Any, **options: Any) -> Method:
     """Return the functional form of a function or module, decomposed."""
     module = function if isinstance(function, nn.Module) else Of(function)
-    exported = export(module.eval(), args, **options)
-    return read_method("forward", decompose(exported, EmitConfig()))
+    program = exported(module, *args, **options)
+    return read_method("forward", decompose(program, EmitConfig()))
 
 
 def calls(method: Method) -> list[Call]:
@@ -84,24 +78,16 @@ def test_assertions_and_what_only_they_read_go() -> None:
 def test_every_call_that_is_left_is_read() -> None:
     def function(x: Any) -> Any:
         x.sin()
+        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
         return torch.topk(x.cos(), 2)[0]
 
     method = method_of(function, torch.ones(4))
     drop_dead_code(method)
+    assert names(method) == ["cos", "topk"]
     live = set(values_in(method.outputs)) | {
         value for call in calls(method) for value in values_in(call.args)
     }
     assert all(any(out in live for out in call.outs) for call in calls(method))
-
-
-def test_a_loop_that_nobody_reads_goes() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-        return x + 1
-
-    method = method_of(function, torch.ones(2))
-    drop_dead_code(method)
-    assert names(method) == ["add"]
 
 
 def test_calls_of_constants_are_computed_once_or_at_emit_time() -> None:
@@ -269,74 +255,41 @@ def test_a_copy_that_nothing_writes_shares_memory() -> None:
     assert needs_no_kernel(copy)
 
 
-def test_a_view_of_a_size_that_varies_is_made_at_run_time_without_a_copy() -> None:
-    rows = Dim("rows", max=8)
-    method = method_of(
-        lambda x: (x + 1).view(-1) * 2, torch.ones(4, 2), dynamic_shapes=(({0: rows},),)
+# What is made without a copy, and with how many kernels that copy.
+COPIES: dict[str, tuple[Any, dict[str, int], Any]] = {
+    "a view of a size that varies": (lambda x: (x + 1).view(-1) * 2, {}, {0: "rows"}),
+    # The runtime finds one size that varies, beside any number of ones, and no two.
+    "one size": (lambda x: (x + 1)[None, None] * 2, {}, {0: "rows"}),
+    "two sizes": (
+        lambda x: (x + 1)[None, None] * 2,
+        {"unsqueeze_copy": 2},
+        {0: "rows", 1: "columns"},
+    ),
+    # The input itself is the one result that has to be copied.
+    "branches": (
+        lambda x: torch.cond(
+            x.sum() > 0, lambda t: (t + 1, t.clone()), lambda t: (t - 1, t * 2), (x,)
+        ),
+        {"clone": 1},
+        {},
+    ),
+    "a buffer": (Of(lambda self, x: self.count(x[0]), count=Counter(0.0)), {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_is_copied(name: str) -> None:
+    function, expected, names = COPIES[name]
+    sizes = {dim: Dim(size, max=8) for dim, size in names.items()}
+    calls = [(torch.randn(3, 3),), *([(torch.randn(8, 3),)] if 1 not in names and names else [])]
+    shapes = None if not names else ((sizes,),)
+    found = Counts(
+        one.partition(".")[0] for one in kernels(check(function, *calls, dynamic_shapes=shapes))
     )
-    run_passes(method, EmitConfig())
-    kernels = [call.kernel.full_name for call in calls(method) if call.kernel is not None]
-    assert "executorch_prim::et_view.default" in kernels
-    assert "aten::view_copy.out" not in kernels
-
-
-@pytest.mark.parametrize(
-    ("names", "is_copied"),
-    [
-        # The runtime finds one size that varies, beside any number of ones, and no two.
-        ({0: "rows"}, False),
-        ({0: "rows", 1: "columns"}, True),
-    ],
-)
-def test_a_shape_with_one_size_that_varies_needs_no_copy(
-    names: dict[int, str], is_copied: bool
-) -> None:
-    varying = {dim: Dim(name, max=8) for dim, name in names.items()}
-    method = method_of(
-        lambda x: (x + 1).unsqueeze(0).unsqueeze(0) * 2,
-        torch.ones(4, 2),
-        dynamic_shapes=((varying,),),
-    )
-    run_passes(method, EmitConfig())
-    kernels = [call.kernel.full_name for call in calls(method) if call.kernel is not None]
-    assert ("aten::unsqueeze_copy.out" in kernels) is is_copied
-    assert ("executorch_prim::et_view.default" in kernels) is not is_copied
-
-
-def test_all_missing_kernels_are_named_at_once() -> None:
-    method = method_of(lambda x: torch.lgamma(x) + torch.digamma(x), torch.ones(2))
-    with pytest.raises(MissingKernelError) as caught:
-        select_kernels(method, OFFICIAL_KERNELS)
-    assert {item.operator for item in caught.value.missing} == {
-        "aten.lgamma.default",
-        "aten.digamma.default",
-    }
-
-
-def test_a_custom_kernel_is_allowed_by_name() -> None:
-    method = method_of(torch.lgamma, torch.ones(2))
-    select_kernels(method, OFFICIAL_KERNELS.with_kernels(["aten::lgamma.out"]))
-    assert [call.kernel.full_name for call in calls(method) if call.kernel] == ["aten::lgamma.out"]
-
-
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += x  # type: ignore[operator]
-        return x * 2
-
-
-def test_a_buffer_is_written_where_it_lies() -> None:
-    method = method_of(Counter(), torch.ones(4))
-    run_passes(method, EmitConfig())
-    code = linearize(method)
-    before = len(code.steps)
-    write_in_place(code, OFFICIAL_KERNELS)
-    assert len(code.steps) == before - 1
-    assert any(value.storage.role is Role.STATE for s in code.steps for value in s.writes)  # type: ignore[union-attr]
+    assert {
+        one: count for one, count in found.items() if "copy" in one or one == "clone"
+    } == expected
+    assert ("executorch_prim::et_view" in found) is (len(names) == 1)
 
 
 class Ends(nn.Module):
@@ -414,20 +367,6 @@ def test_what_a_loop_fills_turn_by_turn_is_there_from_its_first() -> None:
     filled = [key for key in written if last[key] > loop.last]
     assert len(filled) == 2
     assert all(first[key] <= loop.first for key in filled)
-
-
-def test_a_branch_writes_its_result_without_a_copy() -> None:
-    def function(x: torch.Tensor) -> Any:
-        return torch.cond(
-            x.sum() > 0, lambda t: (t + 1, t.clone()), lambda t: (t - 1, t * 2), (x,)
-        )
-
-    method = method_of(function, torch.ones(4))
-    run_passes(method, EmitConfig())
-    code = linearize(method)
-    kernels = [step.kernel.full_name for step in code.steps if isinstance(step, KernelStep)]
-    # The input itself is the one result that has to be copied.
-    assert kernels.count("aten::clone.out") == 1
 
 
 def test_every_kernel_that_the_emitter_names_is_in_the_table() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +20,15 @@ from lowerdeck.torch_base import expression_of
 ATEN = torch.ops.aten
 
 
-def test_schemas_of_all_overloads_are_found() -> None:
+def rows_of(size: Any) -> Any:
+    """Return the number of rows of an input, which varies."""
+    program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: size},))
+    return next(iter(program.graph.nodes)).meta["val"].shape[0]
+
+
+def test_overloads_and_their_schemas_are_found() -> None:
     names = {schema.overload_name for schema in private.operator_schemas("aten::add")}
     assert {"Tensor", "Scalar", "out"} <= names
-
-
-def test_an_overload_knows_its_packet() -> None:
     assert private.overload_packet(ATEN.add.Tensor) is ATEN.add
 
 
@@ -38,9 +42,7 @@ def test_functions_of_one_number_have_operators() -> None:
 def test_what_is_known_needs_no_guard() -> None:
     assert private.is_known(3 > 2)
     assert not private.is_known(2 > 3)
-    rows = torch.export.Dim("rows", min=2, max=9)
-    exported = export(torch.nn.ReLU(), (torch.ones(3),), dynamic_shapes=({0: rows},))
-    (size,) = next(iter(exported.graph.nodes)).meta["val"].shape
+    size = rows_of(Dim("rows", min=2, max=9))
     assert private.is_known(size >= 2)
     assert not private.is_known(size >= 3)
     assert not private.is_known(size < 3)
@@ -53,10 +55,7 @@ def test_importing_the_package_does_not_load_sympy() -> None:
 
 
 def test_dimensions_have_the_names_that_the_user_gave() -> None:
-    exported = export(
-        torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("rows", max=7)},)
-    )
-    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
+    size = rows_of(Dim("rows", max=7))
     assert private.dimension_names(size) == {str(expression_of(size)): "rows"}
 
 
@@ -133,9 +132,7 @@ def test_a_rule_can_ask_what_the_node_gave_before() -> None:
 
 
 def test_sizes_of_another_trace_can_be_compared_while_tracing() -> None:
-    rows = Dim("rows", max=7)
-    exported = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: rows},))
-    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
+    size = rows_of(Dim("rows", max=7))
 
     def compared(x: torch.Tensor) -> torch.Tensor:
         with private.untraced():
