@@ -35,16 +35,13 @@ def lifetimes(draw: st.DrawFn) -> tuple[Lifetime, ...]:
 
 
 @given(lifetimes())
-@settings(max_examples=100, deadline=None)
-def test_every_plan_passes_the_checker(lives: tuple[Lifetime, ...]) -> None:
+@settings(max_examples=50, deadline=None)
+def test_every_plan_is_right_and_neither_below_the_bound_nor_above_the_sum(
+    lives: tuple[Lifetime, ...],
+) -> None:
     request = PlanRequest("forward", lives)
     check_plan(request, one_memory(request))
     check_plan(request, fast_and_large(512)(request))
-
-
-@given(lifetimes())
-@settings(max_examples=100, deadline=None)
-def test_a_plan_is_never_below_the_bound_nor_above_the_sum(lives: tuple[Lifetime, ...]) -> None:
     _, size = best_fit(lives)
     assert most_live_bytes(list(lives)) <= size <= sum(one.nbytes for one in lives)
 
@@ -75,19 +72,15 @@ def test_the_fast_memory_is_never_overfull() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([Place(1, 0)], "1 places, expected 2"),
-        ([Place(1, 0), Place(1, 32)], "overlap"),
-        ([Place(0, 0), Place(1, 64)], "memory_id from 1"),
-        ([Place(1, 8), Place(1, 80)], "multiple of 16"),
+        ([Place(1, 0)], "1 places, expected 3"),
+        ([Place(1, 0), Place(1, 32), Place(2, 0)], "overlap"),
+        ([Place(0, 0), Place(1, 64), Place(2, 0)], "memory_id from 1"),
+        ([Place(1, 8), Place(1, 80), Place(2, 0)], "multiple of 16"),
+        # What is between two neighbours is compared with both.
+        ([Place(1, 0), Place(1, 64), Place(1, 48)], "'between'.*overlap|overlap.*'between'"),
     ],
 )
 def test_the_checker_refuses_bad_plans(places: list[Place], message: str) -> None:
-    lives = (life("one", 64, 0, 2), life("two", 64, 2, 3))
+    lives = (life("one", 64, 0, 2), life("two", 64, 2, 3), life("between", 32, 1, 2))
     with pytest.raises(MemoryPlanError, match=message):
         check_plan(PlanRequest("forward", lives), places)
-
-
-def test_what_lies_between_two_neighbours_is_compared_with_both() -> None:
-    lives = (life("low", 16, 0, 9), life("wide", 64, 1, 9), life("high", 16, 0, 9))
-    with pytest.raises(MemoryPlanError, match="'high'"):
-        check_plan(PlanRequest("forward", lives), [Place(1, 0), Place(1, 16), Place(1, 48)])

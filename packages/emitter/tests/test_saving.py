@@ -11,21 +11,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, EmitterError, emit
 from lowerdeck.serializer import FileRange, ProgramError, open_model
+from lowerdeck_zoo import exported
+
+
+def program(value: float = 1.0) -> ExportedProgram:
+    model = nn.Linear(4, 4)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, value)
+    return exported(model, torch.ones(1, 4))
 
 
 def emitted(value: float) -> EmittedProgram:
-    model = nn.Linear(4, 4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    program = torch.export.export(model, (torch.ones(1, 4),))
-    return emit(
-        program, config=EmitConfig(weights_file="weights", constant_methods={"mark": value})
-    )
+    config = EmitConfig(weights_file="weights", constant_methods={"mark": value})
+    return emit(program(value), config=config)
 
 
 def marks(folder: Path) -> tuple[object, float] | None:
@@ -82,37 +85,25 @@ def test_a_killed_process_leaves_no_program_with_the_data_of_another(tmp_path: P
     assert {*found} <= {None, (1.0, 1.0), (2.0, 2.0)}
 
 
-def test_save_takes_the_layout_with_and_without_external_data(tmp_path: Path) -> None:
-    for weights in (None, "weights"):
-        program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-        made = emit(program, config=EmitConfig(weights_file=weights))
-        path = tmp_path / "model.pte"
-        size = made.save(path, segment_alignment=4096)
-        assert path.read_bytes() == made.to_bytes(segment_alignment=4096)
-        assert size == path.stat().st_size
-
-
 @pytest.mark.parametrize("weights", [None, "weights"])
-def test_save_leaves_nothing_where_it_cannot_write(tmp_path: Path, weights: str | None) -> None:
-    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-    made = emit(program, config=EmitConfig(weights_file=weights))
+def test_save_writes_the_bytes_or_nothing(tmp_path: Path, weights: str | None) -> None:
+    made, path = emit(program(), config=EmitConfig(weights_file=weights)), tmp_path / "model.pte"
     with pytest.raises(OSError, match="no such folder"):
         made.save(tmp_path / "no such folder" / "model.pte")
-    (tmp_path / "model.pte").mkdir()
+    path.mkdir()
     with pytest.raises(OSError, match="model"):
-        made.save(tmp_path / "model.pte")
+        made.save(path)
     assert [each.name for each in tmp_path.iterdir()] == ["model.pte"]
-
-
-@pytest.mark.parametrize("weights", [None, "weights"])
-@pytest.mark.parametrize(
-    "given", [3, None, b"model.pte", "a\0b", io.StringIO()], ids=lambda given: type(given).__name__
-)
-def test_save_refuses_what_is_no_path(given: Any, weights: str | None) -> None:
-    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-    made = emit(program, config=EmitConfig(weights_file=weights))
-    with pytest.raises(ProgramError, match=r"^found .*, expected"):
-        made.save(given)
+    path.rmdir()
+    for options in ({}, {"segment_alignment": 4096}):
+        size = made.save(path, **options)
+        assert path.read_bytes() == made.to_bytes(**options)
+        assert size == path.stat().st_size
+    files = {file.stem: file.read_bytes() for file in tmp_path.glob("*.ptd")}
+    assert files == made.external_files()
+    for given in (3, None, b"model.pte", "a\0b", io.StringIO()):
+        with pytest.raises(ProgramError, match=r"^found .*, expected"):
+            made.save(given)  # type: ignore[arg-type]
 
 
 def test_external_data_need_a_file_beside_them(tmp_path: Path) -> None:
@@ -122,13 +113,6 @@ def test_external_data_need_a_file_beside_them(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="found a BytesIO, expected a path"):
         emitted(1.0).save(io.BytesIO())  # type: ignore[arg-type]
     assert sorted(Path("/dev").iterdir()) == before
-
-
-@pytest.mark.parametrize("stem", ["", "../up", "a/b", "/abs", "x\0", ".", 3, Path("w"), b"w"])
-def test_a_name_that_no_file_has_is_refused_when_it_is_configured(stem: Any) -> None:
-    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-    with pytest.raises(EmitterError, match="as weights_file, expected the stem"):
-        emit(program, config=EmitConfig(weights_file=stem))
 
 
 class Parts(nn.Module):
@@ -157,14 +141,14 @@ def by_layer(node: Node) -> str | None:
 
 
 def test_each_weight_goes_to_the_file_that_is_chosen_for_it(tmp_path: Path) -> None:
-    program = torch.export.export(Parts(), (torch.ones(1, 4),))
+    parts = exported(Parts(), torch.ones(1, 4))
     asked: set[str] = set()
 
     def choose(node: Node) -> str | None:
         asked.add(node.name)
         return by_layer(node)
 
-    made = emit(program, config=EmitConfig(external_constants=choose))
+    made = emit(parts, config=EmitConfig(external_constants=choose))
     parameters = {"p_first_bias", "p_first_weight", "p_last_bias", "p_last_weight"}
     assert asked == parameters | {"b_scale"}
     made.save(tmp_path / "model.pte")
@@ -172,32 +156,24 @@ def test_each_weight_goes_to_the_file_that_is_chosen_for_it(tmp_path: Path) -> N
     assert files == ["first.ptd", "last.ptd", "model.pte"]
     with open_model(tmp_path / "model.pte", [tmp_path / name for name in files[:2]]) as model:
         assert set(model.entries) == {"first.weight", "last.weight"}
-    same = emit(program, config=EmitConfig(external_constants=lambda node: "all"))
-    plain = emit(program, config=EmitConfig(weights_file="all"))
+    same = emit(parts, config=EmitConfig(external_constants=lambda node: "all"))
+    plain = emit(parts, config=EmitConfig(weights_file="all"))
     assert same.to_bytes() == plain.to_bytes()
     assert same.external_files() == plain.external_files()
-    none = emit(program, config=EmitConfig(external_constants=lambda node: None))
-    assert none.to_bytes() == emit(program).to_bytes()
+    none = emit(parts, config=EmitConfig(external_constants=lambda node: None))
+    assert none.to_bytes() == emit(parts).to_bytes()
 
 
 def test_no_values_of_weights_in_a_file_are_left_in_the_program() -> None:
-    programs = []
-    for value in (1.0, 2.0):
-        model = nn.Linear(4, 4)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(value)
-        # The transposed weight is small enough to be computed ahead.
-        program = torch.export.export(model, (torch.ones(1, 4),)).run_decompositions()
-        programs.append(emit(program, config=EmitConfig(weights_file="weights")).to_bytes())
-    assert programs[0] == programs[1]
+    # The transposed weight is small enough to be computed ahead.
+    config = EmitConfig(weights_file="weights")
+    one, two = (program(value).run_decompositions() for value in (1.0, 2.0))
+    assert emit(one, config=config).to_bytes() == emit(two, config=config).to_bytes()
 
 
 def test_a_weight_of_several_methods_has_one_file() -> None:
     model = Parts()
-    programs = {
-        name: torch.export.export(model, (torch.ones(1, 4),)) for name in ("forward", "again")
-    }
+    programs = {name: exported(model, torch.ones(1, 4)) for name in ("forward", "again")}
     made = emit(programs, config=EmitConfig(external_constants=by_layer))
     assert set(made.external_files()) == {"first", "last"}
     first = programs["again"].graph
@@ -209,16 +185,21 @@ def test_a_weight_of_several_methods_has_one_file() -> None:
         emit(programs, config=EmitConfig(external_constants=differs))
 
 
-@pytest.mark.parametrize("stem", ["", "../up", "a/b", 3, True], ids=repr)
-def test_a_choice_that_names_no_file_is_refused(stem: Any) -> None:
-    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-    with pytest.raises(EmitterError, match=r"external_constants returned .* for 'weight'"):
-        emit(program, config=EmitConfig(external_constants=lambda node: stem))
+STEMS = ("", "../up", "a/b", "/abs", "x\0", ".", 3, Path("w"), b"w")
 
 
-def test_one_file_and_a_choice_of_files_are_not_given_together() -> None:
-    program = torch.export.export(nn.Linear(4, 4), (torch.ones(1, 4),))
-    with pytest.raises(EmitterError, match="expected one of the two"):
-        emit(program, config=EmitConfig(weights_file="w", external_constants=by_layer))
-    with pytest.raises(EmitterError, match="found True as external_constants"):
-        emit(program, config=EmitConfig(external_constants=True))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        *(({"weights_file": stem}, "as weights_file, expected the stem") for stem in STEMS),
+        *(
+            ({"external_constants": lambda _, stem=stem: stem}, "returned .* for 'weight'")
+            for stem in (*STEMS, True)
+        ),
+        ({"weights_file": "w", "external_constants": by_layer}, "expected one of the two"),
+        ({"external_constants": True}, "found True as external_constants"),
+    ],
+)
+def test_a_name_that_no_file_has_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(EmitterError, match=message):
+        emit(program(), config=EmitConfig(**config))
