@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,10 @@ import torch
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 from torch.export import ExportedProgram, export
 
+from lowerdeck.serializer import CompileSpec
+
 # Tests import what they share by its plain name, from the sources and from a copy alike.
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@dataclass
-class Spec:
-    key: str
-    value: bytes
 
 
 class LoweredBackendModule(torch.nn.Module):
@@ -36,7 +31,7 @@ class LoweredBackendModule(torch.nn.Module):
         self.original_module = original
         self.backend_id = "TestBackend"
         self.processed_bytes = content
-        self.compile_specs = [Spec("level", b"3")]
+        self.compile_specs = [CompileSpec("level", b"3")]
         self.named_data_store_output = None
         self.meta = meta or {}
 

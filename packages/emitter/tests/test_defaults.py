@@ -64,7 +64,6 @@ def test_a_default_is_that_of_the_schema(target: Any, rule: Callable[..., Any]) 
 
 
 def test_there_is_no_default_that_no_operator_has() -> None:
-    """Such a value is never taken, so that nothing would tell if it were wrong."""
     taken: dict[tuple[str, str, str], bool] = defaultdict(bool)
     for target, rule in _RULES:
         for position, parameter in enumerate(inspect.signature(rule).parameters.values()):

@@ -86,6 +86,11 @@ class Program:
         """Return whether the program has all of these tags, which are separated by blanks."""
         return set(tags.split()) <= set(self.tags.split())
 
+    @property
+    def has_usual_bounds(self) -> bool:
+        """Whether ``atol`` and ``rtol`` have their default values."""
+        return (self.atol, self.rtol) == (1e-4, 1e-3)
+
     def module(self) -> nn.Module:
         """Return the eager module in its initial state, a copy each time."""
         return copy.deepcopy(_built(self)[0])
