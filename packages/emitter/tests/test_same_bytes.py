@@ -66,14 +66,14 @@ def expected(program: ExportedProgram) -> str:
 
 
 def test_the_bytes_do_not_depend_on_the_process_or_its_hashes(expected: str) -> None:
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve())]
-    running = [
-        subprocess.Popen(
-            command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
-        )
-        for seed in ("0", "4242")
-    ]
-    assert {one.communicate()[0].strip() for one in running} == {expected}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).resolve())],
+        env={**os.environ, "PYTHONHASHSEED": "4242"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_a_second_emission_after_others_gives_the_same_bytes(
@@ -84,8 +84,8 @@ def test_a_second_emission_after_others_gives_the_same_bytes(
 
 
 def test_emissions_in_threads_give_the_same_bytes(program: ExportedProgram, expected: str) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        assert set(pool.map(digest, [deepcopy(program) for _ in range(3)])) == {expected}
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(digest, [deepcopy(program) for _ in range(2)])) == {expected}
 
 
 def test_a_pickled_or_copied_emission_gives_the_same_files() -> None:
