@@ -94,6 +94,15 @@ def test_values_under_a_fake_mode_are_fake() -> None:
     assert private.detect_fake_mode([real]) is None
 
 
+def test_padding_of_symbols_needs_the_python_dispatcher() -> None:
+    program = torch.export.export(
+        torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
+    value = next(iter(program.graph.nodes)).meta["val"]
+    with value.fake_mode, private.enable_python_dispatcher():
+        assert str(torch.nn.functional.pad(value, (0, 0, 1, 1)).shape[0]).endswith(" + 2")
+
+
 def test_a_reserved_name_is_given_to_no_node() -> None:
     graph = Graph()
     private.reserve_name(graph, "mm")

@@ -11,7 +11,6 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import (
     _get_decomp_for_cia,
     _get_shape_env_from_gm,
@@ -57,6 +56,7 @@ from lowerdeck.torch_base import (
     OperatorBase,
     OpOverload,
     detect_fake_mode,
+    enable_python_dispatcher,
     plain_number,
     pytree,
     storage_identity,

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from lowerdeck.torch_base import OperatorBase, OpOverload, OpOverloadPacket
+from lowerdeck.torch_base import (
+    OperatorBase,
+    OpOverload,
+    OpOverloadPacket,
+    enable_python_dispatcher,
+)
 
 __all__ = [
     "current_result",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.executorch_call_delegate import (
     executorch_call_delegate as _executorch_call_delegate,
@@ -45,6 +46,7 @@ __all__ = [
     "core_decompositions",
     "data_address",
     "detect_fake_mode",
+    "enable_python_dispatcher",
     "erase_nodes_now",
     "executorch_call_delegate",
     "expression_of",
