@@ -65,7 +65,7 @@ CHECK_TOOLS = (
 )
 # A process per core for the long suites; more than four want more memory than most machines have.
 # A test that hangs is named and fails: by a thread, as tests' forks count on SIGALRM's default.
-TIMEOUT = ("--timeout", "900", "--timeout-method", "thread")
+TIMEOUT = ("--timeout", "900", "--timeout-method", "thread", "--durations", "15")
 SIDE_BY_SIDE = (
     *("--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal", *TIMEOUT),
 )
