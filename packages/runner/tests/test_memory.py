@@ -134,6 +134,29 @@ def test_a_result_whose_name_was_moved_is_refused(method: Any) -> None:
         load(method.ends([x], [late, out])).method()
 
 
+@pytest.mark.parametrize("kind", ["carry", "move", "rows"])
+def test_results_of_loops_that_nothing_reads_are_no_lost_names(method: Any, kind: str) -> None:
+    m = method
+    done, x, y = m.tensor([], torch.bool, at=96), m.tensor([4], at=0), m.tensor([4], at=16)
+    view, unread, out = m.tensor([2, 2], at=16), m.tensor([4], at=32), m.tensor([2, 2], at=64)
+    relu(m, x, y)
+    head = relu(m, x, unread)
+    if kind == "carry":
+        relu(m, y, unread)
+    elif kind == "move":
+        m.move(unread, m.tensor([4], planned=False))
+    else:
+        rows, row, other = m.tensor([2, 2], at=32), m.tensor([2], at=48), m.tensor([2], at=32)
+        relu(m, m.constant(torch.ones(2)), other)  # onto rows that an earlier turn filled
+        relu(m, other, row)
+        m.call("executorch_prim::et_copy_index.tensor", rows, row, m.integer(0))
+        m.plan.chains[0].instructions.pop(head)
+    m.jump(done, head)
+    relu(m, view, out)
+    program = load(m.ends([done, x], [out]))
+    assert program.run("forward", torch.tensor(True), torch.ones(4))[0].tolist() == [[1.0] * 2] * 2
+
+
 def test_a_loop_reads_what_its_last_round_wrote(build: Any) -> None:
     for name, at in (("apart", 48), ("onto", 8)):
         m = build.method(name)

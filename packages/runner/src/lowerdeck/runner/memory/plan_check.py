@@ -21,6 +21,7 @@ bytes that hold something else is refused before the first call. Four things can
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,6 +117,7 @@ class PlanCheck:
         self._parent: dict[int, int] = {}
         self._writers: dict[int, _Location] = {}
         self._read_values: set[int] = set()
+        self._lost_rows: dict[int, int] = {}
         self._looks_back = False
         items = [item for chain in chains for item in chain.instructions]
         self._ever_written = {
@@ -128,6 +130,9 @@ class PlanCheck:
         # to follow them once more would be a fifth of the time to load them.
         while self._is_seen_next(left := self._call(entry.copy()), entry) and entry.join(left):
             entry.written.clear()
+        for index, writer in self._lost_rows.items():
+            if index in self._read_values:
+                self._fail_overwritten(writer, index, self._writers[index])
         self._refuse_lost_names(items)
 
     def _give_state(self, entry: _State) -> None:
@@ -223,7 +228,7 @@ class PlanCheck:
             return
         for index in item.reads:
             if item.name == COPY_INDEX and index in item.writes:
-                self._refuse_lost_rows(index, state, at)
+                self._note_lost_rows(index, state)
             else:
                 self._read(index, state, at)
         if item.writes:
@@ -291,14 +296,24 @@ class PlanCheck:
     def _refuse_lost_names(self, items: Sequence[Instruction]) -> None:
         """Refuse a result that nobody reads while later a name of its size reads something else.
 
-        Compilers leave no such result, but for the further ones of kernels with several.
+        Compilers leave no such result, but for the further ones of kernels with several, and for
+        those of loops and branches: a register that several instructions write or that is moved,
+        and rows that a loop fills.
         """
+        writers = Counter(index for item in items if item.renames is None for index in item.writes)
+        moved = {
+            item.renames[0]
+            for item in items
+            if item.renames is not None and item.name == MoveCall.__name__
+        }
         latest: dict[tuple[int, int], _Location] = {}
         for index, at in self.names.items():
             latest[self._size(index)] = max(at, latest.get(self._size(index), at))
         for item in items:
             for index in item.writes:
                 if len(item.writes) > 1 or item.renames is not None or self._has_state(index):
+                    continue
+                if writers[index] > 1 or index in moved or index in item.reads:
                     continue
                 unread = index in self._planned and index not in self._read_values
                 at = self._writers.get(index, (0, -1))
@@ -313,14 +328,14 @@ class PlanCheck:
         spec = self._specs[index]
         return (0, 0) if spec is None else (spec.dtype.itemsize, spec.nbytes)
 
-    def _refuse_lost_rows(self, index: int, state: _State, at: _Location) -> None:
-        """Refuse a loop in which a turn overwrites rows that turns before it have filled."""
+    def _note_lost_rows(self, index: int, state: _State) -> None:
+        """Record rows that earlier turns of a loop filled and that a later turn overwrites."""
         for value in self._under(index, state) & state.written:
             found = state.bytes.of(*self._planned[value]) if value in self._planned else ()
             self._looks_back |= any(NOBODY in owners for owners in found)
             for owners in found:
                 if self._group(value) not in map(self._group, owners - {NOBODY}):
-                    self._fail_overwritten(min(owners), value, at)
+                    self._lost_rows.setdefault(value, min(owners))
 
     def _write(self, index: int, state: _State, at: _Location) -> None:
         under = self._under(index, state)

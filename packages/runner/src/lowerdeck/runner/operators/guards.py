@@ -69,13 +69,14 @@ def _distances(values: Sequence[Any]) -> None:
         raise ExecutionError(f"distances of the norm {values[1]}; 0 or more was expected")
 
 
+_NORM_OF_BATCH = "aten::_native_batch_norm_legit.no_stats_out"
 _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
     "aten::_fft_c2r.out": _back_transform,
     "aten::_fft_r2c.out": _transform,
     "aten::_pdist_forward.out": _distances,
     "aten::_native_batch_norm_legit_no_training.out": _one_per_channel,
     "aten::_native_batch_norm_legit.out": _one_per_channel,
-    "aten::_native_batch_norm_legit.no_stats_out": lambda values: _one_per_channel(values[:3]),
+    _NORM_OF_BATCH: lambda values: _one_per_channel(values[:3]),
     "aten::native_batch_norm.out": _one_per_channel,
 }
 
@@ -94,6 +95,15 @@ def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def checked(*args: Any, **kwargs: Any) -> Any:
         check(args)
+        if name == _NORM_OF_BATCH and not args[0].numel():
+            return _norm_of_no_elements(args[0], **kwargs)
         return call(*args, **kwargs)
 
     return checked
+
+
+def _norm_of_no_elements(images: torch.Tensor, **results: torch.Tensor) -> None:
+    """Write what the runtime gives for no elements, which torch refuses: statistics of NaN."""
+    for name, result in results.items():
+        shape = images.shape if name == "out" else images.shape[1:2]
+        result.resize_(shape).fill_(torch.nan)
