@@ -31,11 +31,6 @@ def test_what_only_one_branch_writes_is_not_always_written() -> None:
     assert always_written(code, both, {0}, {4}) == {4: frozenset({0, 1})}
 
 
-def test_straight_code_gathers_what_was_written() -> None:
-    code = [MoveCall(0, 1), MoveCall(1, 2)]
-    assert always_written(code, [{1}, {2}], {0}, {1}) == {1: frozenset({0, 1})}
-
-
 def chain(*steps: Instruction, follow: list[tuple[int, ...]] | None = None) -> BoundChain:
     after = follow or [(index + 1,) for index in range(len(steps))]
     return BoundChain((), steps, tuple(after), jumps=follow is not None)
@@ -43,13 +38,6 @@ def chain(*steps: Instruction, follow: list[tuple[int, ...]] | None = None) -> B
 
 def step(reads: list[int], writes: list[int]) -> Instruction:
     return Instruction("step", tuple(reads), tuple(writes), tuple(writes))
-
-
-def test_a_value_is_needed_until_its_last_reader() -> None:
-    code = chain(step([0], [1]), step([1], [2]), step([1, 2], [3]))
-    live = analyse([code], Groups(4, [], []), inputs=[0], outputs=[3], state=[])
-    assert [members(bits) for bits in live.after[0]] == [[1], [1, 2], [3]]
-    assert live.kept == 0
 
 
 def test_what_a_loop_reads_is_needed_to_its_end() -> None:
@@ -71,12 +59,6 @@ def test_views_and_moves_are_needed_together() -> None:
     assert groups.of(1) == groups.of(2)
     assert groups.of(1) in members(live.after[0][0])
     assert live.kept == 0
-
-
-def test_what_is_read_first_is_kept() -> None:
-    code = chain(step([1], [2]), step([2], [1]))
-    live = analyse([code], Groups(3, [], []), inputs=[], outputs=[2], state=[])
-    assert members(live.kept) == [1]
 
 
 @given(st.integers(0, 10**6))

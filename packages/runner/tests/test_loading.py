@@ -1,6 +1,5 @@
 """Programs from paths, bytes and memory; external data; files that are refused."""
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +103,6 @@ def test_external_tensors_that_do_not_fit_are_refused(
         load(program, data=data).method()
 
 
-def test_a_key_in_both_files_is_refused(build: Any, method: Any) -> None:
-    build.named("w", b"other")
-    x, out = method.tensor([2]), method.tensor([2])
-    method.delegate("Any", [x, out])
-    with pytest.raises(ProgramError, match="both the program and the external data hold 'w'"):
-        load(method.ends([x], [out]), data=ptd(GOOD)).method()
-
-
-def test_a_file_that_the_verifier_refuses_is_refused(method: Any) -> None:
-    x = method.tensor([2])
-    method.jump(method.boolean(False), 99)
-    content = serialize_pte(method.ends([x], [x]))
-    with pytest.raises(ProgramError, match="the program cannot be used: "):
-        load(content)
-
-
 def test_a_file_that_needs_a_newer_runtime_is_marked(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,62 +118,50 @@ def test_a_file_that_needs_a_newer_runtime_is_marked(
     assert [Path(one.filename).name for one in warned] == ["test_loading.py"]
 
 
-def test_unknown_methods_and_memory_modes_are_refused(method: Any) -> None:
-    program = method.ends([], [])
-    with pytest.raises(ProgramError, match="no method 'other'; the program has forward"):
-        load(program).method("other")
-    with pytest.raises(ValueError, match="memory is 'loose'"):
-        load(program, memory="loose")  # type: ignore[arg-type]
-
-
-def test_two_methods_of_one_name_are_refused(build: Any) -> None:
+def _with_name_twice(build: Any) -> Any:
     build.method()
     build.method()
-    with pytest.raises(ProgramError, match="the same name"):
-        load(build.program)
+    return build.program
 
 
-def test_loading_leaves_the_garbage_collector_as_it_was(method: Any) -> None:
-    program = method.ends([], [])
-    for enabled in (True, False):
-        (gc.enable if enabled else gc.disable)()
-        try:
-            load(program).method()
-            assert gc.isenabled() is enabled
-        finally:
-            gc.enable()
+def _jumping_nowhere(build: Any) -> bytes:
+    m = build.method()
+    m.jump(m.boolean(False), 99)
+    return serialize_pte(m.ends([], []))
 
 
-def test_what_is_no_program_is_refused_with_what_to_give() -> None:
-    class Emitted:
-        def to_bytes(self) -> bytes:
-            return b""
-
-    with pytest.raises(ProgramError, match=r"found a Emitted.*give its \.to_bytes\(\)"):
-        load(Emitted())  # type: ignore[arg-type]
-    with pytest.raises(ProgramError, match="found a NoneType"):
-        load(None)  # type: ignore[arg-type]
+def _named_twice(build: Any) -> Any:
+    build.named("w", b"other")
+    m = build.method()
+    x, out = m.tensor([2]), m.tensor([2])
+    m.delegate("Any", [x, out])
+    return m.ends([x], [out])
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("these are notes")
-    with pytest.raises(ProgramError, match=r"notes\.txt cannot be used: file identifier"):
-        load(path)
+def _empty(build: Any) -> Any:
+    return build.method().ends([], [])
 
 
-def test_wrong_backends_and_debug_maps_are_refused(method: Any) -> None:
-    program = method.ends([], [])
-    with pytest.raises(ProgramError, match="found a list as backends"):
-        load(program, backends=[])  # type: ignore[arg-type]
-    with pytest.raises(ProgramError, match=r"found the class Path .*give Path\(\)"):
-        load(program, backends={"B": Path})  # type: ignore[dict-item]
-    with pytest.raises(ProgramError, match="found a str as debug"):
-        load(program, debug="x")  # type: ignore[arg-type]
-
-
-def test_inputs_without_the_name_of_the_method_are_refused_briefly(method: Any) -> None:
-    program = load(method.ends([], []))
-    assert repr(program) == "<LoadedProgram forward>"
-    with pytest.raises(ProgramError, match="found a Tensor as the name of a method"):
-        program.run(torch.zeros(1000))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda build: None, {}, "found a NoneType"),
+        (lambda build: b"these are notes", {}, "file identifier"),
+        (_with_name_twice, {}, "the same name"),
+        (_jumping_nowhere, {}, "the program cannot be used: "),
+        (_named_twice, {"data": ptd(GOOD)}, "both the program and the external data hold 'w'"),
+        (_empty, {"backends": []}, "found a list as backends"),
+        (_empty, {"backends": {"B": Path}}, r"found the class Path .*give Path\(\)"),
+        (_empty, {"debug": "x"}, "found a str as debug"),
+        (_empty, {"memory": "loose"}, "memory is 'loose'"),
+        (_empty, {"method": "other"}, "no method 'other'; the program has forward"),
+        (_empty, {"method": torch.zeros(1000)}, "found a Tensor as the name of a method"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(
+    build: Any, make: Any, options: dict[str, Any], message: str
+) -> None:
+    method = options.get("method", "forward")
+    options = {name: value for name, value in options.items() if name != "method"}
+    with pytest.raises((ProgramError, ValueError), match=message):
+        load(make(build), **options).method(method)

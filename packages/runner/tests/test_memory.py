@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lowerdeck.runner import MemoryPlanError, ProgramError, load
-from lowerdeck.runner.memory.liveness import members
 from lowerdeck.runner.memory.plan_check import PlanCheck
 
 
@@ -291,19 +288,6 @@ def test_a_second_name_is_dead_with_the_first(method: Any) -> None:
         load(method.ends([x], [out, late]), memory="poison").method()
 
 
-def test_a_branch_may_skip_a_write(method: Any) -> None:
-    condition, x = method.tensor([], torch.bool), method.tensor([2])
-    middle, out = method.tensor([2]), method.tensor([2])
-    relu(method, x, middle)
-    relu(method, middle, out)
-    method.jump(condition, 4)
-    relu(method, x, out)
-    program = method.ends([condition, x], [out])
-    for truth in (True, False):
-        inputs = (torch.tensor(truth), torch.ones(2))
-        assert load(program, memory="poison").run("forward", *inputs)[0].tolist() == [1.0, 1.0]
-
-
 def test_dead_bytes_are_filled(method: Any) -> None:
     x, first, second, out = (method.tensor([2], at=at) for at in (0, 16, 32, 48))
     relu(method, x, first)
@@ -420,9 +404,3 @@ def test_memory_that_cannot_be_is_refused(build: Any) -> None:
     ):
         with pytest.raises(ProgramError, match=message):
             program.method(name)
-
-
-@given(st.sets(st.integers(0, 300)))
-@settings(max_examples=50, deadline=None)
-def test_members_are_the_bits_that_are_set(numbers: set[int]) -> None:
-    assert members(sum(1 << number for number in numbers)) == sorted(numbers)

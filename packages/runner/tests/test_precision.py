@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import Comparison, compare, load
-from lowerdeck.runner.comparison.quanta import Expected, Grid, expected_of, grid_of
+from lowerdeck.runner.comparison.quanta import Grid, expected_of, grid_of
 from lowerdeck.runner.profile import Event
 
 
@@ -127,19 +127,6 @@ def test_saturation_is_no_difference(method: Any) -> None:
     limits = {0: Precision(0.1, limits=(-3, 3)), 1: Precision(0.1)}
     comparison = comparison_of(method, Rounding(limits))
     assert comparison.first is None, str(comparison)
-
-
-def test_a_module_is_compared_in_steps_too(method: Any) -> None:
-    comparison = comparison_of(method, Rounding({1: Precision(0.001)}), Model())
-    assert comparison.compared == 3
-    # The output is a float that nobody tells the step of.
-    assert [one.name for one in comparison.differences] == ["output 0"]
-
-
-def test_truths_are_no_integers_with_a_step() -> None:
-    event = Event(0, 0, "truth", 0, 0, precision=Precision(1.0))
-    truth = torch.tensor([True, False])
-    assert expected_of(event, truth) == Expected(truth)
 
 
 def test_of_two_scales_after_a_node_the_event_s_own_counts() -> None:

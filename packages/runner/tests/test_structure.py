@@ -2,12 +2,11 @@
 
 import json
 import sys
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
@@ -113,15 +112,6 @@ def test_nothing_that_a_text_names_is_imported(
     forward = load(method.ends([x], [x])).method()
     assert "h1_evil" not in sys.modules
     assert forward.signature.names == ["inputs[0]"]
-
-
-def test_a_method_with_an_unknown_container_takes_flat_inputs(method: Any) -> None:
-    text = pytree.treespec_dumps(pytree.tree_structure(defaultdict(int, {"a": 0})))
-    with pytest.raises(UnknownStructureError, match="a node has a type"):
-        parse(text)
-    x = method.tensor([1])
-    method.structure(text, text)
-    assert load(method.ends([x], [x])).run("forward", torch.ones(1)) == [torch.ones(1)]
 
 
 def deep(depth: int) -> str:
