@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
+from examples import resnet18
 from lowerdeck.emitter import emit
 from lowerdeck.runner import LoadedMethod, load
 from lowerdeck.serializer import write_pte
@@ -125,47 +126,11 @@ def _memory(megabytes: int) -> Iterator[Row]:
     )
 
 
-class Block(nn.Module):
-    """A residual block of ResNet-18."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        self.short: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.short = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(y)) + self.short(x))
-
-
-def resnet18() -> nn.Module:
-    """Return a ResNet-18 with random weights."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    inputs = 64
-    for outputs in (64, 128, 256, 512):
-        layers += [Block(inputs, outputs, 1 if outputs == 64 else 2), Block(outputs, outputs, 1)]
-        inputs = outputs
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)]
-    return nn.Sequential(*layers).eval()
-
-
 def _resnet(side: int) -> Iterator[Row]:
     if not official.available():
         return
     image = torch.randn(1, 3, side, side)
-    content = emit(torch.export.export(resnet18(), (image,))).to_bytes()
+    content = emit(torch.export.export(resnet18.ResNet18().eval(), (image,))).to_bytes()
     forward = load(content).method()
     ours, peer = [], []
     for _ in range(3):

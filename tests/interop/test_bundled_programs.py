@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -23,30 +24,32 @@ pytestmark = [
     pytest.mark.skipif(not official.available(), reason=official.REASON),
 ]
 
-# Each in a process of its own: the runtime ends it where it does not like a file.
-_RUNS = """
-import sys
+# A verdict for each file, and what the devtools read and write: all in one process.
+_DEVTOOLS = """
+import pickle, sys, torch
 from executorch.extension.pybindings import portable_lib as lib
-bundle = lib._load_bundled_program_from_buffer(open(sys.argv[1], "rb").read())
-for number in range(2):
-    try:
-        print(bundle.verify_result_with_bundled_expected_output("forward", number, 1e-4, 1e-5))
-    except Exception as error:
-        print(repr(error))
-"""
-_READS = """
-import pickle, sys
+from executorch.devtools import BundledProgram
+from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 from executorch.devtools.bundled_program.serialize import (
     deserialize_from_flatbuffer_to_bundled_program as read,
+    serialize_from_bundled_program_to_flatbuffer as write,
 )
-found = read(open(sys.argv[1], "rb").read())
+folder, *names = sys.argv[1:]
+def verdict(bundle, number):
+    try:
+        bundle.verify_result_with_bundled_expected_output("forward", number, 1e-4, 1e-5)
+    except Exception as error:
+        return str(error)
+    return "right"
+verdicts = {}
+for name in names:
+    content = open(f"{folder}/{name}.bpte", "rb").read()
+    bundle = lib._load_bundled_program_from_buffer(content)
+    verdicts[name] = [verdict(bundle, number) for number in range(2)]
+found = read(content)
 def plain(value):
     value = value.val
-    if hasattr(value, "sizes"):
-        return ("tensor", int(value.scalar_type), list(value.sizes), list(value.dim_order),
-                bytes(value.data))
-    return next((name, getattr(value, name)) for name in ("int_val", "bool_val", "double_val")
-                if hasattr(value, name))
+    return int(value.scalar_type), list(value.sizes), list(value.dim_order), bytes(value.data)
 suites = [
     (suite.method_name, [
         ([plain(v) for v in case.inputs], [plain(v) for v in case.expected_outputs])
@@ -54,18 +57,10 @@ suites = [
     ])
     for suite in found.method_test_suites
 ]
-pickle.dump((found.version, suites, bytes(found.program)), open(sys.argv[2], "wb"))
-"""
-_WRITES = """
-import sys, torch
-from executorch.devtools import BundledProgram
-from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
-from executorch.devtools.bundled_program.serialize import (
-    serialize_from_bundled_program_to_flatbuffer as write,
-)
-cases = [MethodTestCase(inputs, outputs) for inputs, outputs in torch.load(sys.argv[1])]
-bundle = BundledProgram(None, [MethodTestSuite("forward", cases)], sys.argv[2])
-open(sys.argv[3], "wb").write(write(bundle))
+cases = [MethodTestCase(inputs, outputs) for inputs, outputs in torch.load(f"{folder}/cases")]
+theirs = BundledProgram(None, [MethodTestSuite("forward", cases)], f"{folder}/model.pte")
+open(f"{folder}/theirs.bpte", "wb").write(write(theirs))
+pickle.dump((verdicts, found.version, suites, bytes(found.program)), open(f"{folder}/told", "wb"))
 """
 
 
@@ -80,66 +75,42 @@ class Net(nn.Module):
         return found
 
 
-def _python(code: str, *words: object) -> str:
+def test_the_official_runtime_and_devtools_agree_with_us(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Net().eval().requires_grad_(False)
+    calls = [(torch.randn(1, 2, 8, 8),) for _ in range(2)]
+    program, path = torch.export.export(model, calls[0]), tmp_path / "model.pte"
+    bundles = {}
+    for kind, partitioner in (("delegated", XnnpackPartitioner()), ("plain", None)):
+        lower(program, partitioner).save(path)
+        bundles[kind] = make_bundle(path, {"forward": calls}, {"forward": model})
+        write_bundle(bundles[kind], tmp_path / f"{kind}.bpte")
+    wrong = copy.deepcopy(bundles["delegated"])
+    expected: Any = wrong.method_test_suites[0].test_cases[1].expected_outputs[0]
+    expected.data = bytes(len(expected.data))
+    write_bundle(wrong, tmp_path / "wrong.bpte")
+    torch.save([([x], [model(x)]) for (x,) in calls], tmp_path / "cases")
+    words = [str(tmp_path), "delegated", "wrong", "plain"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, words)],
+        [sys.executable, "-W", "ignore", "-c", _DEVTOOLS, *words],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def _made(tmp_path: Path, delegated: bool) -> tuple[Path, list[tuple[Tensor]], Any]:
-    torch.manual_seed(0)
-    model = Net().eval().requires_grad_(False)
-    calls = [
-        (torch.randn(1, 2, 8, 8),),
-        (torch.randn(1, 2, 8, 8).to(memory_format=torch.contiguous_format),),
-    ]
-    program = torch.export.export(model, calls[0])
-    path = tmp_path / "model.pte"
-    lower(program, XnnpackPartitioner() if delegated else None).save(path)
-    return path, calls, model
-
-
-@pytest.mark.parametrize("delegated", [False, True])
-def test_the_official_runtime_verifies_our_test_cases(tmp_path: Path, delegated: bool) -> None:
-    path, calls, model = _made(tmp_path, delegated)
-    bundle = make_bundle(path, {"forward": calls}, {"forward": model})
-    wrong: Any = bundle.method_test_suites[0].test_cases[1].expected_outputs[0]
-    write_bundle(bundle, tmp_path / "right.bpte")
-    wrong.data = bytes(len(wrong.data))
-    write_bundle(bundle, tmp_path / "wrong.bpte")
-    found = {name: _python(_RUNS, tmp_path / f"{name}.bpte") for name in ("right", "wrong")}
-    verdicts = {name: lines.splitlines() for name, lines in found.items()}
-    assert [line.startswith("[tensor(") for line in verdicts["right"]] == [True, True]
-    assert [line.startswith("[tensor(") for line in verdicts["wrong"]] == [True, False]
+    verdicts, version, suites, content = pickle.loads((tmp_path / "told").read_bytes())
+    assert verdicts["plain"] == verdicts["delegated"] == ["right", "right"]
+    assert verdicts["wrong"][0] == "right"
     assert "verification failed" in verdicts["wrong"][1]
-
-
-def test_executorchs_devtools_read_what_we_write(tmp_path: Path) -> None:
-    path, calls, model = _made(tmp_path, False)
-    bundle = make_bundle(path, {"forward": calls}, {"forward": model})
-    write_bundle(bundle, tmp_path / "model.bpte")
-    _python(_READS, tmp_path / "model.bpte", tmp_path / "read")
-    version, suites, program = pickle.loads((tmp_path / "read").read_bytes())
-    assert version == bundle.version
-    assert program == path.read_bytes()
+    # The devtools read what we write ...
+    assert (version, content) == (bundles["plain"].version, path.read_bytes())
     ((name, cases),) = suites
     assert name == "forward"
     for (inputs, outputs), (x,) in zip(cases, calls, strict=True):
-        assert inputs == [("tensor", 6, [1, 2, 8, 8], [0, 1, 2, 3], x.numpy().tobytes())]
-        assert outputs[0][4] == model(x).numpy().tobytes()
-
-
-def test_we_read_what_executorchs_devtools_write(tmp_path: Path) -> None:
-    path, calls, model = _made(tmp_path, False)
-    torch.save([([x], [model(x)]) for (x,) in calls], tmp_path / "cases")
-    _python(_WRITES, tmp_path / "cases", path, tmp_path / "theirs.bpte")
+        assert inputs == [(6, [1, 2, 8, 8], [0, 1, 2, 3], x.numpy().tobytes())]
+        assert outputs[0][3] == model(x).numpy().tobytes()
+    # ... and we what they write.
     theirs = deserialize_bundle((tmp_path / "theirs.bpte").read_bytes())
-    ours = make_bundle(path, {"forward": calls}, {"forward": model})
-    assert theirs == ours
+    assert theirs == bundles["plain"]
     outcomes = check_bundle(theirs, rtol=1e-4, atol=1e-5)
     assert [outcome.right for outcome in outcomes] == [True, True]

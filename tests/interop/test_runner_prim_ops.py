@@ -33,7 +33,6 @@ TYPES: dict[torch.dtype, tuple[ScalarType, Callable[[], Any]]] = {
     torch.float64: (ScalarType.DOUBLE, lambda: Double(0.0)),
 }
 COMPARISONS = ("eq", "lt", "le", "gt", "ge")
-BINARY = ["add", "sub", "mul", "floordiv", "truediv", "eq", "lt", "le", "gt", "ge"]
 INTEGERS = [-7, -2, -1, 0, 1, 2, 3, 7]
 REALS = [-2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.0]
 
@@ -82,46 +81,26 @@ def differences(content: bytes, inputs: Sequence[tuple[torch.Tensor, ...]]) -> l
     return found
 
 
-def tensors(values: list[Any], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=dtype) for value in values]
+I64, F64 = torch.int64, torch.float64
+CASES: list[tuple[str, list[torch.dtype], Any]] = [
+    *((f"{name}.Scalar", [I64] * 2, Int(0)) for name in ("add", "sub", "mul", "floordiv", "mod")),
+    *((f"{name}.Scalar", [I64] * 2, Int(0)) for name in ("sym_max", "sym_min")),
+    *((f"{name}.int", [I64] * 2, Int(0)) for name in ("floordiv", "mod")),
+    ("truediv.Scalar", [I64] * 2, Double(0.0)),
+    *((f"{name}.Scalar", [F64] * 2, Double(0.0)) for name in ("add", "sub", "mul", "truediv")),
+    *((f"{name}.Scalar", [one] * 2, Bool(False)) for name in COMPARISONS for one in (I64, F64)),
+    *((f"{name}.Scalar", [F64], Int(0)) for name in ("ceil", "round", "trunc")),
+    ("neg.Scalar", [F64], Double(0.0)),
+    ("neg.Scalar", [I64], Int(0)),
+    ("sym_float.Scalar", [I64], Double(0.0)),
+]
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [f"{name}.Scalar" for name in (*BINARY, "mod", "sym_max", "sym_min")]
-    + ["floordiv.int", "mod.int"],
-)
-def test_integer_operators(operator: str) -> None:
+@pytest.mark.parametrize(("operator", "types", "result"), CASES, ids=str)
+def test_scalar_operators(operator: str, types: list[torch.dtype], result: Any) -> None:
     name, _, overload = operator.partition(".")
-    result: Any = Bool(False) if name in COMPARISONS else Int(0)
-    if name == "truediv":
-        result = Double(0.0)
-    content = program(f"executorch_prim::{name}", overload, [torch.int64] * 2, result)
-    pairs = list(product(tensors(INTEGERS, torch.int64), tensors(INTEGERS, torch.int64)))
-    if name in ("floordiv", "truediv", "mod"):
-        pairs = [pair for pair in pairs if pair[1].item()]
-    assert differences(content, pairs) == []
-
-
-@pytest.mark.parametrize("name", [n for n in BINARY if n != "floordiv"])
-def test_real_operators(name: str) -> None:
-    result: Any = Bool(False) if name in COMPARISONS else Double(0.0)
-    content = program(f"executorch_prim::{name}", "Scalar", [torch.float64] * 2, result)
-    pairs = list(product(tensors(REALS, torch.float64), tensors(REALS, torch.float64)))
-    if name == "truediv":
-        pairs = [pair for pair in pairs if pair[1].item()]
-    assert differences(content, pairs) == []
-
-
-@pytest.mark.parametrize("name", ["ceil", "round", "trunc", "neg"])
-def test_rounding(name: str) -> None:
-    result: Any = Double(0.0) if name == "neg" else Int(0)
-    content = program(f"executorch_prim::{name}", "Scalar", [torch.float64], result)
-    assert differences(content, [(value,) for value in tensors(REALS, torch.float64)]) == []
-
-
-@pytest.mark.parametrize("name", ["neg", "sym_float"])
-def test_one_integer(name: str) -> None:
-    result: Any = Double(0.0) if name == "sym_float" else Int(0)
-    content = program(f"executorch_prim::{name}", "Scalar", [torch.int64], result)
-    assert differences(content, [(value,) for value in tensors(INTEGERS, torch.int64)]) == []
+    content = program(f"executorch_prim::{name}", overload, types, result)
+    values = [torch.tensor(one, dtype=types[0]) for one in (INTEGERS, REALS)[types[0] is F64]]
+    divides = name in ("floordiv", "truediv", "mod")
+    calls = [call for call in product(values, repeat=len(types)) if call[-1].item() or not divides]
+    assert differences(content, calls) == []
