@@ -16,14 +16,7 @@ from torch import nn
 from torch.export import ExportedProgram, export
 
 from benchmarks.emitter_models import MODELS
-from benchmarks.harness import (
-    Row,
-    cpu_seconds,
-    fresh_process,
-    growth_exponent,
-    in_rounds,
-    paired,
-)
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
 from lowerdeck.emitter import EmitConfig, emission, emit
 
 PEER = "executorch 1.4.1, to_edge().to_executorch()"

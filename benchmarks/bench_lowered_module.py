@@ -15,14 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import (
-    Row,
-    cpu_seconds,
-    fresh_process,
-    growth_exponent,
-    in_rounds,
-    paired,
-)
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -338,11 +331,4 @@ def import_row() -> Row:
     theirs = None
     if importlib.util.find_spec("torchao") is not None:
         theirs = min(beyond("executorch.exir.backend.backend_details") for _ in range(2))
-    return Row(
-        PACKAGE,
-        "import beyond torch",
-        extra,
-        theirs,
-        goal="<= 0.15 s",
-        met=extra <= 0.15,
-    )
+    return Row(PACKAGE, "import beyond torch", extra, theirs, goal="<= 0.15 s", met=extra <= 0.15)

@@ -13,14 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram, export
 from torch.export import unflatten as torch_unflatten
 
-from benchmarks.harness import (
-    Row,
-    cpu_seconds,
-    fresh_process,
-    growth_exponent,
-    in_rounds,
-    paired,
-)
+from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
 from lowerdeck.unflatten import export_preserving, unflatten
 
 PACKAGE = "unflatten"

@@ -16,24 +16,14 @@ JOBS = (
         "fuse 10,000 nodes in 100 partitions",
         "ExecuTorch",
     ),
-    (
-        "graph_fuser",
-        "propose_partitions, 4000 nodes",
-        "propose partitions, 4,000 nodes",
-        "torch",
-    ),
+    ("graph_fuser", "propose_partitions, 4000 nodes", "propose partitions, 4,000 nodes", "torch"),
     (
         "lowered_module",
         "to_backend, 2000 nodes in 400 partitions",
         "`to_backend`, 2,000 nodes in 400 partitions",
         "ExecuTorch",
     ),
-    (
-        "emitter",
-        "GPT-2-like 4x256: export to bytes",
-        "export to bytes, GPT-2-like",
-        "ExecuTorch",
-    ),
+    ("emitter", "GPT-2-like 4x256: export to bytes", "export to bytes, GPT-2-like", "ExecuTorch"),
     (
         "xnnpack",
         "lower vit for XNNPACK, to bytes",

@@ -32,9 +32,5 @@ def test_every_number_says_where_it_is_from_and_a_report_works_inside(program, s
     assert shown.ask("return document.querySelector('iframe').contentWindow.scrollY") > 100
     assert shown.ask("return scrollY") == 0
     assert shown.ask("return performance.getEntriesByType('resource').length") == 0
-
-
-def test_it_fits_a_narrow_window(program, show):
-    shown = show(page(ROWS, {}, "runtime 1.4"))
     shown.resize(700)
     assert shown.ask("return document.documentElement.scrollWidth") <= 700

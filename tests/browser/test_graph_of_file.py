@@ -149,18 +149,6 @@ def test_two_clicks_open_a_delegate_while_a_search_is_on(emitted, show):
     assert page.complaints() == []
 
 
-def test_the_graph_tells_how_much_a_search_finds(emitted, show):
-    page = show(html_report(emitted[False].program))
-    page.keys("/")
-    page.keys("linear")
-    page.settle()
-    assert page.ask(TOLD) == "4 of 12 boxes"
-    page.keys("x")
-    page.settle()
-    assert page.ask(TOLD) == "no hits in 12 boxes"
-    assert page.complaints() == []
-
-
 def test_the_list_and_the_graph_choose_together(emitted, show):
     page = show(html_report(emitted[False].program))
     page.ask("document.querySelectorAll('.instructions .row')[2].click()")

@@ -45,26 +45,21 @@ def page_of():
     return make
 
 
-def test_it_loads_without_a_complaint(page_of, show):
-    page = show(page_of(10))
-    assert page.complaints() == []
-    assert page.ask("return document.documentElement.dataset.ready") == "true"
-    values = page.ask(
-        "return [...document.querySelectorAll('.tiles dd')].map((d) => d.firstChild.data)"
-    )
-    assert values == ["20", "10", "10", "10"]
-
-
 def test_left_out_nodes_say_why(page_of, show):
     page = show(page_of(10))
-    assert "the backend has no <b>tanh</b>" in page.ask(
-        "return document.querySelector('#left').innerText"
-    )
+    assert page.complaints() == []
+    tiles = "[...document.querySelectorAll('.tiles dd')].map((d) => d.firstChild.data)"
+    assert page.ask(f"return {tiles}") == ["20", "10", "10", "10"]
+    left = page.ask("return document.querySelector('#left').innerText")
+    assert "the backend has no <b>tanh</b>" in left
     page.ask("document.getElementById('only-left-out').click()")
     page.settle()
     assert page.ask(COUNTER) == "10 of 22 nodes"
     page.ask("document.querySelector('.graph-nodes .row').click()")
     assert "the backend has no <b>tanh</b>" in page.ask(DETAIL)
+    page.resize(360)
+    assert page.ask("return document.documentElement.scrollWidth") <= 360
+    assert page.ask("return document.querySelector('.graph-nodes .op').clientWidth") > 150
 
 
 def test_search_and_keyboard_walk_the_graph(page_of, show):
@@ -143,33 +138,3 @@ def test_labels_stand_out_on_every_partition(page_of, show, scheme):
     assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
     marks = [(f"p{number}", "surface") for number in range(8)] + [("edge", "surface")]
     assert [pair for pair, ratio in page.contrast(marks, scheme).items() if ratio < 3] == []
-
-
-def test_a_chosen_node_is_described_and_nothing_else(page_of, show):
-    page = show(page_of(10))
-    page.ask("document.querySelectorAll('.graph-nodes .row')[1].click()")
-    lines = page.ask(DETAIL).split("\n")
-    assert lines[0] == "relu"
-    assert "null" not in lines
-
-
-def test_the_first_node_is_not_pushed_down_by_choosing_it(page_of, show):
-    page = show(page_of(300))
-    page.ask("document.querySelectorAll('.graph-nodes .row')[0].click()")
-    page.ask(
-        """
-        const canvas = document.querySelector("canvas.graph");
-        const box = canvas.getBoundingClientRect();
-        const at = { clientX: box.left + box.width / 2, clientY: box.top + 22 };
-        canvas.dispatchEvent(new MouseEvent("mousemove", at));
-        """
-    )
-    page.settle()
-    assert page.ask("return document.getElementById('tooltip').innerText").startswith("x")
-
-
-def test_a_narrow_window_needs_no_sideways_scrolling(page_of, show):
-    page = show(page_of(10))
-    page.resize(360)
-    assert page.ask("return document.documentElement.scrollWidth") <= 360
-    assert page.ask("return document.querySelector('.graph-nodes .op').clientWidth") > 150

@@ -109,17 +109,6 @@ def test_hover_tells_name_type_bytes_and_life(program, show):
     assert "dies at" in told
 
 
-def test_values_that_share_their_place_count_once_among_live_bytes(program, show):
-    both = program(2, delegate=False)
-    plan = both.execution_plan[0]
-    first, second = (plan.values[index].val for index in (6, 7))
-    second.allocation_info = first.allocation_info
-    page = show(html_report(both))
-    # The state (64 bytes), the input at first, and the one place of both results.
-    told = page.ask("return document.querySelector('#memory figcaption').textContent")
-    assert "98.4 kB live at most, at instruction 0" in told
-
-
 def test_live_bytes_are_the_bytes_that_any_value_covers(program, show):
     both = program(2, delegate=False)
     plan = both.execution_plan[0]
@@ -230,15 +219,6 @@ def test_a_narrow_window_needs_no_sideways_scrolling(program, show, width):
         ".filter((op) => op.scrollWidth > op.clientWidth).map((op) => op.textContent)"
     )
     assert cut == []
-
-
-def test_an_only_delegate_is_open_and_tells_its_operators(program, show):
-    page = show(html_report(program(6)))
-    assert page.ask("return document.querySelector('#delegates details').open")
-    two = program(6)
-    two.execution_plan[0].delegates *= 2
-    page = show(html_report(two))
-    assert not page.ask("return document.querySelector('#delegates details').open")
 
 
 def test_everything_that_acts_is_reached_by_tab_and_has_a_name(program, show):

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowerdeck.demo_backends import (
-    BackendWithDelegateMappingDemo,
-    DelegateMappingDemoPartitioner,
-)
+from lowerdeck.demo_backends import BackendWithDelegateMappingDemo, DelegateMappingDemoPartitioner
 from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import write_pte

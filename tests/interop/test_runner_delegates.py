@@ -2,10 +2,7 @@
 
 import torch
 
-from lowerdeck.demo_backends import (
-    BackendWithDelegateMappingDemo,
-    DelegateMappingDemoPartitioner,
-)
+from lowerdeck.demo_backends import BackendWithDelegateMappingDemo, DelegateMappingDemoPartitioner
 from lowerdeck.emitter import EmittedProgram, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import compare, load

@@ -1,4 +1,4 @@
-"""Programs of ``lowerdeck.decompose`` that still mark what a call without gradients is given."""
+"""Programs of ``lowerdeck.decompose`` with marks of calls without gradients, and remade views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.decompose import decompose
-from lowerdeck.unflatten import export_preserving, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Decomposing this program lost:UserWarning")
 
@@ -93,3 +93,54 @@ def test_what_is_taken_apart_by_ours_keeps_its_calls_in_regions(mode: Any, path:
     for module in (eager, subject):
         module.get_submodule(path).register_forward_hook(lambda _module, _args, result: 3 * result)
     torch.testing.assert_close(subject(x), eager(x), atol=1e-5, rtol=1e-5)
+
+
+class Rows(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x[1:].t()
+
+
+class Flat(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x.view(-1),)
+
+
+class Writes(nn.Module):
+    def __init__(self, child: nn.Module, how: str) -> None:
+        super().__init__()
+        self.work, self.child, self.how = nn.Linear(4, 4), child, how
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.work(x)
+        view = self.child(y)[-1]
+        before = view + 1 if self.how == "read" else 0
+        (view if self.how == "result" else y).add_(1)
+        return view * 2 + before, y
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(-1.5 * leaf for leaf in self.inner(x))
+
+
+@pytest.mark.parametrize("how", ["read", "argument", "result"])
+@pytest.mark.parametrize("child", [Rows, Flat])
+def test_changes_of_what_returned_such_a_view_are_refused(
+    child: type[nn.Module], how: str
+) -> None:
+    """They computed with the view that was made anew; some programs were no longer unflattened."""
+    eager, x = Writes(child(), how), torch.randn(3, 4)
+    program = decompose(export_preserving(eager, (x,)))
+    module: Any = unflatten(program)
+    torch.testing.assert_close(module(x), eager(x))
+    (row,) = [row for row in module.swappable() if row.path == "child"]
+    assert not row.replaceable
+    for other in (child(), Around(module.child)):
+        changed = copy.deepcopy(module)
+        changed.child = other
+        with pytest.raises(UnflattenError, match=r"'child', which .* run_decompositions"):
+            changed(x)

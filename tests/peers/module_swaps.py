@@ -12,12 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from lowerdeck.unflatten import (
-    InputConstraintError,
-    UnflattenError,
-    export_preserving,
-    unflatten,
-)
+from lowerdeck.unflatten import InputConstraintError, UnflattenError, export_preserving, unflatten
 
 
 def leaves(value: Any) -> list[torch.Tensor]:

@@ -63,7 +63,6 @@ PEER_FAILS = {
     ("BackendWithPreprocessAllPartitioner", "State"),
     ("ExamplePartitioner", "Products"),
     ("ExamplePartitioner", "State"),
-    ("ExecutorBackendPartitioner", "Branch"),
 }
 
 
@@ -94,12 +93,6 @@ class Gates(torch.nn.Module):
         return (
             torch.tanh(torch.sigmoid(self.linear(a)) * torch.tanh(self.linear(x))).cos() + b.sin()
         )
-
-
-class Branch(torch.nn.Module):
-    def forward(self, a, x, b):
-        taken = torch.cond(a.sum() > 0, lambda x, b: x.mm(b) + b, lambda x, b: x - b, (x, b))
-        return taken + a
 
 
 class Net(torch.nn.Module):
@@ -158,7 +151,7 @@ def delegates(program):
     return get_lowered_backend_modules(program.graph_module)
 
 
-@pytest.mark.parametrize("model", [Products, Constants, Gates, Branch, State])
+@pytest.mark.parametrize("model", [Products, Constants, Gates, State])
 @pytest.mark.parametrize(("module", "name"), PARTITIONERS, ids=[name for _, name in PARTITIONERS])
 def test_the_demos_give_the_same_delegates_as_in_exir(model, module, name):
     torch.manual_seed(0)
@@ -212,25 +205,6 @@ def test_backends_of_the_wheel_take_whole_models(name, model):
         outcome = official.run(lowered.buffer, [official.Call((x,))])
         assert isinstance(outcome, official.Ran), outcome
         torch.testing.assert_close(outcome.outputs[0][0], wanted, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("form", ["position", "name", "short name", "methods", "lower"])
-def test_what_is_left_has_its_own_operators_and_numbers_back(form):
-    program = torch.export.export(Products(), tuple(torch.ones(2, 2) for _ in range(3)))
-    program = program.run_decompositions()
-    before = str(program.graph)
-    partitioner = found(f"{DEMOS}op_partitioner_demo", "NonDecompTestPartitioner")()
-    lowered = {
-        "position": lambda: to_backend(program, partitioner),
-        "name": lambda: to_backend(edge_program=program, partitioner_instance=partitioner),
-        "short name": lambda: to_backend(program, partitioner=partitioner),
-        "methods": lambda: (
-            to_edge({"forward": program}).to_backend({"forward": partitioner}).exported_program()
-        ),
-        "lower": lambda: lower(program, partitioner).programs["forward"],
-    }[form]()
-    assert str(program.graph) == before
-    assert str(lowered.graph) == before
 
 
 class Taking(PeerPartitioner):

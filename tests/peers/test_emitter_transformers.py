@@ -41,9 +41,7 @@ _LENGTH = 16
     ],
 )
 def test_a_static_cache_is_filled_call_by_call(name: str) -> None:
-    from transformers.integrations.executorch import (
-        TorchExportableModuleForDecoderOnlyLM,
-    )
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
     torch.manual_seed(0)
     config, settings = CACHED[name]

@@ -23,7 +23,7 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (  # noqa: E
 )
 
 from lowerdeck import exir_compat  # noqa: E402
-from tests.interop import official  # noqa: E402
+from lowerdeck_zoo import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

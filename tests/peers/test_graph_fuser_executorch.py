@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -98,29 +97,3 @@ def test_a_lone_list_is_opened_as_there() -> None:
     assert len(call.users) == len(peer_call.users) == 2
     for value, wanted in zip(ours(*arguments(exported)), expected, strict=True):
         torch.testing.assert_close(value, wanted)
-
-
-def test_several_tags_one_after_the_other() -> None:
-    exported = program()
-    ours, peers = exported.graph_module, copy.deepcopy(exported.graph_module)
-    expected = ours(*arguments(exported))
-    for gm, make in (
-        (ours, partial(create_submodule_from_nodes, input_order="first_use")),
-        (peers, theirs.create_submodule_from_nodes),
-    ):
-        for tag, kind in (("a", "relu"), ("b", "sigmoid"), ("c", "cat")):
-            nodes = [node for node in gm.graph.nodes if node.name.startswith(kind)]
-            make(gm, nodes, tag)
-    assert flow(ours.graph) == flow(peers.graph)
-    for value, wanted in zip(ours(*arguments(exported)), expected, strict=True):
-        torch.testing.assert_close(value, wanted)
-
-
-def test_order_of_untouched_nodes_differs_only_for_the_better() -> None:
-    exported = program()
-    ours = exported.graph_module
-    before = [node for node in ours.graph.nodes if not node.name.startswith("relu")]
-    relu = next(node for node in ours.graph.nodes if node.name.startswith("relu"))
-    create_submodule_from_nodes(ours, [relu], "t")
-    kept = set(before)
-    assert [node for node in ours.graph.nodes if node in kept] == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,13 +53,6 @@ class Model(torch.nn.Module):
         y = torch.relu(self.linear(x))
         self.total.add_(y.sum(0))
         return torch.tanh(y) + self.total, self.total.clone()
-
-
-class Branching(torch.nn.Module):
-    """A branch whose graphs are lowered."""
-
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
 
 
 class PeerBackend(PeerBackendDetails):
@@ -113,12 +105,6 @@ def test_to_executorch_accepts_our_lowered_program(state):
     blobs = {bytes(memoryview(blob.data)) for blob in content.backend_delegate_data}
     assert blobs == {module.processed_bytes for module in ours}
     assert found.delegate_map
-
-
-def test_to_executorch_accepts_delegates_in_branches():
-    program = edge(Branching(), torch.randn(4)).exported_program()
-    lowered = to_backend(program, RunPartitioner(lambda node: True))
-    assert deserialize_pte(bytes(written(lowered).buffer)).execution_plan[0].delegates
 
 
 def test_classes_written_for_executorch_serve_unchanged():
@@ -180,12 +166,6 @@ def test_delegates_in_the_edge_dialect_pickle():
         for found, expected in zip(again(*values), delegate(*values), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert delegate.original_module.dialect == "EDGE"
-
-
-def test_the_table_of_exir_compat_names_all_that_exir_offers():
-    package = Path(__file__).parents[2] / "packages" / "exir-compat"
-    table = (package / "README.md").read_text()
-    assert [name for name in exir.__all__ if f"`{name}" not in table] == []
 
 
 def test_what_the_peer_cannot_lower_is_lowered_here():

@@ -239,23 +239,10 @@ def test_wrong_options_are_usage_errors(
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["1e400", str(10**30), "nan"])
-def test_numbers_that_a_type_cannot_hold_are_one_line(
-    method: Any, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = method.tensor([], torch.int64)
-    path = tmp_path / "model.pte"
-    write_pte(method.ends([x], [x]), path)
-    assert lowerdeck("run", str(path), "--input", text) == 3
-    error = capsys.readouterr().err
-    assert "does not fit torch.int64" in error
-    assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        *((text, "does not fit torch.int64") for text in ("1e400", str(10**30), "nan")),
         (f"ones:{'9' * 5000}", "no shape such as 2x3"),
         (f"zeros:2x{'9' * 4000}", "no shape such as 2x3"),
         ("rand:2\u00d74", "no shape such as 2x3"),
@@ -266,17 +253,12 @@ def test_numbers_that_a_type_cannot_hold_are_one_line(
         ("a" * 5000, "neither a file nor an input"),
         ("no\0file", "neither a file nor an input"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_inputs_of_any_length_are_bad_input_in_a_short_line(
-    method: Any,
-    tmp_path: Path,
-    text: str,
-    told: str,
-    dtype: torch.dtype,
-    capsys: pytest.CaptureFixture[str],
+    method: Any, tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    x = method.tensor([2], dtype)
+    x = method.tensor([] if "fit torch" in told else [2], torch.int64)
     path = tmp_path / "model.pte"
     write_pte(method.ends([x], [x]), path)
     assert lowerdeck("run", str(path), "--input", text) == 3
@@ -286,25 +268,12 @@ def test_inputs_of_any_length_are_bad_input_in_a_short_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--output", "--trace", "--etdump"])
-def test_no_folder_is_made_for_results(
-    method: Any, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = method.tensor([2], torch.int64)
-    path = tmp_path / "model.pte"
-    write_pte(method.ends([x], [x]), path)
-    assert lowerdeck("run", str(path), option, str(tmp_path / "no" / "file")) == 4
-    shown = capsys.readouterr()
-    assert "there is no folder" in shown.err
-    assert shown.out == ""
-    assert list(tmp_path.iterdir()) == [path]
-
-
 EVIL = "a\x1b[31m\x07\x9b2J\u202e\r\nlowerdeck: all is well\u00e9"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8", "ascii:surrogateescape"])
-@pytest.mark.parametrize("words", [["--profile"], ["--method", "x"]])
+@pytest.mark.parametrize(
+    ("encoding", "words"), [("ascii", ["--profile"]), ("utf-8", ["--method", "x"])]
+)
 def test_names_from_a_file_are_printed_harmlessly(
     build: Any, tmp_path: Path, encoding: str, words: list[str]
 ) -> None:
@@ -331,17 +300,6 @@ def test_names_from_a_file_are_printed_harmlessly(
         assert line.isprintable()
         assert not line.startswith("lowerdeck: all")
     assert b"a\\x1b[31m" in told
-
-
-def test_a_program_without_a_kernel_failed_here(
-    method: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    x, out = method.tensor([2]), method.tensor([2])
-    method.call("mine::op.out", x, out, out)
-    path = tmp_path / "model.pte"
-    write_pte(method.ends([x], [out]), path)
-    assert lowerdeck("run", str(path)) == 4
-    assert "mine::op.out" in capsys.readouterr().err
 
 
 def test_a_missing_or_broken_file_is_one_line(
@@ -378,8 +336,7 @@ def test_backends_lists_halves_and_operators(
         EntryPoint("Broken", "no_such_module:Backend", "lowerdeck.backends"),
     ]
     monkeypatch.setattr(
-        "importlib.metadata.entry_points",
-        lambda **wanted: EntryPoints(entries).select(**wanted),
+        "importlib.metadata.entry_points", lambda **wanted: EntryPoints(entries).select(**wanted)
     )
     load = EntryPoint.load
     here = {"Whole": Whole, "Quiet": Quiet}
@@ -409,18 +366,9 @@ def test_a_backend_that_ends_the_process_ends_only_itself(
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = [EntryPoint("Leaving", "leaving_backend:Runtime", "lowerdeck.runtimes")]
     monkeypatch.setattr(
-        "importlib.metadata.entry_points",
-        lambda **wanted: EntryPoints(entries).select(**wanted),
+        "importlib.metadata.entry_points", lambda **wanted: EntryPoints(entries).select(**wanted)
     )
     assert call(BackendsCommand()) == 0
     assert "cannot be used: runtime: SystemExit: 0" in capsys.readouterr().out
     with pytest.raises(ProgramError, match=r"'Leaving' .* cannot be made: SystemExit: 0"):
         find_runtime("Leaving", {})
-
-
-def test_no_backends_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: EntryPoints())
-    assert call(BackendsCommand()) == 0
-    assert "no backends are installed" in capsys.readouterr().out

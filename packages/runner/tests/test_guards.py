@@ -23,15 +23,13 @@ def crashed(found: dict[str, Any]) -> list[Any]:
     return [entry for entry in found["crashed"] if entry[2] != 14]
 
 
-@pytest.mark.parametrize("trials", [4, pytest.param(3000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("trials", [2, pytest.param(3000, marks=pytest.mark.heavy)])
 def test_no_kernel_kills_the_process(trials: int) -> None:
     found = search(trials, 0)
     assert found["calls"] > 180 * trials
     assert crashed(found) == []
 
 
-@pytest.mark.parametrize(
-    "kernel", ["aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::_pdist_forward.out"]
-)
-def test_kernels_that_trust_their_arguments_have_guards(kernel: str) -> None:
-    assert crashed(search(250, 1000, kernel)) == []
+def test_kernels_that_trust_their_arguments_have_guards() -> None:
+    kernels = "aten::_fft_r2c.out", "aten::_fft_c2r.out", "aten::_pdist_forward.out"
+    assert crashed(search(80, 1000, *kernels)) == []

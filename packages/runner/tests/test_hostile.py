@@ -113,7 +113,7 @@ def test_the_undamaged_program_runs(build: Any, memory: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "examples", [150, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
+    "examples", [50, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
 )
 def test_damaged_programs_give_typed_errors(
     build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
@@ -138,7 +138,7 @@ def test_damaged_programs_give_typed_errors(
 
 
 @pytest.mark.parametrize(
-    "examples", [200, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
+    "examples", [60, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
 )
 def test_damaged_files_give_typed_errors(
     build: Any, monkeypatch: pytest.MonkeyPatch, examples: int

@@ -1,6 +1,5 @@
 """Inputs and outputs in the structure of the original function."""
 
-from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -32,11 +31,6 @@ def test_nested_inputs_give_nested_outputs(method: Any) -> None:
     assert result == {"a": [value(2), (value(4),)], "b": [value(6), value(8)]}
 
 
-def test_structure_of_outputs_is_used_only_if_it_has_their_number(method: Any) -> None:
-    program = sums(method, 2, (0, 0), {}, (0, 0, 0))
-    assert program.run("forward", value(1), value(2)) == [value(2), value(4)]
-
-
 def test_flat_inputs_are_accepted_for_a_nested_signature(method: Any) -> None:
     program = sums(method, 3, ([0, 0],), {"z": 0}, {"x": 0, "y": (0, 0)})
     flat = program.run("forward", value(1), value(2), value(3))
@@ -66,16 +60,6 @@ def test_an_unreadable_structure_leaves_flat_calls(method: Any) -> None:
         method.structure(text, text)
         program = load(method.owner.program)
         assert program.run("forward", value(1), value(2)) == [value(2), value(4)]
-
-
-def test_namedtuples_come_back_when_they_are_registered(method: Any) -> None:
-    program = sums(method, 2, (0, 0), {}, Pair(0, 0))
-    result = program.run("forward", value(1), value(2))
-    assert isinstance(result, Pair)
-
-
-Pair = namedtuple("Pair", ["left", "right"])
-pytree._register_namedtuple(Pair, serialized_type_name="runner_tests.Pair")
 
 
 def test_the_caller_s_tensor_is_used_where_inputs_are_not_planned(method: Any) -> None:
@@ -111,11 +95,7 @@ def test_channels_last_inputs_must_be_channels_last(method: Any) -> None:
             torch.randn(2, 4, 4, 6)[..., ::2].permute(0, 3, 1, 2),
             "memory_format=torch.channels_last)",
         ),
-        (
-            (0, 2, 3, 4, 1),
-            torch.randn(1, 3, 2, 2, 2),
-            "memory_format=torch.channels_last_3d)",
-        ),
+        ((0, 2, 3, 4, 1), torch.randn(1, 3, 2, 2, 2), "memory_format=torch.channels_last_3d)"),
         ((2, 0, 1), torch.randn(2, 3, 4), "call .permute([2, 0, 1])"),
     ],
     ids=["gaps", "transposed", "gaps, transposed", "gaps, last", "volumes", "permuted"],

@@ -77,37 +77,11 @@ def test_state_without_a_name_that_is_overwritten_between_calls_is_refused(metho
         load(method.ends([x], [out])).method()
 
 
-def test_where_a_value_lies_is_known_in_the_next_call(method: Any) -> None:
-    x, out = (method.tensor([2, 2], at=at) for at in (0, 16))
-    method.call("aten::mm.out", x, x, out, out)
-    method.move(out, x)  # so that the next call's input is written onto the result
-    with pytest.raises(MemoryPlanError, match=f"writes value {out} onto its own input, value {x}"):
-        load(method.ends([x], [out])).method()
-
-
 def test_bytes_that_nothing_writes_are_not_read(method: Any) -> None:
     x, unwritten, out = (method.tensor([4], at=at) for at in (0, 16, 32))
     add(method, x, unwritten, out)
     with pytest.raises(MemoryPlanError, match="nothing has been written to"):
         load(method.ends([x], [out])).method()
-
-
-def test_state_without_a_name_is_written_after_it_is_read(method: Any) -> None:
-    x, total, out = (method.tensor([4], at=at) for at in (0, 16, 32))
-    add(method, x, total, out)
-    method.call("aten::copy_", total, out, method.boolean(False), total)
-    program = load(method.ends([x], [out]))
-    program.run("forward", torch.ones(4))
-    assert program.run("forward", torch.ones(4))[0].tolist() == [2.0] * 4
-
-
-def test_a_name_of_the_same_shape_is_taken(method: Any) -> None:
-    # ExecuTorch leaves out the copy that a reshape to the same shape would be.
-    x, first, second, out = (method.tensor([4], at=at) for at in (0, 16, 16, 32))
-    relu(method, x, first)
-    add(method, first, second, out)
-    program = load(method.ends([x], [out]))
-    assert program.run("forward", torch.ones(4))[0].tolist() == [2.0] * 4
 
 
 def test_a_name_for_numbers_of_another_width_is_refused(method: Any) -> None:
@@ -274,18 +248,6 @@ def test_a_second_name_for_bytes_keeps_them_alive_and_may_be_written(method: Any
     relu(method, first, out)
     program = method.ends([x], [out, flat])
     assert load(program, memory="poison").run("forward", torch.ones(2))[0].tolist() == [1.0, 1.0]
-
-
-def test_a_second_name_is_dead_with_the_first(method: Any) -> None:
-    x, first, out = (method.tensor([2], at=at) for at in (0, 16, 32))
-    again, spoiler = method.tensor([1, 2], at=16), method.tensor([2], at=16)
-    late = method.tensor([1, 2], at=48)
-    relu(method, x, first)
-    relu(method, x, spoiler)
-    relu(method, again, late)
-    relu(method, first, out)
-    with pytest.raises(MemoryPlanError, match="writes value 4 onto value 1"):
-        load(method.ends([x], [out, late]), memory="poison").method()
 
 
 def test_dead_bytes_are_filled(method: Any) -> None:

@@ -48,7 +48,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_torch_wrote_is_read_as_torch_reads_it(tree: Any) -> None:
     text = pytree.treespec_dumps(pytree.tree_structure(tree))
     found = pytree.tree_structure(parse(text))
@@ -67,7 +67,7 @@ def test_what_torch_wrote_is_read_as_torch_reads_it(tree: Any) -> None:
         lambda inner: st.lists(inner) | st.builds(node, inner, inner, inner),
     )
 )
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_other_texts_are_unknown(item: Any) -> None:
     for text in (json.dumps([1, item]), json.dumps(item), str(item)):
         try:
@@ -85,11 +85,7 @@ HOSTILE = {
     ),
     "a factory": node(
         "collections.defaultdict",
-        {
-            "default_factory_module": "h1_evil",
-            "default_factory_name": "A",
-            "dict_context": ["a"],
-        },
+        {"default_factory_module": "h1_evil", "default_factory_name": "A", "dict_context": ["a"]},
         LEAF,
     ),
     "a class": node("h1_evil.A", "null", LEAF),

@@ -135,13 +135,6 @@ def test_a_delegate_can_call_a_clone(build: Any) -> None:
     assert not deeper
 
 
-def test_a_failed_call_gives_the_turn_back(method: Any) -> None:
-    program = load(counting(method))
-    with pytest.raises(ValueError, match="has shape"):
-        program.run("forward", torch.ones(3))
-    assert program.run("forward", torch.ones(1))[0].tolist() == [1.0]
-
-
 def test_clones_share_constants_and_not_state(build: Any) -> None:
     doubling(build.method("double"))
     program = load(counting(build.method("count")))
