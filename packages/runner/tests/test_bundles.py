@@ -197,3 +197,16 @@ def test_wrong_words_are_told_in_a_line(
     assert found == status, err
     assert told in err
     assert not Path("x.bpte").exists()
+
+
+def test_results_are_given_in_a_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundled, results = tmp_path / "model.bpte", tmp_path / "results"
+    torch.save([torch.full((2, 2), 2.5)], results)
+    words = ["bundle", str(file), "--input", "ones", "--input", "ones", "-o", str(bundled)]
+    assert lowerdeck(*words, "--expected", str(results)) == 0
+    assert "results given" in _said(capsys)
+    assert lowerdeck("bundle", str(bundled)) == 1
+    assert "test case 0: WRONG, off by up to 0.5" in _said(capsys)
+    assert lowerdeck("bundle", str(bundled), "--atol", "0.5") == 0

@@ -249,3 +249,11 @@ def test_arguments_of_the_wrong_kind_are_refused(method: Any, wrong: Any, messag
     right = {"program": load(program_of(method)), "eager_model": Model(), "inputs": inputs()}
     with pytest.raises(InputError, match=message):
         compare(**{**right, **wrong})
+
+
+def test_outputs_that_are_no_numbers_are_compared(method: Any) -> None:
+    x, none = method.tensor([4]), method.null()
+    program = load(method.ends([x], [x, none]))
+    assert compare(program, lambda x: (x, None), inputs()).first is None
+    with pytest.raises(InputError, match="output 1 is None"):
+        compare(program, lambda x: (x, "text"), inputs())

@@ -191,3 +191,29 @@ def test_an_error_of_a_runtime_says_how_many_inputs_it_was_given(method: Any) ->
     program = load(doubled(method), backends={"Doubler": Faulty(fail)})
     with pytest.raises(ExecutionError, match=r"KeyError: 7 \(it was given 1 inputs.*input_count"):
         program.run("forward", torch.ones(2))
+
+
+def test_a_missing_runtime_is_told_with_what_to_do(method: Any) -> None:
+    with pytest.raises(ProgramError, match=r"'Doubler' has no runtime half.*backends="):
+        load(doubled(method)).method()
+
+
+def test_two_branches_may_write_the_same_value(method: Any) -> None:
+    condition, x, out = method.tensor([], torch.bool), method.tensor([2]), method.tensor([2])
+    method.jump(condition, 3)
+    method.delegate("Doubler", [x, out])
+    method.jump(method.boolean(False), 4)
+    method.delegate("Doubler", [x, out])
+    forward = load(method.ends([condition, x], [out]), backends={"Doubler": Doubler()}).method()
+    for truth in (True, False):
+        assert forward.run_flat([torch.tensor(truth), torch.ones(2)])[0].tolist() == [2.0, 2.0]
+
+
+def test_dynamic_outputs_and_moved_values(method: Any) -> None:
+    x, out = method.tensor([4], dynamic=True), method.tensor([4], dynamic=True)
+    moved = method.tensor([4], dynamic=True, planned=False)
+    method.move(x, moved)
+    method.delegate("Doubler", [moved, out])
+    forward = load(method.ends([x], [out]), backends={"Doubler": Doubler()}).method()
+    for size in (3, 1, 4):
+        assert forward.run_flat([torch.ones(size)])[0].tolist() == [2.0] * size

@@ -215,3 +215,40 @@ def test_wrong_inputs_name_the_argument(method: Any) -> None:
     ):
         with pytest.raises(InputError, match=message):
             forward.run_flat(inputs)
+
+
+def test_a_list_of_sizes_may_hold_computed_ones(method: Any) -> None:
+    x, out = method.tensor([4], dynamic=True), method.tensor([4], dynamic=True)
+    size = method.integer(-1)
+    method.call("aten::sym_size.int", x, method.integer(0), size)
+    from_list = method.ints([0])
+    method.plan.values[from_list].val.items[0] = size
+    method.call("aten::full.out", from_list, method.double(0.5), out, out)
+    forward = load(method.ends([x], [out])).method()
+    assert forward.run_flat([torch.zeros(3)])[0].tolist() == [0.5] * 3
+    assert forward.run_flat([torch.zeros(1)])[0].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("mod.Scalar", (-7, 2), -1),
+        ("mod.Scalar", (7, -2), 1),
+        ("floordiv.Scalar", (-7, 2), -4),
+        ("floordiv.int", (-7, 2), -3),
+        ("floordiv.int", (-7, -2), 3),
+        ("sym_max.Scalar", (1, 2), 2),
+        ("mul.Scalar", (2**62, 2), "does not fit in 64 bits"),
+    ],
+)
+def test_scalars_are_those_of_the_runtime(
+    method: Any, name: str, values: tuple[int, int], expected: Any
+) -> None:
+    result = method.integer(0)
+    method.call(f"executorch_prim::{name}", *map(method.integer, values), result)
+    program = load(method.ends([], [result]))
+    if isinstance(expected, str):
+        with pytest.raises(ExecutionError, match=expected):
+            program.run("forward")
+    else:
+        assert program.run("forward") == [expected]
