@@ -44,7 +44,6 @@ pickle.dump([
 _INSPECTS = """
 import pickle, sys
 from executorch.devtools import Inspector
-found = Inspector(etdump_path=sys.argv[2], etrecord=sys.argv[3])
 pickle.dump([
     (block.name, [
         (event.name, event._instruction_id, event.delegate_debug_identifier, event.perf_data.raw,
@@ -52,7 +51,8 @@ pickle.dump([
          list(event.stack_traces.values()))
         for event in block.events
     ])
-    for block in found.event_blocks
+    for path in sys.argv[3:]
+    for block in Inspector(etdump_path=path, etrecord=sys.argv[2]).event_blocks
 ], open(sys.argv[1], "wb"))
 """
 
@@ -148,9 +148,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_the_inspector_shows_what_our_profiles_show(made: Path) -> None:
     method = load(made / "model.pte").method()
     calls: list[Profile] = [method.profile(torch.randn(2, 8)) for _ in range(3)]
-    save_etdump(calls, made / "profile.etdp")
-    ((block, found),) = answered(_INSPECTS, made, made / "profile.etdp", made / "record")
+    files = [made / "record", made / "profile.etdp", made / "command.etdp"]
+    save_etdump(calls, files[1])
+    words = ["run", str(made / "model.pte"), "--repeat", "4", "--etdump", str(files[2])]
+    assert main(words) == 0
+    (block, found), (_, of_command) = answered(_INSPECTS, made, *files)
     assert block == "Execute"
+    assert {len(event[3]) for event in of_command} == {4}
     *parts, whole = found
     assert whole[0] == "Method::execute"
     assert len(parts) == len(calls[0].events)
@@ -171,11 +175,3 @@ def test_the_inspector_shows_what_our_profiles_show(made: Path) -> None:
         assert "in forward" in traces[-1]
     seen = [operator for part in parts for operator in part[4]]
     assert {"aten.relu.default", "aten.sort.default", "aten.sin.default"} <= set(seen)
-
-
-def test_the_command_writes_a_file_for_the_inspector(made: Path) -> None:
-    path = made / "command.etdp"
-    words = ["run", str(made / "model.pte"), "--repeat", "4", "--etdump", str(path)]
-    assert main(words) == 0
-    ((_, found),) = answered(_INSPECTS, made, path, made / "record")
-    assert {len(event[3]) for event in found} == {4}

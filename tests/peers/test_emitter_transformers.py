@@ -26,9 +26,7 @@ pytestmark = [
 CACHED: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", GROUPED),
     "Mixtral": ("MixtralConfig", {**GROUPED, "num_local_experts": 4}),
-    "Qwen3": ("Qwen3Config", WIDE),
     "Gemma3": ("Gemma3TextConfig", {**WIDE, "sliding_window": 4}),
-    "Phi3": ("Phi3Config", GROUPED),
 }
 _LENGTH = 16
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.demo_backends.executor_backend import ExecutorRuntime
+from lowerdeck.demo_backends import ExecutorRuntime
 from lowerdeck.emitter import EmitterError, emit
 from lowerdeck.graph_fuser import GraphFuserError, propose_partitions
 from lowerdeck.lowered_module import (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import ProgramError
-from lowerdeck.runner.commands import BackendsCommand, RunCommand
+from lowerdeck.runner.commands import BackendsCommand
 from lowerdeck.runner.delegates import find_runtime
 from lowerdeck.serializer import write_pte
 
@@ -41,12 +41,12 @@ def file(method: Any, tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(RunCommand(), str(file), "--input", "ones", "--input", "zeros:2x2") == 0
+    assert lowerdeck("run", str(file), "--input", "ones", "--input", "zeros:2x2") == 0
     out = capsys.readouterr().out
     assert "output 0: float32[2x2] = [1, 1, 1, 1], min 1, mean 1, max 1" in out
     assert "ms a call in lowerdeck.runner, which emulates the runtime" in out
     assert "random" not in out
-    assert call(RunCommand(), str(file), "--input", "ones", "--seed", "3") == 0
+    assert lowerdeck("run", str(file), "--input", "ones", "--seed", "3") == 0
     assert "no --input for input 1: random (seed 3)\n" in capsys.readouterr().out
 
 
@@ -81,7 +81,7 @@ def test_no_emulation_refuses_what_is_wrong_before_anything_runs(
 def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path) -> None:
     results = []
     for seed in ("1", "1", "2"):
-        assert call(RunCommand(), str(file), "--seed", seed, "--output", str(tmp_path / "o")) == 0
+        assert lowerdeck("run", str(file), "--seed", seed, "--output", str(tmp_path / "o")) == 0
         results.append(torch.load(tmp_path / "o")[0])
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
@@ -92,10 +92,10 @@ def test_inputs_come_from_files(
 ) -> None:
     saved = tmp_path / "inputs.pt"
     torch.save([torch.ones(2, 2), torch.full((2, 2), 4.0)], saved)
-    assert call(RunCommand(), str(file), "--input", str(saved)) == 0
+    assert lowerdeck("run", str(file), "--input", str(saved)) == 0
     assert "[5, 5, 5, 5]" in capsys.readouterr().out
     torch.save(torch.full((2, 2), 7.0), saved)
-    assert call(RunCommand(), str(file), "--input", str(saved), "--input", "ones") == 0
+    assert lowerdeck("run", str(file), "--input", str(saved), "--input", "ones") == 0
     assert "[8, 8, 8, 8]" in capsys.readouterr().out
 
 
@@ -136,7 +136,7 @@ def test_a_file_of_inputs_that_does_not_fit_is_named_with_what_it_holds(
 
 def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
-    assert call(RunCommand(), str(file), "--profile", "--trace", str(trace)) == 0
+    assert lowerdeck("run", str(file), "--profile", "--trace", str(trace)) == 0
     out = capsys.readouterr().out
     assert "aten::add.out" in out
     assert str(trace) in out
@@ -147,7 +147,7 @@ def test_an_etdump_of_all_calls(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "calls.etdp"
-    assert call(RunCommand(), str(file), "--repeat", "3", "--etdump", str(path)) == 0
+    assert lowerdeck("run", str(file), "--repeat", "3", "--etdump", str(path)) == 0
     assert str(path) in capsys.readouterr().out
     content = path.read_bytes()
     assert content[8:12] == b"ED00"
@@ -234,7 +234,7 @@ def test_wrong_options_are_usage_errors(
     file: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        call(RunCommand(), *([str(file), *words] if words else []))
+        lowerdeck("run", *([str(file), *words] if words else []))
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
