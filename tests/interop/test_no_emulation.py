@@ -14,7 +14,7 @@ from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import write_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 
@@ -25,23 +25,13 @@ def lowerdeck(*words: object) -> int:
     return int(script.load()(list(map(str, words))))
 
 
-class Several(torch.nn.Module):
-    """A tensor, a number, and a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return torch.relu(self.linear(x)), x.shape[0]
-
-
-@pytest.mark.parametrize("delegated", [False, True])
-@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize(("delegated", "external"), [(False, True), (True, False)])
 def test_results_are_eagers(
     delegated: bool, external: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, x = Several().eval(), torch.randn(2, 4)
+    layers = {"linear": torch.nn.Linear(4, 3)}
+    model = Of(lambda self, x: (torch.relu(self.linear(x)), x.shape[0]), **layers).eval()
+    x = torch.randn(2, 4)
     program = torch.export.export(model, (x,))
     if delegated:
         program = to_backend(program, XnnpackPartitioner())

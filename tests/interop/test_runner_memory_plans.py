@@ -147,6 +147,8 @@ def attack(
 
 def check(found: collections.Counter[str]) -> None:
     print(dict(found))
+    if found.total() < 400:
+        return  # a day's few seeds have no share: attack() has looked at each of their plans
     wrong = found["wrong passed"] + found["wrong refused"]
     assert wrong > 0.2 * found.total()
     # What is left are names for shared bytes that were moved; the file does not tell them.
@@ -155,7 +157,7 @@ def check(found: collections.Counter[str]) -> None:
 
 def test_no_wrong_number_passes_where_every_value_is_written() -> None:
     found: collections.Counter[str] = collections.Counter()
-    for seed in seeds(150):
+    for seed in seeds(200):
         made = random_program(seed)
         if made is not None:
             found += attack(*made, f"random {seed}", TAMPERS)

@@ -32,7 +32,7 @@ from executorch.exir.backend.partitioner import (  # noqa: E402
 from executorch.exir.backend.utils import tag_constant_data  # noqa: E402
 from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
 
-from lowerdeck.exir_compat import EdgeProgramManager, to_edge  # noqa: E402
+from lowerdeck.exir_compat import EdgeCompileConfig, EdgeProgramManager, to_edge  # noqa: E402
 from lowerdeck.lowered_module import (  # noqa: E402
     PreprocessError,
     get_lowered_backend_modules,
@@ -44,6 +44,8 @@ from lowerdeck_zoo import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+# Else programs are in the Edge dialect here, which has been imported.
+IN_TORCHS = EdgeCompileConfig(_use_edge_ops=False)
 DEMOS = "executorch.exir.backend.test."
 PARTITIONERS = [
     (f"{DEMOS}op_partitioner_demo", "AddMulPartitionerDemo"),
@@ -158,7 +160,8 @@ def test_the_demos_give_the_same_delegates_as_in_exir(model, module, name):
     partitioner, eager = found(module, name), model()
     x = tuple(torch.randn(2, 2) for _ in range(3))
     exported = torch.export.export(eager, x)
-    lowered = to_edge(exported).to_backend(partitioner()).exported_program()
+    manager = to_edge(exported, compile_config=IN_TORCHS).to_backend(partitioner())
+    lowered = manager.exported_program()
     lowered.validate()
     assert lowered.dialect == "ATEN"
     module = lowered.module()
@@ -276,7 +279,8 @@ class NamesBackend(PeerBackendDetails):
 @pytest.mark.parametrize("model", [Products, State])
 def test_whole_programs_reach_backends_of_exir_in_its_dialect(model):
     eager, x = model(), tuple(torch.ones(2, 2) for _ in range(3))
-    program = to_edge(torch.export.export(copy.deepcopy(eager), x)).exported_program()
+    exported = torch.export.export(copy.deepcopy(eager), x)
+    program = to_edge(exported, compile_config=IN_TORCHS).exported_program()
     lowered = to_backend("NamesBackend", program, [])
     made = exir.to_edge(torch.export.export(copy.deepcopy(eager), x)).exported_program()
     peers = exir.backend.backend_api.to_backend("NamesBackend", made, [])

@@ -34,9 +34,8 @@ from lowerdeck.lowered_module import (  # noqa: E402
     tag_constant_data,
     to_backend,
 )
-from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner  # noqa: E402
+from lowerdeck.lowered_module.testing import RunPartitioner  # noqa: E402
 from lowerdeck.serializer import deserialize_pte  # noqa: E402
-from lowerdeck_zoo import official  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -122,26 +121,6 @@ def test_classes_written_for_executorch_serve_unchanged():
     assert bytes(written(lowered).buffer)
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
-def test_executorchs_own_xnnpack_is_lowered_here_and_runs_in_the_official_runtime():
-    xnnpack = pytest.importorskip(
-        "executorch.backends.xnnpack.partition.xnnpack_partitioner"
-    ).XnnpackPartitioner
-    module = torch.nn.Sequential(
-        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4), torch.nn.Tanh()
-    ).eval()
-    x = torch.randn(2, 8)
-    program = edge(module, x).exported_program()
-    lowered = to_backend(program, xnnpack())
-    assert {m.backend_id for m in get_lowered_backend_modules(lowered.graph_module)} == {
-        "XnnpackBackend"
-    }
-    outcome = official.run(bytes(written(lowered).buffer), [official.Call((x,))])
-    assert isinstance(outcome, official.Ran), outcome
-    with torch.no_grad():
-        torch.testing.assert_close(outcome.outputs[0][0], module(x), atol=1e-4, rtol=1e-4)
-
-
 def test_delegates_in_the_edge_dialect_pickle():
     module = Model()
     x = torch.randn(2, 4)
@@ -166,27 +145,3 @@ def test_delegates_in_the_edge_dialect_pickle():
         for found, expected in zip(again(*values), delegate(*values), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert delegate.original_module.dialect == "EDGE"
-
-
-def test_what_the_peer_cannot_lower_is_lowered_here():
-    """A shared constant in a list, a mutated buffer that is owned and read by the program."""
-    from executorch.exir.backend.backend_api import to_backend as peer_to_backend
-
-    program = edge(Model(), torch.randn(2, 4)).exported_program()
-
-    def tag(node):
-        return None if "tanh" in str(node.target) or "clone" in str(node.target) else "t"
-
-    class Owns(PeerPartitioner):
-        def partition(self, exported_program):
-            tagged = TaggingPartitioner(tag).partition(exported_program)
-            specs = {
-                name: PeerDelegationSpec("PeerBackend", [PeerCompileSpec("k", b"v")])
-                for name in tagged.partition_tags
-            }
-            return PeerPartitionResult(tagged.tagged_exported_program, specs)
-
-    with pytest.raises(Exception):  # noqa: B017, PT011  (each version fails in its own way)
-        peer_to_backend(copy.deepcopy(program), Owns())
-    lowered = to_backend(program, RunPartitioner(lambda node: tag(node) is not None))
-    lowered.validate()

@@ -5,30 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.runner.instructions.flow import always_written, successors
 from lowerdeck.runner.instructions.machine import BoundChain, Instruction
 from lowerdeck.runner.memory.liveness import Groups, analyse, members
-from lowerdeck.serializer import JumpFalseCall, MoveCall
-
-
-def test_a_jump_has_two_successors_and_ends_at_the_end() -> None:
-    code = [MoveCall(0, 1), JumpFalseCall(0, 0), JumpFalseCall(0, 99)]
-    assert successors(code) == [(1,), (2, 0), (3, 3)]
-
-
-def test_what_only_one_branch_writes_is_not_always_written() -> None:
-    code = [
-        JumpFalseCall(0, 3),
-        MoveCall(0, 1),
-        JumpFalseCall(0, 4),
-        MoveCall(0, 2),
-        MoveCall(0, 3),
-    ]
-    writes = [set(), {1}, set(), {2}, {3}]
-    found = always_written(code, writes, {0}, {3, 4})
-    assert found == {3: frozenset({0}), 4: frozenset({0})}
-    both = [set(), {1}, set(), {1}, {3}]
-    assert always_written(code, both, {0}, {4}) == {4: frozenset({0, 1})}
 
 
 def chain(*steps: Instruction, follow: list[tuple[int, ...]] | None = None) -> BoundChain:
