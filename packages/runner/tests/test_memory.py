@@ -366,3 +366,12 @@ def test_memory_that_cannot_be_is_refused(build: Any) -> None:
     ):
         with pytest.raises(ProgramError, match=message):
             program.method(name)
+
+
+def test_a_name_of_the_same_shape_is_taken(method: Any) -> None:
+    # ExecuTorch leaves out the copy that a reshape to the same shape would be.
+    x, first, second, out = (method.tensor([4], at=at) for at in (0, 16, 16, 32))
+    relu(method, x, first)
+    add(method, first, second, out)
+    program = load(method.ends([x], [out]))
+    assert program.run("forward", torch.ones(4))[0].tolist() == [2.0] * 4
