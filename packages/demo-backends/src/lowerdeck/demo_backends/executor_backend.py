@@ -48,9 +48,16 @@ class ExecutorPartitioner(TablePartitioner):
         super().__init__(NAME, (), compile_specs=specs, owns_state=False)
 
     def objection(self, node: Node) -> str | None:
-        """Return None for each call of an operator."""
-        found = isinstance(node.target, OpOverload)
-        return None if found else f"{operator_name(node)} is no operator"
+        """Return None for each call of an operator whose numbers are sizes of its tensors."""
+        if not isinstance(node.target, OpOverload):
+            return f"{operator_name(node)} is no operator"
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        for source in node.all_input_nodes:
+            # A file takes the number that was traced as an input, and no other one.
+            computed = isinstance(source.meta.get("val"), numbers)
+            if computed and not isinstance(source.target, OpOverload):
+                return f"it takes the computed number {source.name}"
+        return None
 
 
 class ExecutorBackend(BackendDetails):
