@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import logging
@@ -11,18 +10,14 @@ import re
 import subprocess
 import sys
 import types
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lowered_helpers import lowerdeck, runs_without
 
-from lowerdeck.lowered_module import LoweringError
-from lowerdeck.lowered_module.commands import load_example, lower
-from lowerdeck.lowered_module.program.held_messages import held_messages
-from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck.serializer import CommandError, open_pte
+from lowerdeck.serializer import open_pte
 
 MODEL = """
 import torch
@@ -132,91 +127,87 @@ class Demanding(RunPartitioner):
 """
 
 
-def everything() -> RunPartitioner:
-    return RunPartitioner(lambda node: "tanh" not in str(node.target))
-
-
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of models, and an installed partitioner ``Try`` that leaves tanh."""
     (tmp_path / "command_model.py").write_text(MODEL)
     monkeypatch.syspath_prepend(str(tmp_path))
-    entries = [
-        importlib.metadata.EntryPoint("Try", f"{__name__}:everything", "lowerdeck.partitioners")
-    ]
-    real = importlib.metadata.entry_points
+    monkeypatch.chdir(tmp_path)
+    # Another test's module of that name is elsewhere.
+    for name in ("command_model", "part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    entry = importlib.metadata.EntryPoint("Try", "any:thing", "lowerdeck.partitioners")
+    entry_points, load = importlib.metadata.entry_points, importlib.metadata.EntryPoint.load
 
     def found(**wanted: Any) -> Any:
-        return entries if wanted == {"group": "lowerdeck.partitioners"} else real(**wanted)
+        return [entry] if wanted == {"group": entry.group} else entry_points(**wanted)
+
+    def loaded(one: importlib.metadata.EntryPoint) -> Any:
+        return (lambda: runs_without("tanh")) if one.name == "Try" else load(one)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    load = importlib.metadata.EntryPoint.load
-
-    def loaded(entry: importlib.metadata.EntryPoint) -> Any:
-        return everything if entry.name == "Try" else load(entry)
-
     monkeypatch.setattr(importlib.metadata.EntryPoint, "load", loaded)
     return "command_model:example"
 
 
-def lowerdeck(*words: str) -> int:
-    """Run the installed script, as a user does."""
-    (script,) = importlib.metadata.entry_points(group="console_scripts", name="lowerdeck")
-    return int(script.load()(list(words)))
-
-
-def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    lower.configure(parser)
-    return lower.run(parser.parse_args(words))
-
-
-def test_it_writes_a_file_and_says_what_it_did(
+def test_it_writes_a_file_and_a_report(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "model.pte"
-    page = tmp_path / "graph.html"
-    assert run(model, "--backend", "Try", "-o", str(path), "--html", str(page)) == 0
+    assert lowerdeck("lower", model, "--backend", "Try", "-o", "m.pte", "--html", "g.html") == 0
     text = capsys.readouterr().out
     for word in ("nodes", "partitions     1 (1 to VerbatimBackend)", "delegated", "file size"):
         assert word in text
-    for word in ("planned memory", "time", "from eager", str(path)):
+    for word in ("planned memory", "time", "from eager", "m.pte"):
         assert word in text
-    assert page.read_text().startswith("<!")
-    with open_pte(path) as file:
-        assert file is not None
+    assert (tmp_path / "g.html").read_text().startswith("<!")
+    with open_pte(tmp_path / "m.pte") as file:
+        assert file.method_names == ("forward",)
+    assert lowerdeck("lower", model, "-o", os.devnull) == 0
+    assert "file size      0 B\n" in capsys.readouterr().out
 
 
-def test_a_check_that_cannot_be_made_is_an_error(model: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.pte"
+@pytest.mark.parametrize(
+    ("factory", "words", "status", "message"),
+    [
+        # The model that writes its input; the list of inputs.
+        ("example", "--check", 0, "differs by at most"),
+        ("doubles", "--check", 0, "differs by at most"),
+        ("listed", "--check", 0, "differs by at most"),
+        ("counts", "--check", 0, "differs by at most"),
+        ("example", "--backend command_model:Everything", 0, "VerbatimBackend"),
+    ],
+)
+def test_models_and_partitioners_may_have_several_forms(
+    model: str,
+    factory: str,
+    words: str,
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "--check" in words:
+        pytest.importorskip("lowerdeck.runner")
+    assert lowerdeck("lower", f"command_model:{factory}", *words.split()) == status
+    assert message in capsys.readouterr().out
+
+
+def test_a_check_that_cannot_be_made_is_an_error(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     has_runner = importlib.util.find_spec("lowerdeck.runner") is not None
     expected = "cannot be compared" if has_runner else "needs lowerdeck.runner: pip install"
-    with pytest.raises(CommandError, match=expected) as caught:
-        run(model, "--backend", "Try", "-o", str(path), "--check")
-    assert caught.value.exit_status == 4
-
-
-def test_check_compares_with_eager(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("lowerdeck.runner")
-    assert run(model, "-o", str(tmp_path / "m.pte"), "--check") == 0
-    assert "differs by at most" in capsys.readouterr().out
+    assert lowerdeck("lower", model, "--backend", "Try", "--check") == 4
+    assert expected in capsys.readouterr().err
 
 
 def test_check_names_the_output_and_the_state_that_differ(
-    model: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = pytest.importorskip("lowerdeck.runner")
-    path, module = tmp_path / "m.pte", model.partition(":")[0]
-    assert run(f"{module}:counts", "-o", str(path), "--check") == 0
     load = runner.load
 
     def stuck(content: Any) -> Any:
-        program = load(content)
-        method = program.method("forward")
+        method = load(content).method("forward")
         first: list[Any] = []
 
         def call(*inputs: Any) -> Any:
@@ -227,107 +218,104 @@ def test_check_names_the_output_and_the_state_that_differ(
         return types.SimpleNamespace(method=lambda name: call)
 
     monkeypatch.setattr(runner, "load", stuck)
-    assert run(f"{module}:counts", "-o", str(path), "--check") == 1
+    assert lowerdeck("lower", "command_model:counts", "--check") == 1
     text = capsys.readouterr().out
     assert "  output 0 in call 3: max 1.25, mean 1.25" in text
     assert "  state 'count' in call 3: max 4, mean 4" in text
 
 
-def test_check_knows_models_that_write_what_they_are_given(model: str, tmp_path: Path) -> None:
-    pytest.importorskip("lowerdeck.runner")
-    module = model.partition(":")[0]
-    assert run(f"{module}:doubles", "-o", str(tmp_path / "m.pte"), "--check") == 0
-
-
-def test_auto_refuses_a_model_that_draws_at_random(model: str, tmp_path: Path) -> None:
-    path, module = tmp_path / "m.pte", model.partition(":")[0]
-    with pytest.raises(LoweringError, match="between two calls of eager with the same inputs"):
-        run(f"{module}:noisy", "--auto", "-o", str(path))
-    assert not path.exists()
-
-
-def test_auto_refuses_a_backend_that_nobody_offers(model: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.pte"
-    with pytest.raises(LoweringError, match=r"'Mistyped' was not found\. Installed:"):
-        run(model, "--auto", "--backend", "Mistyped", "-o", str(path))
-    assert not path.exists()
-
-
 @pytest.mark.parametrize(
-    ("factory", "message"),
+    ("words", "status", "message"),
     [
-        ("nothing", "expected MODULE:FACTORY"),
-        ("no.such.module:f", "cannot be imported"),
-        ("mymodel.py:f", "without .py: mymodel:f"),
-        ("command_model:absent", "has no 'absent'"),
-        ("command_model:wrong", "returned int"),
-        ("command_model:number", "is a int, expected a function"),
-        ("command_model:needs", "raised TypeError"),
-        ("command_model:fails", "raised ZeroDivisionError: division by zero"),
-        ("command_model:no_module", r"returned \(int, tuple\)"),
-        ("command_model:cannot_be_exported", "torch.export cannot export"),
-        ("command_model:leaves", "'command_model:leaves' raised SystemExit: 7"),
-        ("command_model:leaves_forward", "'command_model:leaves_forward' returned: SystemExit: 0"),
+        # Factories.
+        ("nothing", 3, "expected MODULE:FACTORY"),
+        ("no.such.module:f", 3, "cannot be imported"),
+        ("mymodel.py:f", 3, "without .py: mymodel:f"),
+        ("command_model:absent", 3, "has no 'absent'"),
+        ("command_model:wrong", 3, "returned int"),
+        ("command_model:number", 3, "is a int, expected a function"),
+        ("command_model:needs", 3, "raised TypeError"),
+        ("command_model:fails", 3, "raised ZeroDivisionError: division by zero"),
+        ("command_model:no_module", 3, r"returned \(int, tuple\)"),
+        ("command_model:cannot_be_exported", 3, "torch.export cannot export"),
+        ("command_model:leaves", 3, "'command_model:leaves' raised SystemExit: 7"),
+        ("command_model:leaves_forward", 3, "'command_model:leaves_forward' returned: SystemExit"),
+        ("command_model:no_kernel", 4, "have no kernel"),
+        ("broken_model:f", 3, "cannot be imported: ZeroDivisionError"),
+        ("leaving_model:f", 3, "'leaving_model' of .* cannot be imported: SystemExit: 0"),
+        # Partitioners.
+        ("{} --backend command_model:NoPartitioner", 3, "without __call__ and ops_to_not_decomp"),
+        ("{} --backend command_model:example", 3, "is a function without ops_to_not_decompose"),
+        ("{} --backend command_model:LeavesToo", 3, "cannot be made .* SystemExit: 0"),
+        ("{} --backend command_model:LeavesLate", 3, "runs ended with SystemExit;"),
+        ("{} --backend command_model:LeavesEarly", 3, "runs ended with SystemExit: 5;"),
+        ("{} --backend command_model:SaysTooLittle", 3, "of SaysTooLittle failed: TypeError"),
+        ("{} --backend command_model:Demanding", 3, "cannot be made without arguments"),
+        ("{} --backend Nothing", 2, "'Nothing' was not found"),
+        # Choosing the fastest.
+        ("command_model:noisy --auto", 3, "between two calls of eager with the same inputs"),
+        ("{} --auto --backend Mistyped", 2, r"'Mistyped' was not found\. Installed:"),
+        ("{} --auto --quantize int8", 2, "give one of them"),
+        # Files.
+        ("{} -o file/m.pte", 4, "cannot write"),
+        ("{} -o no/deeper/m.pte", 4, "there is no folder"),
+        ("{} --html no/deeper/m.html", 4, "there is no folder"),
+        ("{} -o a --html ./a", 2, "--html a is.*--output a names"),
+        ("{} -o command_model.py", 2, "--output command_model.py.*command_model:example"),
+        ("{} --html source -o m", 2, "--html source.*command_model:example"),
+        ("{} --backend part:Everything -o part.py", 2, "--output part.py.*part:Everything"),
     ],
 )
-def test_a_factory_that_cannot_be_used_is_one_line_of_error(
-    model: str, factory: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_what_cannot_be_done_is_one_line_of_error(
+    model: str,
+    words: str,
+    status: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert lowerdeck("lower", factory, "-o", str(tmp_path / "m.pte")) == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    texts = {"part.py": MODEL, "file": "", "broken_model.py": "1 / 0\n"}
+    texts["leaving_model.py"] = "import sys; sys.exit(0)\n"
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "source").hardlink_to(tmp_path / "command_model.py")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert lowerdeck("lower", *words.format(model).split()) == status
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
     assert re.search(message, line)
+    left = {path.name: path for path in tmp_path.iterdir() if path.name != "__pycache__"}
+    assert {name: path.read_bytes() for name, path in left.items()} == before
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "-inf", "-1e-9", "much", "", "9" * 5000 + "x"])
+def test_a_tolerance_that_is_none_is_a_wrong_argument(
+    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        lowerdeck("lower", model, f"--tolerance={text}")
+    assert stop.value.code == 2
+    assert "0 or more" in (shown := capsys.readouterr().err)
+    assert len(shown) < 4000
     assert not list(tmp_path.glob("*.pte"))
 
 
-def test_a_module_that_fails_is_one_line_of_error(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_model_without_modes_is_taken_as_it_is(
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_model.py").write_text("1 / 0\n")
-    assert lowerdeck("lower", "broken_model:f", "-o", str(tmp_path / "m.pte")) == 3
-    assert "cannot be imported: ZeroDivisionError" in capsys.readouterr().err
+    def refuse(self: torch.nn.Module) -> torch.nn.Module:
+        raise NotImplementedError("Calling train() or eval() is not supported")
 
-
-def test_a_module_that_ends_the_process_is_one_line_of_error(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "leaving_model.py").write_text("import sys; sys.exit(0)\n")
-    assert lowerdeck("lower", "leaving_model:f", "-o", str(tmp_path / "m.pte")) == 3
-    told = "'leaving_model' of 'leaving_model:f' cannot be imported: SystemExit: 0\n"
-    assert capsys.readouterr().err.endswith(told)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("NoPartitioner", "is a NoPartitioner without __call__ and ops_to_not_decompose"),
-        ("example", "is a function without ops_to_not_decompose, expected a partitioner"),
-        ("LeavesToo", "'command_model:LeavesToo' cannot be made .* SystemExit: 0"),
-        ("LeavesLate", "'command_model:example' runs ended with SystemExit;"),
-        ("LeavesEarly", "'command_model:example' runs ended with SystemExit: 5;"),
-        ("SaysTooLittle", "ops_to_not_decompose of SaysTooLittle failed: TypeError"),
-    ],
-)
-def test_a_partitioner_that_is_none_is_one_line_of_error(
-    model: str, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = str(tmp_path / "m.pte")
-    assert lowerdeck("lower", model, "--backend", f"command_model:{name}", "-o", output) == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(message, line)
-    assert not list(tmp_path.glob("*.pte"))
-
-
-def test_a_device_may_be_the_output(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lowerdeck("lower", model, "-o", os.devnull) == 0
-    assert "file size      0 B\n" in capsys.readouterr().out
+    monkeypatch.setattr(torch.nn.Module, "eval", refuse)
+    assert lowerdeck("lower", model) == 0
 
 
 _SCRIPT = "import sys; from lowerdeck.script import main; sys.exit(main())"
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_failed_export_is_one_line_without_debug(
-    model: str, tmp_path: Path, debug: bool
+def test_what_torch_prints_of_a_failed_export_is_shown_with_debug(
+    model: str, debug: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["lower", "command_model:cannot_be_exported", *(["--debug"] if debug else [])]
     done = subprocess.run(
@@ -335,11 +323,9 @@ def test_a_failed_export_is_one_line_without_debug(
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
     )
     assert done.returncode == 3
     lines = done.stderr.splitlines()
-    # The graph that torch prints on its own, and the traceback.
     assert any("def forward" in line for line in lines) == debug
     assert ("Traceback (most recent call last):" in lines) == debug
     assert debug or len(lines) == 1
@@ -353,7 +339,6 @@ def test_closed_streams_do_not_stop_the_lowering(
         ["/bin/sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", _SCRIPT, "lower", model],
         capture_output=True,
         check=False,
-        cwd=tmp_path,
     )
     assert done.returncode == status
     assert (b"from eager" in done.stdout) == (status == 0)
@@ -361,140 +346,28 @@ def test_closed_streams_do_not_stop_the_lowering(
         assert file.method_names == ("forward",)
 
 
-def test_held_messages_are_told_unless_something_fails(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_messages_of_torch_are_shown_unless_something_fails(
+    model: str, fails: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger = logging.getLogger("torch.held_messages_test")
     logger.propagate = False
-    before = logging.StreamHandler(sys.stderr)
-    logger.addHandler(before)
+    handlers = [logging.StreamHandler(sys.stderr)]
+    logger.addHandler(handlers[0])
+    export = torch.export.export
+
+    def loud(*args: Any) -> Any:
+        logger.warning("before")
+        handlers.append(logging.StreamHandler(sys.stderr))
+        logger.addHandler(handlers[1])
+        if fails:
+            raise KeyError("after")
+        return export(*args)
+
+    monkeypatch.setattr(torch.export, "export", loud)
     try:
-        with held_messages():
-            within = logging.StreamHandler(sys.stderr)
-            logger.warning("of a success")
-            logger.addHandler(within)
-            assert capsys.readouterr().err == ""
-        assert capsys.readouterr().err == "of a success\n"
-        with suppress(KeyError), held_messages():
-            logger.warning("of a failure")
-            raise KeyError
-        assert capsys.readouterr().err == ""
-        assert before.stream is within.stream is sys.stderr
-        logger.warning("later")
-        assert capsys.readouterr().err == "later\n" * 2
+        assert lowerdeck("lower", model) == (3 if fails else 0)
+        assert ("before\n" in capsys.readouterr().err) is not fails
+        assert all(one.stream is sys.stderr for one in handlers)
     finally:
         logger.handlers.clear()
-
-
-def test_a_missing_kernel_and_a_full_disk_are_failures_here(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lowerdeck("lower", "command_model:no_kernel", "-o", str(tmp_path / "m.pte")) == 4
-    assert "have no kernel" in capsys.readouterr().err
-    (tmp_path / "file").write_text("")
-    assert lowerdeck("lower", model, "-o", str(tmp_path / "file" / "m.pte")) == 4
-    assert "cannot write" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["-o", "a", "--html", "./a"], ("--html a is", "--output a names")),
-        (["-o", "command_model.py"], ("--output command_model.py", "command_model:example")),
-        (["--html", "source", "-o", "m"], ("--html source", "command_model:example")),
-        (
-            ["--backend", "part:Everything", "-o", "part.py"],
-            ("--output part.py", "part:Everything"),
-        ),
-    ],
-    ids=str,
-)
-def test_an_output_that_is_another_file_of_the_command_is_refused(
-    model: str,
-    words: list[str],
-    named: tuple[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "part.py").write_text(MODEL)
-    (tmp_path / "source").hardlink_to(tmp_path / "command_model.py")
-    # Another test's module of that name lies elsewhere.
-    monkeypatch.delitem(sys.modules, "command_model", raising=False)
-    monkeypatch.delitem(sys.modules, "part", raising=False)
-    assert lowerdeck("lower", model, *words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(name in line for name in named)
-    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert left == {"command_model.py", "part.py", "source"}
-    assert (tmp_path / "command_model.py").read_text() == MODEL
-    assert (tmp_path / "part.py").read_text() == MODEL
-
-
-@pytest.mark.parametrize("option", ["-o", "--html"])
-def test_no_folder_is_made_for_what_is_written(
-    model: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    words = ["-o", str(tmp_path / "m.pte"), option, str(tmp_path / "no" / "deeper" / "file")]
-    assert lowerdeck("lower", model, *words) == 4
-    shown = capsys.readouterr()
-    assert "there is no folder" in shown.err
-    assert shown.out == ""
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("text", ["nan", "-1", "-inf", "-1e-9", "much", "", "9" * 5000 + "x"])
-def test_a_tolerance_that_is_none_is_a_wrong_argument(
-    model: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        lowerdeck("lower", model, "-o", str(tmp_path / "m.pte"), f"--tolerance={text}")
-    assert stop.value.code == 2
-    assert "0 or more" in (shown := capsys.readouterr().err)
-    assert len(shown) < 4000
-    assert not (tmp_path / "m.pte").exists()
-
-
-def test_an_unknown_backend_is_a_wrong_argument(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = str(tmp_path / "m.pte")
-    assert lowerdeck("lower", model, "--backend", "Nothing", "-o", output) == 2
-    assert "'Nothing' was not found" in capsys.readouterr().err
-
-
-def test_a_partitioner_can_be_named_by_its_class(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "m.pte"
-    assert (
-        lowerdeck("lower", model, "--backend", "command_model:Everything", "-o", str(output)) == 0
-    )
-    assert "VerbatimBackend" in capsys.readouterr().out
-    assert (
-        lowerdeck("lower", model, "--backend", "command_model:Demanding", "-o", str(output)) == 3
-    )
-    assert "cannot be made without arguments" in capsys.readouterr().err
-
-
-def test_inputs_may_be_a_list(model: str) -> None:
-    _, inputs, _ = load_example("command_model:listed")
-    assert len(inputs) == 2
-
-
-def test_a_model_is_loaded_in_evaluation_mode(model: str) -> None:
-    module, inputs, named = load_example(model)
-    assert not module.training
-    assert torch.equal(inputs[0], torch.ones(1, 2))
-    assert named == {}
-
-
-def test_a_model_without_modes_is_taken_as_it_is(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: torch.nn.Module) -> torch.nn.Module:
-        raise NotImplementedError("Calling train() or eval() is not supported")
-
-    monkeypatch.setattr(torch.nn.Module, "eval", refuse)
-    module, _, _ = load_example(model)
-    assert isinstance(module, torch.nn.Module)

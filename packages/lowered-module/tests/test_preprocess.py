@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import operator
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from lowered_helpers import backend, backend_class, blobs, calls_of, everything, runs_without
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
@@ -25,51 +25,41 @@ from lowerdeck.lowered_module import (
     PreprocessError,
     PreprocessResult,
     SharedWeights,
-    get_lowered_backend_modules,
-    register_backend,
     to_backend,
-    unregister_backend,
 )
-from lowerdeck.lowered_module.preprocess.cache import ResultCache
-from lowerdeck.lowered_module.preprocess.content_key import content_key
-from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
-from lowerdeck.lowered_module.preprocess.weights import put_back, taken_out
-from lowerdeck.lowered_module.program.copies import with_values
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore
-from lowerdeck.torch_base import data_address, lazy_clone
+from lowerdeck.torch_base import data_address
+from lowerdeck_zoo import exported
 
 
-class Counting(BackendDetails):
-    """Counts its calls, puts weights into named data, and fails where it is told to."""
+class Counting:
+    """What the backend of this name was called with; it fails on texts that contain a word."""
 
     calls: ClassVar[list[str]] = []
     fail_on: ClassVar[str | None] = None
 
-    @staticmethod
-    def preprocess(
-        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-    ) -> PreprocessResult:
-        text = str(edge_program.graph)
-        Counting.calls.append(text)
-        if Counting.fail_on is not None and Counting.fail_on in text:
-            raise ValueError("told to fail")
-        store = NamedDataStore()
-        for name, value in edge_program.state_dict.items():
-            store.add_named_data(name, bytes(value.detach().numpy().tobytes()), alignment=16)
-        handles = [n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op[:4] == "call"]
-        return PreprocessResult(
-            text.encode(), {0: tuple(handles)}, store.get_named_data_store_output()
-        )
+
+def counted(program: ExportedProgram, specs: Any) -> PreprocessResult:
+    text = str(program.graph)
+    Counting.calls.append(text)
+    if Counting.fail_on is not None and Counting.fail_on in text:
+        raise ValueError("made to fail")
+    store = NamedDataStore()
+    for name, value in program.state_dict.items():
+        store.add_named_data(name, bytes(value.detach().numpy().tobytes()), alignment=16)
+    handles = {0: tuple(node.meta["debug_handle"] for node in calls_of(program))}
+    custom = [node.meta.get("custom") for node in program.graph.nodes]
+    named = store.get_named_data_store_output()
+    return PreprocessResult(f"{text} {custom}".encode(), handles, named)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
-def counting() -> Iterator[None]:
-    register_backend(Counting)
+def counting() -> Iterator[Any]:
     Counting.calls.clear()
-    yield
     Counting.fail_on = None
-    unregister_backend("Counting")
+    with backend(counted, "Counting") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +68,14 @@ def program() -> ExportedProgram:
 
 
 def partitioner() -> RunPartitioner:
-    return RunPartitioner(lambda node: "tanh" not in str(node.target), backend_id="Counting")
+    return runs_without("tanh", backend_id="Counting")
 
 
-def blobs(program: ExportedProgram) -> list[Any]:
-    return [
-        (m.processed_bytes, m.meta["debug_handle_map"], m.named_data_store_output)
-        for m in get_lowered_backend_modules(program.graph_module)
-    ]
+def assert_the_same_elsewhere(program: ExportedProgram, executor: Executor, chosen: Any) -> None:
+    """Compare what a backend makes in another thread or process with what it makes here."""
+    wanted = blobs(to_backend(program, chosen))
+    assert wanted
+    assert blobs(to_backend(program, chosen, executor=executor)) == wanted
 
 
 def test_a_cache_returns_the_same_without_compiling(
@@ -93,159 +83,82 @@ def test_a_cache_returns_the_same_without_compiling(
 ) -> None:
     plain = blobs(to_backend(program, partitioner()))
     calls = len(Counting.calls)
-    first = blobs(to_backend(program, partitioner(), cache=tmp_path))
-    assert len(Counting.calls) == 2 * calls
-    second = blobs(to_backend(program, partitioner(), cache=tmp_path))
-    assert len(Counting.calls) == 2 * calls
-    assert plain == first == second
+    for _ in range(2):
+        assert blobs(to_backend(program, partitioner(), cache=tmp_path)) == plain
+        assert len(Counting.calls) == 2 * calls
 
 
-def test_a_cache_misses_when_anything_changes(tmp_path: Path) -> None:
-    program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    specs = (CompileSpec("k", b"1"),)
+def test_a_cache_misses_when_anything_changes(tmp_path: Path, counting: Any) -> None:
+    program = exported(torch.nn.Linear(2, 2), torch.ones(1, 2))
 
-    def lower(*, specs: Sequence[CompileSpec] = specs) -> None:
-        to_backend(
-            program,
-            TaggingPartitioner(lambda _: "t", backend_id="Counting", compile_specs=tuple(specs)),
-            cache=tmp_path,
-        )
+    def misses(spec: bytes = b"1") -> int:
+        Counting.calls.clear()
+        chosen = everything("Counting", compile_specs=(CompileSpec("k", spec),))
+        to_backend(program, chosen, cache=tmp_path)
+        return len(Counting.calls)
 
-    lower()
-    lower()
-    assert len(Counting.calls) == 1
-    lower(specs=(CompileSpec("k", b"2"),))
-    assert len(Counting.calls) == 2
+    assert [misses(), misses(), misses(b"2")] == [1, 0, 1]
     with torch.no_grad():
         program.state_dict["weight"][0, 0] += 1
-    lower()
-    assert len(Counting.calls) == 3
-    Counting.version = "2"
-    lower()
-    Counting.version = ""
-    assert len(Counting.calls) == 4
+    assert [misses(), misses()] == [1, 0]
+    counting.version = "2"
+    assert [misses(), misses()] == [1, 0]
     program.graph.find_nodes(op="placeholder")[0].meta["custom"] = {"file": "weights"}
-    lower()
-    assert len(Counting.calls) == 5
+    assert [misses(), misses()] == [1, 0]
 
 
-@pytest.mark.parametrize("reads_only", [False, True])
-def test_weights_from_a_file_are_copied_only_for_backends_that_write(
-    reads_only: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("place", "reads_only", "is_copied"),
+    [("file", False, True), ("file", True, False), ("memory", False, False)],
+)
+def test_weights_of_files_are_copied_only_for_backends_that_write(
+    place: str, reads_only: bool, is_copied: bool, tmp_path: Path
 ) -> None:
-    class Addresses(BackendDetails):
-        """Tells where the weights lie that it is given."""
-
-        @staticmethod
-        def preprocess(
-            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-        ) -> PreprocessResult:
-            return PreprocessResult(str(edge_program.state_dict["weight"].data_ptr()).encode())
-
-    Addresses.reads_only = reads_only
-    torch.save(torch.nn.Linear(64, 64), tmp_path / "weights")
-    model = torch.load(tmp_path / "weights", weights_only=False)
-    program = torch.export.export(model, (torch.ones(1, 64),))
-    register_backend(Addresses)
-    try:
-        lowered = to_backend(program, RunPartitioner(lambda _: True, backend_id="Addresses"))
-    finally:
-        unregister_backend("Addresses")
-    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
-    assert (int(delegate.processed_bytes) == model.weight.data_ptr()) is reads_only
-
-
-def test_an_altered_cache_file_counts_as_absent(program: ExportedProgram, tmp_path: Path) -> None:
-    wanted = blobs(to_backend(program, partitioner(), cache=tmp_path))
-    for number, path in enumerate(sorted(tmp_path.iterdir())):
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] if number % 2 else content[:60] + b"!" + content[61:])
-    assert blobs(to_backend(program, partitioner(), cache=tmp_path)) == wanted
+    # Those in memory are lazy copies: the key of the cache must not make them real ones.
+    model = torch.nn.Linear(64, 64)
+    if place == "file":
+        torch.save(model, tmp_path / "weights")
+        model = torch.load(tmp_path / "weights", weights_only=False)
+    program = exported(model, torch.ones(1, 64))
+    with backend(lambda one, _: str(data_address(one.state_dict["weight"])).encode()) as made:
+        made.reads_only = reads_only
+        lowered = to_backend(program, everything("Custom"), cache=tmp_path / "cache")
+    ((address, _, _),) = blobs(lowered)
+    assert (int(address) != data_address(model.weight)) is is_copied
 
 
 def test_other_results_survive_a_failure(program: ExportedProgram, tmp_path: Path) -> None:
     to_backend(program, partitioner())
-    count = len(Counting.calls)
+    assert len(Counting.calls) > 1
     Counting.fail_on = Counting.calls[-1]
-    with pytest.raises(PreprocessError, match="told to fail"):
+    with pytest.raises(PreprocessError, match="made to fail"):
         to_backend(program, partitioner(), cache=tmp_path)
     Counting.fail_on = None
     Counting.calls.clear()
     to_backend(program, partitioner(), cache=tmp_path)
     assert len(Counting.calls) == 1
-    assert count > 1
-
-
-def test_results_with_objects_are_not_kept(tmp_path: Path) -> None:
-    cache = ResultCache(tmp_path)
-    cache.put("key", PreprocessResult(b"x", delegate_info_meta=object()))
-    assert cache.get("key") is None
-    cache.put("key", PreprocessResult(b"x", {"a": (1, 2)}))
-    assert cache.get("key") == PreprocessResult(b"x", {"a": (1, 2)})
-    assert (cache.hits, cache.misses) == (1, 1)
-
-
-def lowered_with(executor: Executor, program: ExportedProgram) -> None:
-    wanted = blobs(to_backend(program, partitioner()))
-    assert blobs(to_backend(program, partitioner(), executor=executor)) == wanted
-
-
-def test_threads_give_the_same(program: ExportedProgram) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        lowered_with(executor, program)
 
 
 @pytest.mark.heavy
 def test_processes_give_the_same(program: ExportedProgram) -> None:
     # Forked children know this module; spawned ones could not import it by its name.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as executor:
-        wanted = blobs(to_backend(program, RunPartitioner(lambda n: "tanh" not in str(n.target))))
-        found = to_backend(
-            program, RunPartitioner(lambda n: "tanh" not in str(n.target)), executor=executor
-        )
-        assert blobs(found) == wanted
+        assert_the_same_elsewhere(program, executor, runs_without("tanh"))
 
 
-def test_a_parcel_arrives_as_it_was_sent() -> None:
+def test_a_partition_is_the_same_in_a_thread() -> None:
     program = generated(2, 6, dynamic=True).export()
     for index, node in enumerate(program.graph.nodes):
         node.meta["debug_handle"] = 100 + index
         node.meta["custom"] = {"number": index}
-    arrived: list[Any] = []
-
-    class Keeping(Counting):
-        """Counts, and notes what users wrote to nodes."""
-
-        @staticmethod
-        def preprocess(
-            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-        ) -> PreprocessResult:
-            arrived.extend(node.meta["custom"]["number"] for node in edge_program.graph.nodes)
-            return Counting.preprocess(edge_program, compile_specs)
-
-    result = preprocess_parcel(pack(program, Keeping, []))
-    assert arrived == list(range(len(program.graph.nodes)))
-    assert result.processed_bytes == str(program.graph).encode()
-    assert result.debug_handle_map is not None
-    assert min(result.debug_handle_map[0]) > 100  # type: ignore[index]
+    with ThreadPoolExecutor(2) as executor:
+        assert_the_same_elsewhere(program, executor, everything("Counting"))
+    assert b"{'number': 4}" in blobs(to_backend(program, everything("Counting")))[0][0]
 
 
-class Weights(BackendDetails):
-    """Tells what weights arrive, and spoils them."""
+class OddWeights(torch.nn.Module):
+    """Tied, half, overlapping and transposed weights, and a constant."""
 
-    @staticmethod
-    def preprocess(
-        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-    ) -> PreprocessResult:
-        told = []
-        for name, value in sorted({**edge_program.state_dict, **edge_program.constants}.items()):
-            told.append(f"{name} {value.dtype} {value.stride()} {type(value)} {value.tolist()}")
-            with torch.no_grad():
-                value.zero_()
-        return PreprocessResult("\n".join(told).encode())
-
-
-class _OddWeights(torch.nn.Module):
     all: torch.Tensor
     part: torch.Tensor
     turned: torch.Tensor
@@ -268,108 +181,108 @@ class _OddWeights(torch.nn.Module):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_weights_of_every_kind_arrive(shared: bool, tmp_path: Path) -> None:
-    model = _OddWeights().eval()
-    program = torch.export.export(model, (torch.randn(2, 32),))
+def test_weights_of_every_kind_arrive_and_may_be_spoilt(shared: bool, tmp_path: Path) -> None:
+    def spoil(program: ExportedProgram, specs: Any) -> bytes:
+        text = []
+        for name, value in sorted({**program.state_dict, **program.constants}.items()):
+            text.append(f"{name} {value.dtype} {value.stride()} {type(value)} {value.tolist()}")
+        for value in (*program.state_dict.values(), *program.constants.values()):
+            value.detach().zero_()
+        return "\n".join(text).encode()
+
+    model = OddWeights().eval()
+    program = exported(model, torch.randn(2, 32))
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    wanted = Weights.preprocess(copy.deepcopy(program), [])
-    with ThreadPoolExecutor(1) as threads, SharedWeights(threads, tmp_path) as sharing:
-        executor = sharing if shared else threads
-        found = executor.submit(preprocess_parcel, pack(program, Weights, [])).result()
-        again = executor.submit(preprocess_parcel, pack(program, Weights, [])).result()
-    assert found == again == wanted
+    with (
+        backend(spoil),
+        ThreadPoolExecutor(1) as threads,
+        SharedWeights(threads, tmp_path) as sharing,
+    ):
+        for _ in range(2):
+            executor = sharing if shared else threads
+            assert_the_same_elsewhere(program, executor, everything("Custom"))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, kept[name])
 
 
-def _linears(count: int) -> ExportedProgram:
+def linears(count: int) -> ExportedProgram:
     """Return a program of linear layers, the first and last of which have one weight."""
     layers = [torch.nn.Linear(256, 256) for _ in range(count)]
     layers[-1].weight = layers[0].weight
     cut = [step for layer in layers for step in (layer, torch.nn.Tanh())]
-    return torch.export.export(torch.nn.Sequential(*cut).eval(), (torch.randn(1, 256),))
+    return exported(torch.nn.Sequential(*cut), torch.randn(1, 256))
+
+
+class Weighing(ThreadPoolExecutor):
+    """Counts the bytes of its tasks."""
+
+    seen = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self.seen += len(pickle.dumps((fn, args)))
+        return super().submit(fn, *args, **kwargs)
 
 
 def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_path: Path) -> None:
-    class Counted(ThreadPoolExecutor):
-        """Counts the bytes of what it is given."""
-
-        seen = 0
-
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            Counted.seen += len(pickle.dumps((fn, args)))
-            return super().submit(fn, *args, **kwargs)
-
-    program = _linears(6)
-    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target))
-    wanted = blobs(to_backend(program, chosen))
-    each = {value.data_ptr(): value.nbytes for value in program.state_dict.values()}
-    weights = sum(each.values())
-    one = 256 * 256 * 4
-    with Counted(2) as threads:
-        assert blobs(to_backend(program, chosen, executor=threads)) == wanted
+    program = linears(6)
+    weights = sum({v.data_ptr(): v.nbytes for v in program.state_dict.values()}.values())
+    with Weighing(2) as threads:
+        assert_the_same_elsewhere(program, threads, runs_without("tanh"))
         # Two partitions read the first weight: each gets it.
-        assert weights < threads.seen < (weights + one) * 1.05
-        Counted.seen = 0
+        assert weights < threads.seen < (weights + 256 * 256 * 4) * 1.05
+        threads.seen = 0
         with SharedWeights(threads, tmp_path) as executor:
             for _ in range(2):
-                assert blobs(to_backend(program, chosen, executor=executor)) == wanted
+                assert_the_same_elsewhere(program, executor, runs_without("tanh"))
             assert executor.written == weights
             assert threads.seen < 0.1 * weights
             assert len(list(executor.directory.iterdir())) == 11
     assert not list(tmp_path.iterdir())
 
 
-def test_a_key_and_a_parcel_copy_no_weights() -> None:
-    program = _linears(2)
-    lazily = with_values(program, lambda held: {n: lazy_clone(one) for n, one in held.items()})
-    assert content_key(lazily, Weights, "Weights", [])
-    taken_out(lazily)
-    for name, weight in program.state_dict.items():
-        assert data_address(lazily.state_dict[name]) == data_address(weight)
+class Losing(ThreadPoolExecutor):
+    """Removes the files of weights before the work begins."""
+
+    folder: Path
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        for path in self.folder.glob("*/*"):
+            path.unlink()
+        return super().submit(fn, *args, **kwargs)
 
 
-def test_weights_that_cannot_be_written_or_read_are_told(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as threads:
+def test_weights_that_cannot_be_written_or_read_are_an_error(tmp_path: Path) -> None:
+    with Losing(1) as threads:
+        threads.folder = tmp_path
         with pytest.raises(PreprocessError, match=r"no weights can be written to .*/none"):
             SharedWeights(threads, tmp_path / "none")
         executor = SharedWeights(threads, tmp_path)
+        with pytest.raises(PreprocessError, match=r"cannot read the weights at"):
+            to_backend(linears(2), partitioner(), executor=executor)
         executor.shutdown()
         with pytest.raises(PreprocessError, match="no weights can be written to"):
-            to_backend(_linears(2), partitioner(), executor=executor)
-    executor = SharedWeights(threads, tmp_path)
-    (weight, *_) = pack(_linears(2), Weights, []).weights
-    gone = replace(weight, data=tmp_path / "gone")
-    with pytest.raises(PreprocessError, match=r"a worker cannot read the weights at .*/gone"):
-        put_back(_linears(2), (gone,))
+            to_backend(linears(2), partitioner(), executor=executor)
 
 
-class _Builtins(torch.nn.Module):
-    """Has arguments that are called as builtins are: their nodes are not."""
+class Builtins(torch.nn.Module):
+    """Its arguments have names of Python's builtins, which nodes cannot have."""
 
     def forward(self, input: torch.Tensor, dict: torch.Tensor) -> torch.Tensor:  # noqa: A002
         return input.relu() + dict
 
 
-def test_arguments_keep_their_names_in_a_parcel() -> None:
-    class Naming(Counting):
-        """Tells what a program calls its arguments."""
+def test_arguments_keep_their_names_elsewhere() -> None:
+    def names(program: ExportedProgram, specs: Any) -> bytes:
+        program.module()(torch.ones(2), torch.ones(2))
+        return str([n.target for n in program.graph.find_nodes(op="placeholder")]).encode()
 
-        @staticmethod
-        def preprocess(
-            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-        ) -> PreprocessResult:
-            names = [node.target for node in edge_program.graph.find_nodes(op="placeholder")]
-            edge_program.module()(torch.ones(2), torch.ones(2))
-            return PreprocessResult(str(names).encode())
-
-    program = torch.export.export(_Builtins(), (torch.ones(2), torch.ones(2)))
-    arrived = preprocess_parcel(pack(program, Naming, []))
-    assert arrived == Naming.preprocess(program, [])
-    assert arrived.processed_bytes == b"['input', 'dict']"
+    program = exported(Builtins(), torch.ones(2), torch.ones(2))
+    with backend(names), ThreadPoolExecutor(1) as executor:
+        assert_the_same_elsewhere(program, executor, everything("Custom"))
+        assert blobs(to_backend(program, everything("Custom")))[0][0] == b"['input', 'dict']"
 
 
-class _Calling(torch.nn.Module):
+class Calling(torch.nn.Module):
     def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.call = call
@@ -379,51 +292,36 @@ class _Calling(torch.nn.Module):
         return self.call(self.norm(x)) if x.ndim == 4 else self.call(x)
 
 
-_SEVERAL_RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+# torch's own format reorders, joins or adds results of such operators.
+SEVERAL_RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "batch_norm": lambda x: x.relu(),
     "max": lambda x: x.max(-1)[0] * 2,
     "min, indices alone": lambda x: x.min(-1)[1] + 1,
     "topk": lambda x: x.topk(2)[1] + 1,
-    "sort": lambda x: x.sort(-1)[0],
     "chunk": lambda x: x.chunk(2, -1)[0] * 2,
     "split": lambda x: torch.split(x, 2, -1)[1] + 1,
     "unbind": lambda x: x.unbind(0)[0] * 2,
     "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x.relu(), 2) + 1,
-    "indices": lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True)[1] + 1,
     "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (8,)) * 2,
     "group_norm": lambda x: torch.nn.functional.group_norm(x, 2) * 2,
     "var_mean": lambda x: torch.var_mean(x, -1)[1] + 1,
-    "frexp": lambda x: torch.frexp(x)[0] + 1,
     "twice": lambda x: (x.max(-1)[0] * 2).max(-1)[1] + x.max(-1)[0].max(-1)[1],
     "none": lambda x: torch.ops.aten.max.dim(x, -1) and x + 1,
 }
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", _SEVERAL_RESULTS)
-def test_operators_of_several_results_arrive_as_they_were_sent(name: str, apart: bool) -> None:
-    module = _Calling(_SEVERAL_RESULTS[name]).eval()
-    program = torch.export.export(module, (torch.randn(2, 4, 8, 8),))
-    if apart:
-        program = program.run_decompositions()
-    text = str(program.graph)
-    for number, node in enumerate(program.graph.nodes):
-        node.meta["debug_handle"] = 7 * number
-    handles = [n.meta["debug_handle"] for n in program.graph.nodes if n.op[:4] == "call"]
-    result = preprocess_parcel(pack(program, Counting, []))
-    assert result.processed_bytes == text.encode()
-    assert result.debug_handle_map == {0: tuple(handles)}
+@pytest.mark.parametrize("name", SEVERAL_RESULTS)
+def test_operators_of_several_results_arrive_as_they_were_sent(name: str) -> None:
+    program = exported(Calling(SEVERAL_RESULTS[name]), torch.randn(2, 4, 8, 8))
     with ThreadPoolExecutor(1) as executor:
-        wanted = blobs(to_backend(program, TaggingPartitioner(lambda _: "t")))
-        found = to_backend(program, TaggingPartitioner(lambda _: "t"), executor=executor)
-        assert blobs(found) == wanted
+        for given in (program, program.run_decompositions()):
+            assert_the_same_elsewhere(given, executor, everything())
 
 
-def _results_apart() -> ExportedProgram:
+def results_apart() -> ExportedProgram:
     """Return a program whose results are late, taken twice, swapped, with names of their own."""
-    module = _Calling(lambda x: sum(torch.split(x.relu(), 2, -1)[1:], x.max(-1, keepdim=True)[0]))
-    exported = torch.export.export(module, (torch.randn(2, 8),))
-    program: ExportedProgram = exported.run_decompositions()
+    module = Calling(lambda x: sum(torch.split(x.relu(), 2, -1)[1:], x.max(-1, keepdim=True)[0]))
+    program: ExportedProgram = exported(module, torch.randn(2, 8)).run_decompositions()
     graph = program.graph
     taken = [node for node in graph.nodes if node.target is operator.getitem]
     sums = [node for node in graph.nodes if "add" in str(node.target)]
@@ -433,59 +331,68 @@ def _results_apart() -> ExportedProgram:
     with graph.inserting_before(sums[-1]):
         again = graph.node_copy(taken[-1])
     sums[-1].replace_input_with(taken[-1], again)
-    names = [node.name for node in taken]
-    for node, fresh in zip(taken, reversed(names), strict=True):
+    for node, fresh in zip(taken, reversed([node.name for node in taken]), strict=True):
         node.name = fresh
     next(n for n in graph.nodes if n.target is torch.ops.aten.max.dim).name = "max_17"
-    for number, node in enumerate(graph.nodes):
-        node.meta["debug_handle"] = 3 * number
     program.graph_module.recompile()
     return program
 
 
-def test_results_that_lie_anywhere_arrive_as_they_were_sent() -> None:
-    program = _results_apart()
-    program.validate()  # type: ignore[no-untyped-call]
-    assert preprocess_parcel(pack(program, Counting, [])) == Counting.preprocess(program, [])
+def test_results_anywhere_arrive_as_they_were_sent() -> None:
+    def run(program: ExportedProgram, specs: Any) -> bytes:
+        outputs = program.module()(torch.arange(16.0).view(2, 8))
+        return f"{outputs} {program.graph}".encode()
+
+    program = results_apart()
+    with backend(run), ThreadPoolExecutor(1) as executor:
+        assert_the_same_elsewhere(program, executor, everything("Custom"))
 
 
-def test_a_parcel_that_runs_gives_what_was_sent() -> None:
-    class Running(BackendDetails):
-        """Runs what arrives."""
-
-        @staticmethod
-        def preprocess(
-            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-        ) -> PreprocessResult:
-            found = edge_program.module()(torch.arange(16.0).view(2, 8))
-            return PreprocessResult(found.numpy().tobytes())
-
-    program = _results_apart()
-    assert preprocess_parcel(pack(program, Running, [])) == Running.preprocess(program, [])
+def _other(program: ExportedProgram) -> None:
+    calls_of(program)[0].target = torch.ops.aten.tanh.default
 
 
-@pytest.mark.parametrize("change", ["less", "more", "other", "graphs"])
-def test_what_arrives_otherwise_is_refused(change: str) -> None:
-    program = torch.export.export(_Calling(lambda x: x.relu().max(-1)[0]), (torch.ones(2, 3),))
-    parcel = pack(program, Counting, [])
-    (nodes,) = parcel.graphs
-    relu = next(n for n, node in enumerate(nodes) if "relu" in node.target)
-    changed = {
-        "less": ((*nodes[:relu], *nodes[relu + 1 :]),),
-        "more": ((*nodes, nodes[relu]),),
-        "other": ((*nodes[:relu], replace(nodes[relu], target="aten.tanh.default"), *nodes[2:]),),
-        "graphs": (nodes, nodes),
-    }
-    Counting.calls.clear()
-    with pytest.raises(PreprocessError, match=r"arrived otherwise .* without an executor"):
-        preprocess_parcel(replace(parcel, graphs=changed[change]))
+def _less(program: ExportedProgram) -> None:
+    relu = calls_of(program)[0]
+    relu.replace_all_uses_with(relu.all_input_nodes[0])
+    program.graph.erase_node(relu)
+
+
+def _more(program: ExportedProgram) -> None:
+    with program.graph.inserting_before(program.graph.output_node()):
+        program.graph.call_function(torch.ops.aten.sin.default, (calls_of(program)[0],))
+
+
+def _another_graph(program: ExportedProgram) -> None:
+    nested = torch.fx.GraphModule({}, torch.fx.Graph())
+    program.graph_module.add_submodule("nested", nested)
+    with program.graph.inserting_before(program.graph.output_node()):
+        program.graph.get_attr("nested")
+
+
+@pytest.mark.parametrize("change", [_other, _less, _more, _another_graph])
+def test_a_partition_that_changes_on_its_way_is_refused(
+    change: Callable[[ExportedProgram], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = torch.export.load
+
+    def changed(stream: Any) -> ExportedProgram:
+        program = load(stream)
+        change(program)
+        return program
+
+    program = exported(Calling(lambda x: x.relu().max(-1)[0]), torch.ones(2, 3))
+    monkeypatch.setattr(torch.export, "load", changed)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(PreprocessError, match="an executor"):
+        to_backend(program, everything("Counting"), executor=executor)
     assert not Counting.calls
 
 
-def test_a_failure_in_an_executor_names_the_partition(program: ExportedProgram) -> None:
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor])
+def test_a_failure_names_the_partition(program: ExportedProgram, executor: Any) -> None:
     Counting.fail_on = "graph"
-    with ThreadPoolExecutor(2) as executor, pytest.raises(PreprocessError, match="'run 1'"):
-        to_backend(program, partitioner(), executor=executor)
+    with pytest.raises(PreprocessError, match="'run 1'"):
+        to_backend(program, partitioner(), executor=None if executor is None else executor(2))
 
 
 def test_a_program_with_delegates_cannot_travel(program: ExportedProgram) -> None:
@@ -494,10 +401,10 @@ def test_a_program_with_delegates_cannot_travel(program: ExportedProgram) -> Non
         ThreadPoolExecutor(1) as executor,
         pytest.raises(PreprocessError, match="without an executor"),
     ):
-        to_backend(once, TaggingPartitioner(lambda _: "t"), executor=executor)
+        to_backend(once, everything(), executor=executor)
 
 
-def test_progress_is_told(program: ExportedProgram) -> None:
+def test_progress_is_shown(program: ExportedProgram) -> None:
     seen: list[tuple[int, int, str]] = []
     lowered = to_backend(program, partitioner(), progress=lambda *step: seen.append(step))
     count = len(blobs(lowered))
@@ -506,44 +413,13 @@ def test_progress_is_told(program: ExportedProgram) -> None:
 
 @pytest.mark.parametrize("result", [None, 3, PreprocessResult("text")])  # type: ignore[arg-type]
 def test_a_backend_must_return_bytes(program: ExportedProgram, result: Any) -> None:
-    class Wrong(BackendDetails):
-        @staticmethod
-        def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> Any:
-            return result
-
-    with pytest.raises(PreprocessError, match="return a PreprocessResult with bytes"):
-        to_backend(program, TaggingPartitioner(lambda _: "t", backend_id="Wrong"))
+    with backend(lambda *_: result), pytest.raises(PreprocessError, match="with bytes"):
+        to_backend(program, everything("Custom"))
 
 
 def test_an_unknown_backend_is_named(program: ExportedProgram) -> None:
-    with pytest.raises(
-        BackendNotFoundError, match=r"Backend Absent was not found. Known: .*Counting"
-    ):
-        to_backend(program, TaggingPartitioner(lambda _: "t", backend_id="Absent"))
-
-
-class Together(BackendDetails):
-    """Sees all partitions of all methods at once; may lose some."""
-
-    seen: ClassVar[list[dict[str, int]]] = []
-    lose: ClassVar[int] = 0
-
-    @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: Any) -> PreprocessResult:
-        raise NotImplementedError
-
-    @classmethod
-    def preprocess_multimethod(cls, edge_programs: Any, compile_specs: Any) -> Any:
-        cls.seen.append({method: len(found) for method, found in edge_programs.items()})
-        assert all(
-            len(compile_specs[method]) == len(found) for method, found in edge_programs.items()
-        )
-        return {
-            method: [PreprocessResult(f"{method} {i}".encode()) for i in range(len(found))][
-                : len(found) - cls.lose
-            ]
-            for method, found in edge_programs.items()
-        }
+    with pytest.raises(BackendNotFoundError, match=r"Absent was not found. Known: .*Counting"):
+        to_backend(program, everything("Absent"))
 
 
 def methods(backend_id: str) -> MethodProgramsPartitionerSpec:
@@ -551,43 +427,48 @@ def methods(backend_id: str) -> MethodProgramsPartitionerSpec:
         name: generated(seed, 6, control_flow=False).export()
         for seed, name in enumerate(["one", "two", "three"])
     }
-    chosen = RunPartitioner(lambda node: "tanh" not in str(node.target), backend_id=backend_id)
+    chosen = runs_without("tanh", backend_id=backend_id)
     return MethodProgramsPartitionerSpec(programs, {"one": chosen, "two": chosen})
 
 
-def test_a_backend_may_see_all_methods_at_once() -> None:
-    spec = methods("Together")
-    lowered = to_backend(spec)
-    assert list(lowered) == ["one", "two", "three"]
-    assert lowered["three"] is spec.method_to_edge_program["three"]
-    (seen,) = Together.seen
-    for name, count in seen.items():
-        assert [blob for blob, _, _ in blobs(lowered[name])] == [
-            f"{name} {i}".encode() for i in range(count)
-        ]
-
-
-def test_a_backend_that_looks_at_each_serves_several_methods(tmp_path: Path) -> None:
-    first = to_backend(methods("Counting"), cache=tmp_path)
-    calls = len(Counting.calls)
-    second = to_backend(methods("Counting"), cache=tmp_path)
-    assert len(Counting.calls) == calls
-    assert {name: blobs(program) for name, program in first.items()} == {
-        name: blobs(program) for name, program in second.items()
+def together(lost: int, edge_programs: Any, compile_specs: Any) -> Any:
+    """Compile the partitions of all methods at once, and return fewer results."""
+    counts = {method: len(found) for method, found in edge_programs.items()}
+    assert {method: len(found) for method, found in compile_specs.items()} == counts
+    return {
+        method: [PreprocessResult(f"{method} {i}".encode()) for i in range(count - lost)]
+        for method, count in counts.items()
     }
 
 
-def test_too_few_results_are_an_error() -> None:
-    Together.lose = 1
-    try:
-        with pytest.raises(
-            PreprocessError, match=r"results for the \d+ partitions of method 'one'"
-        ):
-            to_backend(methods("Together"))
-    finally:
-        Together.lose = 0
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_backend_may_see_all_methods_at_once(lost: int) -> None:
+    made = backend_class("Together", lambda *_: None)
+    assert issubclass(made, BackendDetails)
+    made.preprocess_multimethod = staticmethod(partial(together, lost))  # type: ignore[method-assign,assignment]
+    spec = methods("Together")
+    if lost:
+        with pytest.raises(PreprocessError, match=r"the \d+ partitions of method 'one'"):
+            to_backend(spec)
+        return
+    lowered = to_backend(spec)
+    assert list(lowered) == ["one", "two", "three"]
+    assert lowered["three"] is spec.method_to_edge_program["three"]
+    for name in ("one", "two"):
+        found = [blob for blob, _, _ in blobs(lowered[name])]
+        assert found == [f"{name} {number}".encode() for number in range(len(found))] != []
+
+
+def test_a_backend_that_looks_at_each_serves_several_methods(tmp_path: Path) -> None:
+    first, second = (
+        {n: blobs(one) for n, one in to_backend(methods("Counting"), cache=tmp_path).items()}
+        for _ in range(2)
+    )
+    assert first == second
+    assert len(Counting.calls) == sum(map(len, first.values()))
 
 
 def test_a_partitioner_without_a_program_is_an_error() -> None:
+    chosen = TaggingPartitioner(lambda _: None)
     with pytest.raises(PartitionError, match="partitioners for methods absent"):
-        to_backend(MethodProgramsPartitionerSpec({}, {"absent": partitioner()}))
+        to_backend(MethodProgramsPartitionerSpec({}, {"absent": chosen}))

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from lowered_helpers import lowerdeck
 
-from lowerdeck.lowered_module.authoring import quantization
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck.serializer import installed_entries
 
 MODEL = """
 import torch
@@ -70,30 +69,28 @@ class Rounds:
         return exported, RunPartitioner(lambda node: False)
 
 
-def lowerdeck(*words: str) -> int:
-    """Run the installed script, as a user does."""
-    (script,) = importlib.metadata.entry_points(group="console_scripts", name="lowerdeck")
-    return int(script.load()(list(words)))
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rounded_model.py").write_text(MODEL)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    class Entry:
-        name, value = "Tenths", "tests:Rounds"
+    entry = importlib.metadata.EntryPoint(
+        "Tenths", f"{__name__}:Rounds", "lowerdeck.quantizations"
+    )
+    real, load = importlib.metadata.entry_points, importlib.metadata.EntryPoint.load
 
-        def load(self) -> type:
-            return Rounds
+    def found(**wanted: Any) -> Any:
+        if wanted.get("group") != entry.group:
+            return real(**wanted)
+        return [entry] if wanted.get("name") in (None, "Tenths") else []
 
-    def found(group: str, name: str | None = None) -> Any:
-        if group == quantization.QUANTIZATIONS:
-            return [Entry()] if name in (None, "Tenths") else []
-        return installed_entries(group, name)
-
-    monkeypatch.setattr(quantization, "installed_entries", found)
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(
+        importlib.metadata.EntryPoint,
+        "load",
+        lambda one: Rounds if one.name == "Tenths" else load(one),
+    )
     return tmp_path
 
 
