@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -106,3 +108,18 @@ def assert_behaves(lowered: Any, eager: torch.nn.Module, *inputs: Any, calls: in
 def lowerdeck(*words: object) -> int:
     """Run the command, as a user does."""
     return int(main([str(word) for word in words]))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, group: str, objects: dict[str, Any]) -> None:
+    """Let entry points of a group be these objects alone, by name."""
+    entries = [importlib.metadata.EntryPoint(name, f"{name}:it", group) for name in objects]
+    entry_points, load = importlib.metadata.entry_points, importlib.metadata.EntryPoint.load
+
+    def found(**wanted: Any) -> Any:
+        return entries if wanted == {"group": group} else entry_points(**wanted)
+
+    def loaded(entry: importlib.metadata.EntryPoint) -> Any:
+        return objects[entry.name] if entry in entries else load(entry)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", loaded)

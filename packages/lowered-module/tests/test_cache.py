@@ -33,7 +33,7 @@ def compiled(program: ExportedProgram, specs: Any) -> PreprocessResult:
     CALLS.append(str(program.graph))
     store = NamedDataStore()
     store.add_named_data("weight", b"12345678", alignment=16)
-    return PreprocessResult(b"blob", {1: (2, 3)}, store.get_named_data_store_output())  # type: ignore[arg-type]
+    return PreprocessResult(b"blob", {1: (2, 3)}, store.get_named_data_store_output())
 
 
 @pytest.fixture(autouse=True)
@@ -91,33 +91,54 @@ def _forged(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return forge
 
 
+def _cut(length: int) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(path.read_bytes()[:length])
+
+
+def _with_mode(mode: int) -> Callable[[Path], Any]:
+    return lambda path: path.chmod(mode)
+
+
+def _is(head: Any) -> Callable[[Path], Any]:
+    return _forged(lambda _: head)
+
+
+def _has(key: str, value: Any) -> Callable[[Path], Any]:
+    return _forged(lambda head: head | {key: value})
+
+
+_ODD_HEADS: list[Any] = [
+    [],
+    3,
+    None,
+    "x",
+    {},
+    b"not json",
+    b"\xff",
+    b"[" * 100_000,
+    b"{" * 100_000,
+]
+_ODD_VALUES: dict[str, list[Any]] = {
+    "key": ["1" * 64],
+    "handles": [7, [7], [[[], []]]],
+    "sizes": [[], None, [4], [-4, 16], [4.5, 7.5], [1 << 70, 8], ["4", "8"]],
+    "pte": [
+        *([1], {"w": [0, 16]}, {"w": [1, 16, None]}, {"w": [-1, 16, None]}),
+        *({"w": ["0", 16, None]}, {"w": [0, "16", None]}),
+        *({"w": [0, 16, [99, [1], [0]]]}, {"w": [0, 16, [6, "x", [0]]]}),
+    ],
+    "external": [[], {"t": 1}, {"t": {"w": [9, 16, None]}}],
+}
 CHANGES: dict[str, Callable[[Path], Any]] = {
-    **{f"{mode:o}": lambda path, mode=mode: path.chmod(mode) for mode in (0o620, 0o602, 0o666)},  # type: ignore[misc]
+    **{f"{mode:o}": _with_mode(mode) for mode in (0o620, 0o602, 0o666)},
     "link": _to_link,
     "pipe": _to_pipe,
     "folder": _to_folder,
-    **{f"cut {n}": lambda p, n=n: p.write_bytes(p.read_bytes()[:n]) for n in (-1, 0, 7, 38, 39)},  # type: ignore[misc]
+    **{f"cut {length}": _cut(length) for length in (-1, 0, 7, 38, 39)},
     "altered": lambda p: p.write_bytes(p.read_bytes()[:60] + b"!" + p.read_bytes()[61:]),
     "unchanged JSON is found": _forged(lambda head: head),
-    **{
-        f"is {str(wrong)[:9]}": _forged(lambda _, wrong=wrong: wrong)
-        for wrong in ([], 3, None, "x", {}, b"not json", b"\xff", b"[" * 100_000, b"{" * 100_000)
-    },
-    **{
-        f"{key} {value}": _forged(lambda head, key=key, value=value: head | {key: value})
-        for key, values in {
-            "key": ["1" * 64],
-            "handles": [7, [7], [[[], []]]],
-            "sizes": [[], None, [4], [-4, 16], [4.5, 7.5], [1 << 70, 8], ["4", "8"]],
-            "pte": [
-                *([1], {"w": [0, 16]}, {"w": [1, 16, None]}, {"w": [-1, 16, None]}),
-                *({"w": ["0", 16, None]}, {"w": [0, "16", None]}),
-                *({"w": [0, 16, [99, [1], [0]]]}, {"w": [0, 16, [6, "x", [0]]]}),
-            ],
-            "external": [[], {"t": 1}, {"t": {"w": [9, 16, None]}}],
-        }.items()
-        for value in values
-    },
+    **{f"is {str(head)[:9]}": _is(head) for head in _ODD_HEADS},
+    **{f"{k} {value}": _has(k, value) for k, some in _ODD_VALUES.items() for value in some},
 }
 
 

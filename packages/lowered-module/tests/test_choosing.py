@@ -1,140 +1,66 @@
-"""Plans that are tried, and what becomes of a runtime that fails; it runs in ``tests/interop``."""
+"""The fastest lowering is kept, with a stand-in for the official runtime that tells its times.
+
+``tests/interop`` measures in the official runtime itself.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from lowerdeck.lowered_module import (
-    LoweringError,
-    Trial,
-    delegation_summary,
-    lower_fastest,
-    to_backend,
+from lowered_helpers import (
+    assert_behaves,
+    backend,
+    delegates,
+    everything,
+    install,
+    lowerdeck,
+    runs_without,
 )
-from lowerdeck.lowered_module.authoring.module_partitioner import Everything
-from lowerdeck.lowered_module.choosing import fastest, official_runtime, trial_lines
-from lowerdeck.lowered_module.choosing.halves import Halves, narrow_places
-from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
-from lowerdeck.lowered_module.commands import lower_model
-from lowerdeck.lowered_module.program.held_messages import held_messages
-from lowerdeck.lowered_module.stages import Stages
+from torch import nn
+
+from lowerdeck.lowered_module import LoweredProgram, LoweringError, Trial, lower_fastest
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck.serializer import CommandError
+from lowerdeck_zoo import Of, exported
 
+RUNTIME = """
+import json, os, sys, time, torch
+PLAN = json.load(open(os.environ["FAKE_PLAN"]))
+exec(PLAN["at import"])
+now = 0.0
+time.perf_counter = lambda: now
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("import sys; sys.exit('executorch is not installed: pip install executorch')", "pip in"),
-        ("import os; os.abort()", "ended with -6"),
-        ("raise RuntimeError('error: 0x12')", "0x12"),
-        ("pass", "ended with 0"),
-    ],
-)
-def test_a_runtime_that_fails_is_one_error(
-    program: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(official_runtime, "_PROGRAM", program)
-    with OfficialRuntime() as runtime, pytest.raises(LoweringError, match=words):
-        runtime.backends()
+def _get_registered_backend_names():
+    return PLAN["backends"]
 
+class _load_for_executorch:
+    def __init__(self, path):
+        content = open(path, "rb").read()
+        self.key = " ".join(name for name in PLAN["backends"] if name.encode() in content)
 
-def test_a_runtime_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(official_runtime, "_PROGRAM", "import time; time.sleep(3600)")
-    monkeypatch.setattr(official_runtime, "_PATIENCE", 0.05)
-    with OfficialRuntime() as runtime, pytest.raises(LoweringError, match="said nothing for"):
-        runtime.backends()
-
-
-def test_answers_and_ends_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
-import sys
-for number, line in enumerate(sys.stdin):
-    if not number:
-        print('["A"]')
-    print("ended", -11 * number, flush=True)
+    def forward(self, inputs):
+        global now
+        now += PLAN["seconds"][self.key]
+        exec(PLAN["calls"].get(self.key, ""))
+        return torch.load(PLAN["outputs"])
 """
-    monkeypatch.setattr(official_runtime, "_PROGRAM", program)
-    with OfficialRuntime() as runtime:
-        assert runtime.backends() == ["A"]
-        with pytest.raises(LoweringError, match="it ended with -11"):
-            runtime.backends()
-        with pytest.raises(LoweringError, match="it ended with -22"):
-            runtime.backends()
+A, B = "FirstBackend", "SecondBackend"
+BOTH = f"{A} {B}"
+Runtime = Callable[..., tuple[LoweredProgram, list[Trial]]]
 
 
-def test_a_program_without_example_inputs_cannot_be_measured() -> None:
-    exported = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-    exported.example_inputs = None
-    with pytest.raises(LoweringError, match="no example inputs"):
-        lower_fastest(exported, [])
-
-
-def test_simple_plans_come_first_and_pairs_where_the_first_left_something() -> None:
-    trials: list[Trial] = []
-    plans = []
-    for plan in fastest._plans(["A", "B"], trials):
-        plans.append(plan)
-        trials.append(Trial(plan, delegates=len(plan), left=3 if plan == ("B",) else 0))
-    assert plans == [(), ("A",), ("B",), ("B", "A")]
-
-
-def test_of_plans_as_fast_as_each_other_the_one_with_fewer_backends_is_taken() -> None:
-    plain = Trial((), milliseconds=1.005)
-    one = Trial(("A",), milliseconds=1.0)
-    assert fastest._best([plain, one], [0, 1]) == 0
-    slow = Trial((), milliseconds=1.02)
-    assert fastest._best([slow, one], [0, 1]) == 1
-
-
-def test_a_plan_of_several_backends_is_timed_once_more_beside_the_best_simple_one() -> None:
-    trials = [Trial((), milliseconds=9.0), Trial(("A",), milliseconds=1.0)]
-    both = Trial(("A", "B"), milliseconds=0.9)
-    assert fastest._last_two([*trials, both], [0, 1, 2]) == [2, 1]
-    assert not fastest._last_two([*trials, replace(both, milliseconds=1.1)], [0, 1, 2])
-    assert not fastest._last_two([both], [0])
-
-
-def test_the_table_is_sorted_by_time_and_says_why_not() -> None:
-    lines = list(
-        trial_lines(
-            [
-                Trial((), milliseconds=2.0, difference=0.0, left=4),
-                Trial(("A", "B"), why_not="the runtime has no A"),
-                Trial(("B",), milliseconds=1.0, difference=1e-7, delegates=1, chosen=True),
-            ]
-        )
-    )
-    assert lines[0].endswith("in the official ExecuTorch runtime on this machine")
-    assert [line.split()[:2] for line in lines[1:]] == [
-        ["*", "B"],
-        ["no", "backend"],
-        ["A", "then"],
-    ]
-    assert lines[3].endswith("the runtime has no A")
-
-
-def test_the_table_gives_long_names_the_room_they_need() -> None:
-    trials = [
-        Trial(("XnnpackBackend", "OpenvinoBackend"), after="stages.1.blocks.1", milliseconds=1.0),
-        Trial(("OpenvinoBackend",), milliseconds=20.0),
-    ]
-    first, second = list(trial_lines([replace(one, difference=0.0) for one in trials]))[1:]
-    assert "XnnpackBackend then OpenvinoBackend after stages.1.blocks.1 " in first
-    assert first.index(" ms") == second.index(" ms")
-
-
-class Steps(torch.nn.Module):
+class Steps(nn.Module):
     """Three steps that hand one tensor on, and one whose input is needed once more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.steps = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
@@ -142,145 +68,220 @@ class Steps(torch.nn.Module):
         return x + x.sin().cos()
 
 
-def test_a_place_to_cut_hands_on_one_tensor_and_nothing_else() -> None:
-    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
-    names = [node.name for node in narrow_places(exported)]
-    assert names == ["linear", "relu", "linear_1", "relu_1", "linear_2", "relu_2"]
+@pytest.fixture
+def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """A function that chooses the fastest lowering of a model, given the seconds of each plan."""
+    folder = tmp_path / "executorch" / "extension" / "pybindings"
+    folder.mkdir(parents=True)
+    for one in (folder, *folder.parents[:2]):
+        (one / "__init__.py").touch()
+    (folder / "_portable_lib.py").write_text(RUNTIME)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("FAKE_PLAN", str(tmp_path / "plan"))
+
+    def run(
+        model: nn.Module,
+        seconds: dict[str, float],
+        *,
+        calls: dict[str, str] | None = None,
+        at_import: str = "",
+        partitioners: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[LoweredProgram, list[Trial]]:
+        inputs = (torch.ones(2, 4),)
+        program = exported(model, *inputs)
+        wanted = [model(*inputs).detach()]
+        torch.save(wanted, tmp_path / "outputs")
+        plan = {"backends": [A, B], "seconds": seconds, "calls": calls or {}}
+        more = {"at import": at_import, "outputs": str(tmp_path / "outputs")}
+        (tmp_path / "plan").write_text(json.dumps(plan | more))
+        chosen = {name: lambda name=name: everything(name) for name in (A, B)}
+        install(monkeypatch, "lowerdeck.partitioners", chosen | (partitioners or {}))
+        return lower_fastest(program, wanted, **options)
+
+    with backend(lambda *_: b"", A), backend(lambda *_: b"", B):
+        yield run
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_each_backend_takes_its_side_of_the_cut(number: int) -> None:
-    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
-    halves = Halves(RunPartitioner(lambda _: True), RunPartitioner(lambda _: True), number, 3)
-    lowered = to_backend(exported, halves)
-    assert sum(delegation_summary(lowered).delegates.values()) == 2
-    assert not delegation_summary(lowered).left
-    assert halves.after
-    wanted = exported.module()(torch.ones(2, 4))
-    assert torch.equal(lowered.module()(torch.ones(2, 4)), wanted)
+def partly(name: str, word: str) -> Callable[[], Any]:
+    return lambda: runs_without(word, backend_id=name)
 
 
-def test_the_weights_of_a_half_go_with_it() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-    exported = torch.export.export(model, (torch.ones(2, 64),))
-    halves = Halves(Everything("ExecutorBackend"), Everything("ExecutorBackend"), 1, 1)
-    result = halves(exported)
-    tags = {node.name: node.meta.get("delegation_tag") for node in exported.graph.nodes}
-    assert {tags["p_0_weight"], tags["p_3_weight"]} == set(result.partition_tags)
-    assert tags["linear"] == tags["p_0_weight"]
-    assert tags["linear_3"] == tags["p_3_weight"]
+def times(trials: list[Trial]) -> dict[str, float | None]:
+    return {" then ".join(one.backends): one.milliseconds for one in trials}
 
 
-def test_a_program_of_one_call_is_not_cut() -> None:
-    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    assert narrow_places(exported) == []
-    halves = Halves(RunPartitioner(lambda _: True), RunPartitioner(lambda _: True), 1, 1)
-    with pytest.raises(LoweringError, match="one tensor alone"):
-        to_backend(exported, halves)
+def chosen(trials: list[Trial]) -> str:
+    (name,) = [one.name for one in trials if one.chosen]
+    return name
 
 
-def test_either_half_keeps_whole_what_it_wants_whole() -> None:
-    class Keeps(RunPartitioner):
-        def ops_to_not_decompose(self, ep: Any) -> Any:
-            return [torch.ops.aten.linear.default], lambda node: node.name == "linear_1"
-
-    exported = torch.export.export(Steps(), (torch.ones(2, 4),))
-    halves = Halves(Keeps(lambda _: True), RunPartitioner(lambda _: True), 1, 1)
-    operators, wanted = halves.ops_to_not_decompose(exported)
-    assert operators == [torch.ops.aten.linear.default]
-    assert wanted is not None
-    assert [node.name for node in exported.graph.nodes if wanted(node)] == ["linear_1"]
-
-
-def test_near_backends_are_tried_together_and_far_ones_are_not() -> None:
-    def trials(*times: float) -> list[Trial]:
-        return [Trial((), milliseconds=9.0)] + [
-            Trial((name,), milliseconds=time) for name, time in zip("ABC", times, strict=False)
-        ]
-
-    assert fastest._near_each_other(trials(2.0, 3.0, 2.5)) == ("A", "C")
-    assert fastest._near_each_other(trials(2.0, 5.0)) == ()
-    assert fastest._near_each_other(trials(2.0)) == ()
-
-
-def test_quantising_and_choosing_are_not_asked_for_together(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="give one of them"):
-        lower_model("m:f", [], tmp_path / "m.pte", quantize="int8", auto=1e-4)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_an_installed_partitioner_raises_is_a_reason_against_it_alone(
-    monkeypatch: pytest.MonkeyPatch,
+def test_pairs_follow_where_the_first_left_something_and_the_best_is_timed_again(
+    choose: Runtime,
 ) -> None:
-    def lowered(program: Any, plan: list[str], **_: Any) -> Any:
-        raise OSError("no such device")
-
-    monkeypatch.setattr(fastest, "lower", lowered)
-    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    trial, made = fastest._lowered(exported, ("Gone",), ["Gone"])
-    assert made is None
-    assert trial.why_not == "cannot be lowered: OSError: no such device"
-
-
-def test_nothing_right_names_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_right(_: OfficialRuntime, file: Path, inputs: Any) -> tuple[list[Any], float]:
-        raise LoweringError("the official runtime failed: 0x20")
-
-    monkeypatch.setattr(OfficialRuntime, "backends", lambda _: ["Nobody"])
-    monkeypatch.setattr(OfficialRuntime, "first_outputs", none_right)
-    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    with pytest.raises(LoweringError, match=r"0x20; Other: the runtime has no Other"):
-        lower_fastest(exported, [torch.ones(2)], backends=["Other"])
-
-
-def test_a_plan_that_is_far_slower_has_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {(): 9.0, ("A",): 0.5, ("B",): 0.6}
-    plans = iter(seconds)
-    turns = []
-
-    def lowered(_: Any, plan: tuple[str, ...], __: Any) -> tuple[Trial, Any]:
-        return Trial(plan, delegates=len(plan)), torch.nn.Identity()
-
-    def once(_: OfficialRuntime, __: Path, inputs: Any) -> tuple[list[Any], float]:
-        return list(inputs), seconds[next(plans)]
-
-    def in_turn(_: OfficialRuntime, files: list[Path], __: Any, rounds: int) -> list[list[float]]:
-        turns.append(len(files))
-        return [[0.5 + place] * rounds for place in range(len(files))]
-
-    monkeypatch.setattr(OfficialRuntime, "backends", lambda _: ["A", "B"])
-    monkeypatch.setattr(fastest, "_lowered", lowered)
-    monkeypatch.setattr(OfficialRuntime, "first_outputs", once)
-    monkeypatch.setattr(OfficialRuntime, "seconds_in_turn", in_turn)
-    monkeypatch.setattr(
-        torch.nn.Identity, "save", lambda _, file: Path(file).touch(), raising=False
-    )
-    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
-    shown = []
-    _, trials = lower_fastest(
-        exported,
-        [torch.ones(2)],
-        backends=["A", "B"],
-        progress=lambda done, total, label: shown.append((done, total, label.split(", took")[0])),
+    shown: list[str] = []
+    _, trials = choose(
+        Steps(),
+        {"": 0.009, A: 0.003, B: 0.001, BOTH: 0.0009},
+        partitioners={A: partly(A, "call_delegate"), B: partly(B, "sin")},
+        cuts=0,
+        progress=lambda done, total, label: shown.append(
+            f"{done}/{total} {label.split(', took')[0]}"
+        ),
     )
     assert shown == [
-        (0, 15, "the runtime's own kernels, then A, B"),
-        (1, 15, "no backend: right"),
-        (2, 15, "A: right"),
-        # Nothing was left for pairs.
-        (3, 13, "B: right"),
-        (3, 13, "2 of them are right and timed in turn"),
+        f"0/5 the runtime's own kernels, then {A}, {B}",
+        "1/5 no backend: right",
+        f"2/5 {A}: right",
+        f"3/4 {B}: right",
+        f"4/4 {B} then {A}: right",
+        "4/4 4 of them are right and timed in turn",
+        f"4/4 {B} then {A} beside {B}, once more",
     ]
-    assert turns == [2]
-    assert [trial.milliseconds for trial in trials] == [9000.0, 500.0, 1500.0]
-    assert [trial.backends for trial in trials if trial.chosen] == [("A",)]
+    assert times(trials) == pytest.approx({"": 9, A: 3, B: 1, f"{B} then {A}": 0.9})
+    assert chosen(trials) == f"{B} then {A}"
 
 
-def test_trials_are_told_on_standard_error_while_messages_are_held(
-    capsys: pytest.CaptureFixture[str],
+def test_a_plan_that_is_far_slower_is_not_timed_again(choose: Runtime) -> None:
+    shown: list[str] = []
+    seconds = {"": 9.0, A: 0.5, B: 2.5}
+    _, trials = choose(Steps(), seconds, progress=lambda *step: shown.append(step[2]))
+    assert shown[-1] == "1 of them are right and timed in turn"
+    assert times(trials) == pytest.approx({"": 9000, A: 500, B: 2500})
+    assert chosen(trials) == A
+
+
+def test_of_plans_as_fast_as_each_other_the_one_with_fewer_backends_is_taken(
+    choose: Runtime,
 ) -> None:
-    with Stages(["measure"]) as stages, stages.stage("measure"), held_messages():
-        stages.trial(1, 3, "no backend: right, took 0.5 s")
-        told = capsys.readouterr()
-    assert told.out == ""
-    assert "  1 of at most 3: no backend: right, took 0.5 s\n" in told.err
+    for own, name in ((1.005, "no backend"), (1.02, A)):
+        _, trials = choose(Steps(), {"": own, A: 1.0, B: 9.0})
+        assert chosen(trials) == name
+
+
+def test_a_program_is_cut_where_one_tensor_is_handed_on(choose: Runtime) -> None:
+    model = Steps()
+    lowered, trials = choose(model, {"": 9.0, A: 1.0, B: 1.5, BOTH: 0.5}, cuts=3)
+    cuts = [one for one in trials if one.after]
+    assert len(cuts) == 6
+    assert {one.after for one in cuts} <= {f"steps.{n}" for n in range(3)} | {"relu", "relu_1"}
+    assert all(one.delegates == 2 and not one.left for one in cuts)
+    one, other = delegates(lowered.programs["forward"])
+    assert {one.backend_id, other.backend_id} == {A, B}
+    # The weights of each half go with it.
+    assert {*one.original_module.state_dict} | {*other.original_module.state_dict} == {
+        *model.state_dict()
+    }
+    assert one.original_module.state_dict.keys().isdisjoint(other.original_module.state_dict)
+    assert_behaves(lowered.programs["forward"], model, torch.ones(2, 4))
+
+
+class Keeps(RunPartitioner):
+    def __init__(self) -> None:
+        super().__init__(lambda _: True, backend_id=A)
+
+    def ops_to_not_decompose(self, ep: Any) -> Any:
+        return [torch.ops.aten.linear.default], lambda node: node.name == "linear_1"
+
+
+def test_either_half_keeps_whole_what_it_wants_whole(choose: Runtime) -> None:
+    seconds = {"": 9.0, A: 1.0, B: 1.5, BOTH: 0.5}
+    lowered, _ = choose(Steps(), seconds, partitioners={A: Keeps}, cuts=1)
+    inner = [one.original_module.graph for one in delegates(lowered.programs["forward"])]
+    targets = [node.target for graph in inner for node in graph.nodes]
+    assert targets.count(torch.ops.aten.linear.default) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "seconds"),
+    [
+        # Backends that are far apart, and a program of one call.
+        (Steps(), {"": 9.0, A: 1.0, B: 4.0}),
+        (Of(torch.relu), {"": 9.0, A: 1.0, B: 1.5}),
+    ],
+)
+def test_other_programs_are_not_cut(
+    choose: Runtime, model: nn.Module, seconds: dict[str, float]
+) -> None:
+    _, trials = choose(model, seconds)
+    assert not any(one.after for one in trials)
+
+
+def test_what_fails_is_a_reason_against_one_plan_alone(choose: Runtime) -> None:
+    def broken() -> Any:
+        raise OSError("no such device")
+
+    calls = {"": "raise RuntimeError('error: 0x12')", A: "os.abort()"}
+    _, trials = choose(
+        Steps(),
+        {"": 1.0, A: 1.0, B: 1.0},
+        calls=calls,
+        partitioners={"Other": broken},
+        backends=[A, B, "Other"],
+        cuts=0,
+    )
+    assert chosen(trials) == B
+    reasons = {one.name: one.why_not for one in trials if one.why_not}
+    assert "0x12" in reasons["no backend"]
+    assert "it ended with -6" in reasons[A]
+    assert reasons["Other"] == "the runtime has no Other"
+    _, trials = choose(Steps(), {"": 1.0, B: 1.0}, partitioners={A: broken}, cuts=0)
+    assert "cannot be lowered: OSError: no such device" in trials[1].why_not
+    lines = sorted(trials, key=lambda one: one.milliseconds or 1e9)
+    assert str(lines[0]).startswith("* no backend")
+    assert str(lines[-1]).endswith("no such device")
+
+
+@pytest.mark.parametrize(
+    ("at_import", "calls", "words"),
+    [
+        ("sys.exit('executorch is not installed: pip install executorch')", "", "pip install"),
+        ("os.abort()", "", "ended with -6"),
+        ("raise RuntimeError('error: 0x12')", "", "0x12"),
+        ("os._exit(0)", "", "ended with 0"),
+        ("time.sleep(3600)", "", "said nothing for"),
+        ("", "raise RuntimeError('0x20')", "nothing that was tried is right: no backend: .*0x20"),
+    ],
+)
+def test_a_runtime_that_fails_is_one_error(
+    choose: Runtime, at_import: str, calls: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sleep" in at_import:
+        timer = threading.Timer
+        monkeypatch.setattr(threading, "Timer", lambda _, function: timer(0.05, function))
+    with pytest.raises(LoweringError, match=words):
+        choose(Of(torch.relu), {"": 1.0}, at_import=at_import, calls={"": calls}, backends=[])
+
+
+def test_a_program_without_example_inputs_cannot_be_measured() -> None:
+    program = exported(nn.Linear(2, 3), torch.ones(1, 2))
+    program.example_inputs = None
+    with pytest.raises(LoweringError, match="no example inputs"):
+        lower_fastest(program, [])
+
+
+def test_the_command_prints_each_trial_and_a_table(
+    choose: Runtime,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {"": 0.02, A: 0.001, B: 0.0017, BOTH: 0.0005}
+    torch.manual_seed(0)
+    choose(Steps(), seconds, backends=[])
+    (tmp_path / "steps_model.py").write_text(
+        "import torch\nfrom test_choosing import Steps\n\ndef example():\n"
+        "    torch.manual_seed(0)\n    return Steps(), (torch.ones(2, 4),)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    assert lowerdeck("lower", "steps_model:example", "--auto", "-o", os.devnull) == 0
+    shown = capsys.readouterr()
+    assert f"  2 of at most 15: {A}: right, took" in shown.err
+    table = shown.out.partition("milliseconds a call, in the official ExecuTorch runtime")[2]
+    lines = [line for line in table.splitlines() if " ms " in line]
+    assert lines[0].startswith("* ")
+    assert " after steps." in lines[0]
+    assert "  no backend" in lines[-1]
+    # All columns are as wide as the longest name needs.
+    assert len({line.index(" ms ") for line in lines}) == 1

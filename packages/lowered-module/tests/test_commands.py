@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_helpers import lowerdeck, runs_without
+from lowered_helpers import install, lowerdeck, runs_without
 
 from lowerdeck.serializer import open_pte
 
@@ -136,17 +135,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     # Another test's module of that name is elsewhere.
     for name in ("command_model", "part"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    entry = importlib.metadata.EntryPoint("Try", "any:thing", "lowerdeck.partitioners")
-    entry_points, load = importlib.metadata.entry_points, importlib.metadata.EntryPoint.load
-
-    def found(**wanted: Any) -> Any:
-        return [entry] if wanted == {"group": entry.group} else entry_points(**wanted)
-
-    def loaded(one: importlib.metadata.EntryPoint) -> Any:
-        return (lambda: runs_without("tanh")) if one.name == "Try" else load(one)
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", loaded)
+    install(monkeypatch, "lowerdeck.partitioners", {"Try": lambda: runs_without("tanh")})
     return "command_model:example"
 
 

@@ -1,14 +1,20 @@
-"""Looking at a lowered program."""
+"""Summaries, listings and pictures of lowered programs; tests/browser opens the pages."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import re
+from typing import Any
 
 import pytest
 import torch
+from lowered_helpers import by_name
+from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
+    CompileSpec,
     WhyNoPartition,
     WhyNoPartitionReporter,
     delegation_summary,
@@ -16,45 +22,36 @@ from lowerdeck.lowered_module import (
     get_delegates,
     get_lowered_submodules,
     get_non_lowered_nodes,
+    graph_html,
     print_delegated_graph,
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
+from lowerdeck_zoo import Of, exported
 
-
-class Model(torch.nn.Module):
-    """Three operators, the middle one delegated."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sin().tan().cos()
+MODEL = Of(lambda x: x.sin().tan().cos())
 
 
 @pytest.fixture
-def program() -> torch.export.ExportedProgram:
-    exported = torch.export.export(Model(), (torch.ones(2),))
-    return to_backend(
-        exported, TaggingPartitioner(lambda node: "t" if node.name == "tan" else None)
-    )
+def program() -> ExportedProgram:
+    """Three operators, the middle one delegated."""
+    return to_backend(exported(MODEL, torch.ones(2)), by_name({"tan": "t"}))
 
 
-def test_delegates_and_what_is_left_are_listed(program: torch.export.ExportedProgram) -> None:
+def test_delegates_and_what_is_left_are_listed(program: ExportedProgram) -> None:
     ((name, module, call),) = get_lowered_submodules(program.graph_module)
     (fetched,) = get_delegates(program.graph)
     assert name == fetched.target == "lowered_module_0"
     assert call.args[0] is fetched
     assert module.backend_id == "VerbatimBackend"
     assert [node.name for node in get_non_lowered_nodes(program.graph)] == ["sin", "cos"]
-
-
-def test_names_of_nodes_do_not_matter(program: torch.export.ExportedProgram) -> None:
-    (fetched,) = get_delegates(program.graph)
+    # Names of nodes do not matter.
     fetched.name = "anything"
     assert get_delegates(program.graph) == [fetched]
-    assert len(get_lowered_submodules(program.graph_module)) == 1
 
 
 def test_the_graph_is_printed_with_its_delegates(
-    program: torch.export.ExportedProgram, capsys: pytest.CaptureFixture[str]
+    program: ExportedProgram, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_delegated_graph(program.graph_module)
     text = capsys.readouterr().out
@@ -63,7 +60,7 @@ def test_the_graph_is_printed_with_its_delegates(
     assert text.index("aten.sin") < text.index("aten.tan") < text.index("aten.cos")
 
 
-def test_the_summary_counts_by_operator(program: torch.export.ExportedProgram) -> None:
+def test_the_summary_counts_by_operator(program: ExportedProgram) -> None:
     summary = delegation_summary(program)
     assert summary.delegates == {"VerbatimBackend": 1}
     assert summary.delegated == {"aten.tan.default": 1}
@@ -78,9 +75,8 @@ class Remarking(TaggingPartitioner):
 
 
 def test_the_summary_shows_what_a_partitioner_says_of_what_it_took() -> None:
-    exported = torch.export.export(Model(), (torch.ones(2),))
     partitioner = Remarking(lambda node: "t" if node.name == "tan" else None)
-    summary = delegation_summary(to_backend(exported, partitioner))
+    summary = delegation_summary(to_backend(exported(MODEL, torch.ones(2)), partitioner))
     (remark,) = summary.remarks
     assert (remark.node, remark.why) == ("tan", "it is odd")
     assert "done slowly: aten.tan.default at tan: it is odd" in str(summary)
@@ -116,10 +112,7 @@ def test_the_summary_names_what_stays_float_in_a_quantised_program(
     tagged = (
         {delegated, "p_layer_weight", "p_layer_bias"} if delegated == "linear" else {delegated}
     )
-    lowered = to_backend(
-        torch.export.export(model, (x,)),
-        TaggingPartitioner(lambda node: "t" if node.name in tagged else None),
-    )
+    lowered = to_backend(exported(model, x), by_name(dict.fromkeys(tagged, "t")))
     summary = delegation_summary({"forward": lowered})
     named = [
         "stays float: table.weight: 2400 bytes: aten.embedding.default is not quantised",
@@ -147,3 +140,113 @@ def test_a_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="a.backend"):
         WhyNoPartition(logging.getLogger("a.backend"))(node, "it is odd")
     assert "x was not partitioned because it is odd" in caplog.text
+
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def data_of(page: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', page)
+    data: dict[str, Any] = json.loads(found)
+    return data
+
+
+def relus(refused: dict[str, str] | None = None) -> TaggingPartitioner:
+    """Return a partitioner that tags each relu by itself, and the reasons for what it leaves."""
+    specs = (CompileSpec("mode", b"fast"),)
+    made = TaggingPartitioner(
+        lambda node: node.name if "relu" in node.name else None, compile_specs=specs
+    )
+    made.refused = refused or {}
+    return made
+
+
+class Branching(torch.nn.Module):
+    """Two relus, a sum, and a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * self.weight + torch.relu(x.sin())
+
+
+@pytest.fixture
+def lowered() -> ExportedProgram:
+    return to_backend(exported(Branching(), torch.ones(4)), relus())
+
+
+def test_delegates_are_shown_by_the_nodes_inside_them(lowered: ExportedProgram) -> None:
+    data = data_of(graph_html(lowered))
+    labels = [node["label"] for node in data["nodes"] if node["kind"] == "op"]
+    assert sorted(labels) == [
+        "aten::add.Tensor",
+        "aten::mul.Tensor",
+        "aten::relu",
+        "aten::relu",
+        "aten::sin",
+    ]
+    relus = [node for node in data["nodes"] if node["label"] == "aten::relu"]
+    assert sorted(node["group"] for node in relus) == [0, 1]
+    assert {group["backend"] for group in data["groups"]} == {"VerbatimBackend"}
+    assert data["groups"][0]["specs"] == ["mode = b'fast'"]
+
+
+def test_edges_cross_the_borders_of_delegates(lowered: ExportedProgram) -> None:
+    nodes = data_of(graph_html(lowered))["nodes"]
+    needs = {
+        node["name"]: [nodes[other]["label"] for other in node["needs"]]
+        for node in nodes
+        if node["kind"] in ("op", "output")
+    }
+    assert needs["mul"] == ["aten::relu"]
+    assert needs["sin"] == ["x"]
+    assert sorted(needs["add"]) == ["aten::mul.Tensor", "aten::relu"]
+    assert needs["output"] == ["aten::add.Tensor"]
+    (product,) = [node for node in nodes if node["name"] == "mul"]
+    assert product["constants"] == ["p_weight"]
+
+
+def test_each_left_out_node_has_its_reason(lowered: ExportedProgram) -> None:
+    page = graph_html(lowered, reasons={"sin": HOSTILE}, title=HOSTILE)
+    reasons = {n["name"]: n["reason"] for n in data_of(page)["nodes"] if n["kind"] == "op"}
+    assert reasons["sin"] == HOSTILE
+    assert reasons["mul"] == reasons["add"] == "no partitioner took it"
+    assert reasons["relu"] == reasons["relu_1"] == ""
+    assert page.count("<script") == 2
+
+
+def test_a_reason_that_the_partitioner_reported_is_shown() -> None:
+    program = exported(Branching(), torch.ones(4))
+    (node,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    WhyNoPartitionReporter().report_reject(node, "it is a sine")
+    nodes = data_of(graph_html(program))["nodes"]
+    assert [n["reason"] for n in nodes if n["name"] == node.name] == ["it is a sine"]
+
+
+def test_why_partitioners_refused_stays_with_the_lowered_program() -> None:
+    program = exported(Branching(), torch.ones(4))
+    lowered = to_backend(program, relus({"sin": "it is a sine"}))
+    twice = to_backend(lowered, relus({"sin": "it is no relu"}))
+    assert delegation_summary(lowered).reasons == {"aten.sin.default": ("it is a sine",)}
+    for one, reason in ((lowered, "it is a sine"), (twice, "it is a sine; it is no relu")):
+        nodes = data_of(graph_html(one))["nodes"]
+        assert [n["reason"] for n in nodes if n["name"] == "sin"] == [reason]
+    assert not any("lowerdeck.reject" in node.meta for node in program.graph.nodes)
+
+
+def test_tags_are_shown_before_they_are_lowered() -> None:
+    program = exported(Branching(), torch.ones(4))
+    relus()(program)
+    data = data_of(graph_html(program))
+    assert [group["backend"] for group in data["groups"]] == ["tagged, not lowered"] * 2
+
+
+def test_branches_are_part_of_the_picture() -> None:
+    model = Of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+    nodes = data_of(graph_html(exported(model, torch.ones(4))))["nodes"]
+    labels = [node["label"] for node in nodes]
+    assert {"aten::sin", "aten::cos", "cond"} <= set(labels)
+    (cond,) = [node for node in nodes if node["label"] == "cond"]
+    assert {"aten::sin", "aten::cos"} <= {labels[other] for other in cond["needs"]}

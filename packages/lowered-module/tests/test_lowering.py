@@ -161,7 +161,7 @@ def _while(x: torch.Tensor) -> Any:
 
 
 def _map(x: torch.Tensor) -> Any:
-    over = torch._higher_order_ops.map  # type: ignore[attr-defined]
+    over: Any = torch._higher_order_ops.map
     return over(lambda x, y: x.sin() + y, torch.stack([x, x]), x)
 
 

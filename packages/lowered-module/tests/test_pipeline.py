@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lowered_helpers import calls_of, delegates
 from torch import nn
 from torch.fx import Node
 
@@ -19,16 +20,16 @@ from lowerdeck.lowered_module import (
     LoweringError,
     PartitionError,
     decomposed_for,
-    get_lowered_backend_modules,
     lower,
     to_backend,
 )
-from lowerdeck.lowered_module.pipeline import Model
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import deserialize_pte
+from lowerdeck_zoo import Of, exported
 
 ATEN = torch.ops.aten
 X = (torch.linspace(-2, 2, 8).reshape(2, 4),)
+BRANCHING = Of(lambda x: x + 1 if x.sum() > 0 else x)
 
 
 class Classifier(nn.Module):
@@ -69,19 +70,13 @@ class Wanting(RunPartitioner):
 
 def calls(lowered: LoweredProgram, method: str = "forward") -> list[str]:
     """Return the operators that a method's delegates compute, each delegate's in one text."""
-    return [
-        " ".join(
-            str(node.target)
-            for node in delegate.original_module.graph.nodes
-            if node.op == "call_function"
-        )
-        for delegate in get_lowered_backend_modules(lowered.programs[method].graph_module)
-    ]
+    inner = [delegate.original_module for delegate in delegates(lowered.programs[method])]
+    return [" ".join(str(node.target) for node in calls_of(one)) for one in inner]
 
 
 def test_a_module_a_program_and_a_mapping_come_to_the_same_file() -> None:
-    model: Model = (Classifier().eval(), X)
-    program = torch.export.export(*model)
+    model = (Classifier().eval(), X)
+    program = exported(*model[:1], *X)
     of_module = lower(model)
     assert of_module.to_bytes() == lower(program).to_bytes() == lower({"forward": model}).buffer
     assert of_module.methods == ("forward",)
@@ -90,7 +85,7 @@ def test_a_module_a_program_and_a_mapping_come_to_the_same_file() -> None:
 
 
 def test_it_is_what_the_steps_by_hand_come_to(tmp_path: Any) -> None:
-    program = torch.export.export(Classifier().eval(), X)
+    program = exported(Classifier(), *X)
     before = str(program.graph_module.graph)
     partitioner = Wanting(ATEN.gelu.default)
     lowered = lower(program, partitioner)
@@ -105,7 +100,7 @@ def test_it_is_what_the_steps_by_hand_come_to(tmp_path: Any) -> None:
 
 
 def test_the_first_of_several_partitioners_chooses_first() -> None:
-    program = torch.export.export(Classifier().eval(), X)
+    program = exported(Classifier(), *X)
     everything = RunPartitioner(lambda node: "call_delegate" not in str(node.target))
     lowered = lower(program, [Wanting(ATEN.gelu.default), everything])
     assert calls(lowered).count("aten.gelu.default") == 1
@@ -136,7 +131,7 @@ def test_each_method_has_its_own_partitioners_and_shares_what_it_shares() -> Non
 
 
 def test_operators_stay_whole_for_those_who_asked_and_call_by_call() -> None:
-    program = torch.export.export(Classifier().eval(), X)
+    program = exported(Classifier(), *X)
     second = Wanting(ATEN.linear.default, lambda node: node.name == "linear_1")
     lowered = lower(program, second)
     assert second.asked == 1
@@ -149,11 +144,7 @@ def test_operators_stay_whole_for_those_who_asked_and_call_by_call() -> None:
 
 
 def test_a_view_that_is_wanted_whole_is_taken_apart_all_the_same() -> None:
-    class Reshaped(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(-1).transpose(0, 0) + 1
-
-    program = torch.export.export(Reshaped(), X)
+    program = exported(Of(lambda x: x.reshape(-1).transpose(0, 0) + 1), *X)
     for which in (None, lambda node: True):
         for operator in (ATEN.reshape.default, ATEN.transpose.int):
             lowered = lower(program, Wanting(operator, which))
@@ -161,7 +152,7 @@ def test_a_view_that_is_wanted_whole_is_taken_apart_all_the_same() -> None:
 
 
 def test_settings_and_constant_methods_reach_the_file() -> None:
-    model: Model = (Classifier().eval(), X)
+    model = (Classifier().eval(), X)
     config = EmitConfig(constant_methods={"get_bos": 1}, plan_inputs=False)
     lowered = lower(model, constant_methods={"get_vocab": 128}, config=config)
     assert lowered.methods == ("forward", "get_bos", "get_vocab")
@@ -176,7 +167,7 @@ def test_settings_and_constant_methods_reach_the_file() -> None:
 
 
 def test_an_executor_and_a_cache_change_nothing(tmp_path: Any) -> None:
-    model: Model = (Classifier().eval(), X)
+    model = (Classifier().eval(), X)
     plain = lower(model, Wanting(ATEN.gelu.default)).buffer
     seen = []
     with ThreadPoolExecutor(2) as executor:
@@ -193,26 +184,11 @@ def test_an_executor_and_a_cache_change_nothing(tmp_path: Any) -> None:
     assert any(tmp_path.iterdir())
 
 
-class Fails(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if x.sum() > 0 else x
-
-
 @pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
 def test_what_a_predicate_wants_whole_stays_whole_inside_recurrent_layers() -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.LSTM(4, 4)
-            self.head = nn.Linear(4, 2, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.head(self.layer(x)[0])
-            return found
-
-    linear = ATEN.linear.default
-    x = torch.randn(3, 1, 4)
-    program = torch.export.export(Recurrent().eval(), (x,))
+    linear, x = ATEN.linear.default, torch.randn(3, 1, 4)
+    layers = {"layer": nn.LSTM(4, 4), "head": nn.Linear(4, 2, bias=False)}
+    program = exported(Of(lambda self, x: self.head(self.layer(x)[0]), **layers), x)
 
     def has_bias(node: Node) -> bool:
         return len(node.args) == 3
@@ -239,7 +215,12 @@ class SaysTooLittle(RunPartitioner):
         (Classifier(), None, LoweringError, "give its example inputs too"),
         (3, None, LoweringError, "found a int as method 'forward'"),
         ((Classifier(), X, 3), None, LoweringError, r"found \(Classifier, tuple, int\)"),
-        ({"a": (Fails(), X)}, None, LoweringError, "torch.export cannot export method 'a'"),
+        (
+            {"a": (Of(lambda x: x + 1 if x.sum() > 0 else x), X)},
+            None,
+            LoweringError,
+            "torch.export cannot export method 'a'",
+        ),
         ((Classifier(), X), "Nobody", BackendNotFoundError, "Nobody"),
         ((Classifier(), X), {"other": []}, LoweringError, "for methods other"),
         ((Classifier(), X), RunPartitioner, PartitionError, "the class RunPartitioner"),
@@ -251,26 +232,34 @@ class SaysTooLittle(RunPartitioner):
             LoweringError,
             "the predicate is True",
         ),
+        (
+            (Classifier(), X),
+            {"constant_methods": [1]},
+            LoweringError,
+            "constant_methods: found a",
+        ),
+        (
+            (Classifier(), X),
+            {"executor": 2},
+            LoweringError,
+            "executor: found a int, expected",
+        ),
+        (
+            (Classifier(), X),
+            {"cache": 3},
+            LoweringError,
+            "cache: found a int, expected",
+        ),
     ],
 )
-def test_what_cannot_be_lowered_is_told_in_one_error(
+def test_what_cannot_be_lowered_is_one_error(
     programs: Any, partitioners: Any, error: type[Exception], words: str
 ) -> None:
+    options: dict[str, Any] = {}
+    if isinstance(partitioners, dict) and "other" not in partitioners:
+        options, partitioners = partitioners, RunPartitioner(lambda _: True)
     with pytest.raises(error, match=words):
-        lower(programs, partitioners)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"constant_methods": [1]}, "constant_methods: found a list"),
-        ({"executor": 2}, "executor: found a int, expected a concurrent.futures.Executor"),
-        ({"cache": 3}, "cache: found a int, expected a directory"),
-    ],
-)
-def test_options_of_another_kind_are_told(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(LoweringError, match=words):
-        lower((Classifier().eval(), X), RunPartitioner(lambda _: True), **options)
+        lower(programs, partitioners, **options)
 
 
 class Mixed(nn.Module):

@@ -51,7 +51,7 @@ def counted(program: ExportedProgram, specs: Any) -> PreprocessResult:
     handles = {0: tuple(node.meta["debug_handle"] for node in calls_of(program))}
     custom = [node.meta.get("custom") for node in program.graph.nodes]
     named = store.get_named_data_store_output()
-    return PreprocessResult(f"{text} {custom}".encode(), handles, named)  # type: ignore[arg-type]
+    return PreprocessResult(f"{text} {custom}".encode(), handles, named)
 
 
 @pytest.fixture(autouse=True)
@@ -445,7 +445,7 @@ def together(lost: int, edge_programs: Any, compile_specs: Any) -> Any:
 def test_a_backend_may_see_all_methods_at_once(lost: int) -> None:
     made = backend_class("Together", lambda *_: None)
     assert issubclass(made, BackendDetails)
-    made.preprocess_multimethod = staticmethod(partial(together, lost))  # type: ignore[method-assign,assignment]
+    made.preprocess_multimethod = staticmethod(partial(together, lost))
     spec = methods("Together")
     if lost:
         with pytest.raises(PreprocessError, match=r"the \d+ partitions of method 'one'"):

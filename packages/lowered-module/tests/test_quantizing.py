@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_helpers import lowerdeck
+from lowered_helpers import install, lowerdeck
 
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
 from lowerdeck.lowered_module.testing import RunPartitioner
@@ -75,22 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    entry = importlib.metadata.EntryPoint(
-        "Tenths", f"{__name__}:Rounds", "lowerdeck.quantizations"
-    )
-    real, load = importlib.metadata.entry_points, importlib.metadata.EntryPoint.load
-
-    def found(**wanted: Any) -> Any:
-        if wanted.get("group") != entry.group:
-            return real(**wanted)
-        return [entry] if wanted.get("name") in (None, "Tenths") else []
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    monkeypatch.setattr(
-        importlib.metadata.EntryPoint,
-        "load",
-        lambda one: Rounds if one.name == "Tenths" else load(one),
-    )
+    install(monkeypatch, "lowerdeck.quantizations", {"Tenths": Rounds})
     return tmp_path
 
 

@@ -7,11 +7,11 @@ import importlib.metadata
 import sys
 import types
 from collections import namedtuple
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from lowered_helpers import backend_class, calls_of
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
@@ -21,7 +21,6 @@ from lowerdeck.lowered_module import (
     DelegationSpec,
     LoweredBackendModule,
     PartitionResult,
-    PreprocessResult,
     backend_names,
     find_backend,
     find_partitioner,
@@ -30,83 +29,55 @@ from lowerdeck.lowered_module import (
     unregister_backend,
 )
 from lowerdeck.lowered_module.testing import VerbatimBackend
+from lowerdeck_zoo import exported
 
 
 def make(name: str, **members: Any) -> Any:
-    def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
-        return PreprocessResult(b"")
+    made = backend_class(name, lambda *_: b"")
+    for member, value in members.items():
+        setattr(made, member, value)
+    return made
 
-    return type(name, (BackendDetails,), {"preprocess": staticmethod(preprocess), **members})
 
-
-def test_a_subclass_is_found_by_its_name_or_its_id() -> None:
+def test_backends_are_found_by_their_names_or_ids() -> None:
     assert find_backend("VerbatimBackend") is VerbatimBackend
     named = make("RegistryNamed", backend_id="registry/named")
     assert find_backend("registry/named") is named
     with pytest.raises(BackendNotFoundError):
         find_backend("RegistryNamed")
     assert "registry/named" in backend_names()
-
-
-def test_a_backend_may_derive_from_another() -> None:
-    base = make("RegistryBase")
-    derived = type("RegistryDerived", (base,), {})
+    derived = type("RegistryDerived", (VerbatimBackend,), {})
     assert find_backend("RegistryDerived") is derived
-    assert find_backend("RegistryBase") is base
-
-
-def test_abstract_classes_are_no_backends() -> None:
     type("RegistryAbstract", (BackendDetails,), {})
     assert "RegistryAbstract" not in backend_names()
+    # The same class made again replaces the first.
+    first, second = make("RegistryTwice"), make("RegistryTwice")
+    assert find_backend("RegistryTwice") is second is not first
 
 
-def test_the_same_class_made_again_replaces_the_first() -> None:
-    first = make("RegistryTwice")
-    second = make("RegistryTwice")
-    assert find_backend("RegistryTwice") is second
-    del first
-
-
-def test_two_backends_with_one_name_are_an_error() -> None:
-    first = make("RegistryClash")
-    second = make("RegistryClash", __module__="elsewhere")
+def test_two_backends_with_one_name_are_an_error_unless_one_is_registered() -> None:
+    first, second = make("RegistryClash"), make("RegistryClash", __module__="elsewhere")
     with pytest.raises(AmbiguousBackendError, match=r"elsewhere\.RegistryClash"):
         find_backend("RegistryClash")
     register_backend(first)
     try:
-        assert find_backend("RegistryClash") is first
+        assert find_backend("RegistryClash") is first is not second
+        with pytest.raises(AmbiguousBackendError, match="already"):
+            register_backend(types.new_class("Other"), "RegistryClash")
     finally:
         unregister_backend("RegistryClash")
-    del first, second
-
-
-def test_registration_is_explicit_and_can_be_undone() -> None:
-    class Duck:
-        @staticmethod
-        def preprocess(program: Any, specs: Any) -> PreprocessResult:
-            return PreprocessResult(b"")
-
-    register_backend(Duck, "registry duck")
-    try:
-        assert find_backend("registry duck") is Duck
-        other = types.new_class("Other")
-        with pytest.raises(AmbiguousBackendError, match="already"):
-            register_backend(other, "registry duck")
-    finally:
-        unregister_backend("registry duck")
     with pytest.raises(BackendNotFoundError, match="register_backend"):
         find_backend("registry duck")
 
 
 def test_installed_backends_and_partitioners_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = "lowerdeck.lowered_module.testing"
+    entry = importlib.metadata.EntryPoint
+    here = "lowerdeck.lowered_module.testing:VerbatimBackend"
     entries = [
-        importlib.metadata.EntryPoint(
-            "Installed", f"{here}:VerbatimBackend", "lowerdeck.backends"
-        ),
-        importlib.metadata.EntryPoint("Parts", "builtins:object", "lowerdeck.partitioners"),
-        importlib.metadata.EntryPoint("Two", "builtins:object", "lowerdeck.partitioners"),
-        importlib.metadata.EntryPoint("Two", "builtins:int", "lowerdeck.partitioners"),
+        entry("Installed", here, "lowerdeck.backends"),
+        entry("Parts", "builtins:object", "lowerdeck.partitioners"),
+        entry("Two", "builtins:object", "lowerdeck.partitioners"),
+        entry("Two", "builtins:int", "lowerdeck.partitioners"),
     ]
     monkeypatch.setattr(
         importlib.metadata,
@@ -124,90 +95,60 @@ def test_installed_backends_and_partitioners_are_found(monkeypatch: pytest.Monke
         find_partitioner("Absent")
 
 
-def test_backends_of_executorch_are_found_where_it_is_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class BackendDetailsOfThePeer:
-        pass
-
-    class PeerBackend(BackendDetailsOfThePeer):
-        pass
-
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> type:
+    """ExecuTorch's class of backends, as if it were imported."""
+    base = type("BackendDetailsOfThePeer", (), {})
     module = types.ModuleType("executorch.exir.backend.backend_details")
-    module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
+    module.BackendDetails = base  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert find_backend("PeerBackend") is PeerBackend
+    return base
 
 
-def test_of_one_name_who_asks_decides_which_side_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    class BackendDetailsOfThePeer:
-        pass
-
-    def subclass(base: type) -> type:
-        return type("OnBothSides", (base,), {"preprocess": staticmethod(lambda *_: None)})
-
-    ours, theirs = subclass(BackendDetails), subclass(BackendDetailsOfThePeer)
-    module = types.ModuleType("executorch.exir.backend.backend_details")
-    module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_a_partition_of_the_peers_partitioner_goes_to_the_peers_backend(peers: type) -> None:
+    ours = backend_class("OnBothSides", lambda *_: b"ours")
+    theirs = backend_class("OnBothSides", lambda *_: b"theirs", peers)
+    alone = backend_class("PeerBackend", lambda *_: b"", peers)
+    assert find_backend("PeerBackend") is alone
     assert find_backend("OnBothSides") is ours
     assert find_backend("OnBothSides", peers=True) is theirs
-
-
-def test_a_partition_of_the_peers_partitioner_goes_to_the_peers_backend(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class BackendDetailsOfThePeer:
-        pass
-
-    asked: list[str] = []
-
-    def subclass(base: type, side: str) -> type:
-        def preprocess(*_: object) -> PreprocessResult:
-            asked.append(side)
-            return PreprocessResult(side.encode())
-
-        return type("OnEachSide", (base,), {"preprocess": staticmethod(preprocess)})
-
-    sides = [subclass(BackendDetails, "ours"), subclass(BackendDetailsOfThePeer, "theirs")]
-    module = types.ModuleType("executorch.exir.backend.backend_details")
-    module.BackendDetails = BackendDetailsOfThePeer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
     peers_spec = namedtuple("peers_spec", ["backend_id", "compile_specs"])
     peers_spec.__module__ = "executorch.exir.backend.partitioner"
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    program = exported(torch.nn.ReLU(), torch.ones(2))
 
-    def partitioner(spec: Any) -> Callable[[ExportedProgram], PartitionResult]:
+    def lowered_with(spec: Any) -> bytes:
         def partition(tagged: ExportedProgram) -> PartitionResult:
-            for node in tagged.graph.nodes:
-                if node.op == "call_function":
-                    node.meta["delegation_tag"] = "t"
-            return PartitionResult(tagged, {"t": spec("OnEachSide", [])})
+            for node in calls_of(tagged):
+                node.meta["delegation_tag"] = "t"
+            return PartitionResult(tagged, {"t": spec("OnBothSides", [])})
 
-        return partition
+        lowered = to_backend(program, partition)
+        return bytes(lowered.graph_module.lowered_module_0.processed_bytes)
 
-    for spec in (DelegationSpec, peers_spec):
-        to_backend(program, partitioner(spec))
-    assert asked == ["ours", "theirs"]
-    assert len(sides) == 2
+    assert [lowered_with(DelegationSpec), lowered_with(peers_spec)] == [b"ours", b"theirs"]
 
 
 def test_a_delegate_is_the_peers_whenever_the_peer_was_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class LoweredBackendModuleOfThePeer:
-        pass
+    class PeerModule(torch.nn.Module):
+        def __init__(self, needed: int) -> None:
+            raise AssertionError("the peer's constructor is not for us")
 
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+        @property
+        def backend_id(self) -> str:
+            raise AssertionError("nor are its properties")
+
+    program = exported(torch.nn.ReLU(), torch.ones(2))
     before = to_backend("VerbatimBackend", program, [])
     assert before.__class__ is LoweredBackendModule
     module = types.ModuleType("executorch.exir.lowered_backend_module")
-    peer = type("LoweredBackendModule", (LoweredBackendModuleOfThePeer,), {})
-    module.LoweredBackendModule = peer  # type: ignore[attr-defined]
+    module.LoweredBackendModule = PeerModule  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     after = to_backend("VerbatimBackend", program, [])
     for delegate in (before, after, copy.deepcopy(before)):
-        assert isinstance(delegate, peer)
+        assert isinstance(delegate, PeerModule)
         assert isinstance(delegate, LoweredBackendModule)
         assert type(delegate) is LoweredBackendModule
+        assert delegate.backend_id == "VerbatimBackend"
         torch.testing.assert_close(delegate(torch.ones(2)), torch.ones(2))

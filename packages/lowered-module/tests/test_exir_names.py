@@ -1,0 +1,167 @@
+"""The forms and parameters of ExecuTorch's backend API."""
+
+from __future__ import annotations
+
+import inspect
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+from lowered_helpers import by_name
+from torch.export import ExportedProgram
+
+from lowerdeck import lowered_module
+from lowerdeck.emitter import EmitConfig
+from lowerdeck.lowered_module import (
+    LoweredBackendModule,
+    MethodProgramsPartitionerSpec,
+    PartitionError,
+    PreprocessResult,
+    get_delegates,
+    to_backend,
+)
+from lowerdeck_zoo import exported
+
+# As executorch 1.4.1 declares them (exir/backend/*.py, exir/lowered_backend_module.py), in its
+# order; tests/peers compares with the installed one.
+EXIR = {
+    "BackendDetails.preprocess": "edge_program compile_specs",
+    "BackendDetails.preprocess_multimethod": "edge_programs compile_specs",
+    "CompileSpec": "key value",
+    "DelegateMappingBuilder": "generated_identifiers",
+    "DelegateMappingBuilder.get_delegate_mapping": "self",
+    "DelegateMappingBuilder.insert_delegate_mapping_entry": "self nodes handles identifier",
+    "DelegationSpec": "backend_id compile_specs",
+    "LoweredBackendModule": (
+        "edge_program backend_id processed_bytes compile_specs named_data_store_output"
+    ),
+    "LoweredBackendModule.buffer": (
+        "self extract_delegate_segments segment_alignment constant_tensor_alignment "
+        "delegate_alignment memory_planning"
+    ),
+    "LoweredBackendModule.program": "self emit_stacktrace memory_planning",
+    "MethodProgramsPartitionerSpec": "method_to_edge_program method_to_partitioner",
+    "PartitionResult": "tagged_exported_program partition_tags",
+    "Partitioner": "spec",
+    "Partitioner.ops_to_not_decompose": "self ep",
+    "Partitioner.partition": "self exported_program",
+    "WhyNoPartition": "logger",
+    "WhyNoPartitionReporter.get_table_report": "self",
+    "WhyNoPartitionReporter.report_reject": "self node reason",
+    "arrange_graph_outputs": "gm output_specs call_module_node",
+    "arrange_graph_placeholders": "gm owning_program tag",
+    "create_exported_program_from_submodule": (
+        "submodule owning_program tag call_module_node is_submodule"
+    ),
+    "create_submodule_from_nodes": "gm node_list tag skip_legalize_graph",
+    "format_delegated_graph": "graph_module",
+    "get_delegates": "graph",
+    "get_lowered_backend_modules": "graph_module",
+    "get_lowered_submodules": "graph_module",
+    "get_non_lowered_nodes": "graph",
+    "print_delegated_graph": "graph_module",
+    "tag_constant_data": "edge_program",
+    "tag_mutated_buffer": "edge_program",
+}
+
+
+@pytest.mark.parametrize("name", EXIR)
+def test_parameters_are_called_as_exirs(name: str) -> None:
+    found = inspect.signature(attrgetter(name)(lowered_module)).parameters
+    wanted = EXIR[name].split()
+    assert list(found)[: len(wanted)] == wanted
+    for parameter in list(found.values())[len(wanted) :]:
+        assert parameter.default is not inspect.Parameter.empty, parameter
+
+
+def test_a_result_is_made_and_read_by_exirs_name_for_what_tools_want() -> None:
+    exir = ("processed_bytes", "debug_handle_map", "data_store_output", "_delegate_info_meta")
+    made = PreprocessResult(**dict(zip(exir, (b"x", {1: (2,)}, None, "told"), strict=True)))  # type: ignore[arg-type]
+    assert [getattr(made, name) for name in exir] == [b"x", {1: (2,)}, None, "told"]
+    assert made == PreprocessResult(b"x", {1: (2,)}, None, "told")
+    assert made.delegate_info_meta == "told"
+
+
+PROGRAM = exported(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), torch.ones(2))
+PARTITIONER = by_name({"relu": "t"})
+METHODS = MethodProgramsPartitionerSpec({"forward": PROGRAM}, {"forward": PARTITIONER})
+
+
+def _delegates(result: Any) -> int:
+    return len(get_delegates(result.graph))
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((PROGRAM, PARTITIONER), {}),
+        ((PROGRAM,), {"partitioner_instance": PARTITIONER}),
+        ((PROGRAM,), {"partitioner": PARTITIONER}),
+        ((), {"edge_program": PROGRAM, "partitioner_instance": PARTITIONER}),
+        ((), {"edge_program": PROGRAM, "partitioner": PARTITIONER}),
+        (("VerbatimBackend", PROGRAM, []), {}),
+        (("VerbatimBackend", PROGRAM), {}),
+        (("VerbatimBackend",), {"edge_program": PROGRAM, "compile_specs": []}),
+        ((), {"backend_id": "VerbatimBackend", "edge_program": PROGRAM, "compile_specs": []}),
+    ],
+)
+def test_a_program_with_its_partitioner_or_backend(
+    args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    lowered = to_backend(*args, **named)
+    assert isinstance(lowered, LoweredBackendModule) or _delegates(lowered) == 1
+
+
+def test_several_methods() -> None:
+    for lowered in (to_backend(METHODS), to_backend(method_edge_program_partitioners=METHODS)):
+        assert {name: _delegates(program) for name, program in lowered.items()} == {"forward": 1}
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error", "told"),
+    [
+        ((), {}, PartitionError, "found a NoneType, expected a backend id"),
+        ((3,), {}, PartitionError, "found a int, expected a backend id"),
+        ((PROGRAM,), {}, PartitionError, "found a NoneType as partitioner"),
+        ((PROGRAM, 7), {}, PartitionError, "found a int as partitioner"),
+        ((PROGRAM, PARTITIONER, []), {}, TypeError, "found 3 arguments"),
+        ((PROGRAM, PARTITIONER), {"edge_program": PROGRAM}, TypeError, "multiple values"),
+        ((PROGRAM, PARTITIONER), {"partitioner": PARTITIONER}, TypeError, "multiple values"),
+        ((PROGRAM, PARTITIONER), {"compile_specs": []}, TypeError, "unexpected argument"),
+        ((METHODS,), {"partitioner": PARTITIONER}, TypeError, "unexpected argument"),
+        (
+            (PROGRAM,),
+            {"partitioner": PARTITIONER, "partitioner_instance": METHODS},
+            TypeError,
+            "both partitioner and partitioner_instance",
+        ),
+        ((), {"backend_id": PROGRAM}, TypeError, "unexpected argument 'backend_id'"),
+        ((), {"method_edge_program_partitioners": PROGRAM}, TypeError, "unexpected argument"),
+        (("VerbatimBackend",), {}, PartitionError, "after backend id 'VerbatimBackend'"),
+    ],
+)
+def test_what_is_of_no_form_is_told(
+    args: tuple[Any, ...], named: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        to_backend(*args, **named)
+
+
+def test_a_partitioner_that_fails_is_named_and_its_error_kept() -> None:
+    def fails(program: ExportedProgram) -> None:
+        raise KeyError("weights")
+
+    with pytest.raises(
+        PartitionError, match="partitioner function failed with KeyError"
+    ) as caught:
+        to_backend(PROGRAM, fails)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_program_is_emitted_with_exirs_words() -> None:
+    lowered = to_backend("VerbatimBackend", PROGRAM, [])
+    assert lowered.program(emit_stacktrace=True).execution_plan[0].chains[0].stacktrace
+    assert not lowered.program().execution_plan[0].chains[0].stacktrace
+    with pytest.raises(TypeError, match="give one"):
+        lowered.program(memory_planning=EmitConfig(), config=EmitConfig())
