@@ -21,8 +21,6 @@ from lowerdeck.demo_backends import (
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
-from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
@@ -47,7 +45,6 @@ PARTITIONERS: dict[str, Callable[[], Any]] = {
     "BackendWithSharedWeightsDemo": SharedWeightsDemoPartitioner,
     "ExecutorBackend": ExecutorPartitioner,
     "ExecutorBackend of XnnpackBackend": lambda: ExecutorPartitioner(["XnnpackBackend"]),
-    "XnnpackBackend": XnnpackPartitioner,
 }
 # The one model that XNNPACK cannot take whole, and so cannot be nested whole.
 UNSUITED = {("ExecutorBackend of XnnpackBackend", "conv_relu_tan")}
@@ -63,17 +60,6 @@ def test_the_runner_equals_eager(backend: str, model: str) -> None:
     found = load(emit(program).to_bytes()).run("forward", *inputs)
     with torch.no_grad():
         torch.testing.assert_close(found, module(*inputs), rtol=0, atol=1e-4)
-
-
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
-@pytest.mark.parametrize("model", MODELS)
-def test_the_official_runtime_equals_eager_with_xnnpack(model: str) -> None:
-    module, inputs = MODELS[model]()
-    program = to_backend(torch.export.export(module, inputs), XnnpackPartitioner())
-    outcome = official.run(emit(program).to_bytes(), [official.Call(inputs)])
-    assert isinstance(outcome, official.Ran), outcome
-    with torch.no_grad():
-        torch.testing.assert_close(outcome.outputs[0][0], module(*inputs), rtol=0, atol=1e-4)
 
 
 @pytest.mark.heavy

@@ -20,7 +20,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import exported, official
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -54,10 +54,6 @@ class Net(nn.Module):
         return result
 
 
-def program_of(eager: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(eager, (x,))
-
-
 def paths(program: torch.export.ExportedProgram) -> list[list[str]]:
     """Return the modules that the nodes of each delegate were in."""
     found = []
@@ -84,7 +80,7 @@ def paths(program: torch.export.ExportedProgram) -> list[list[str]]:
 def test_files_compute_what_eager_does(tmp_path: Path, by_module: dict[str, Any]) -> None:
     torch.manual_seed(0)
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(program_of(eager, x), by_module=by_module)
+    lowered = to_backend(exported(eager, x), by_module=by_module)
     assert get_delegates(lowered.graph)
     path = tmp_path / "by_module.pte"
     emit(lowered).save(path)
@@ -97,19 +93,14 @@ def test_files_compute_what_eager_does(tmp_path: Path, by_module: dict[str, Any]
         torch.testing.assert_close(found[0], want, atol=1e-5, rtol=1e-4)
 
 
-def test_no_delegate_spans_two_modules() -> None:
+def test_delegates_are_in_their_modules_and_span_no_two() -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(program_of(eager, x), by_module={"layers.*": XnnpackPartitioner()})
+    lowered = to_backend(exported(eager, x), by_module={"layers.*": XnnpackPartitioner()})
     found = paths(lowered)
     assert len(found) >= 4
     assert all(len(names) == 1 and names[0].startswith("layers.") for names in found)
-    whole = paths(to_backend(program_of(eager, x), XnnpackPartitioner()))
+    whole = paths(to_backend(exported(eager, x), XnnpackPartitioner()))
     assert any(len(names) > 1 for names in whole)
-
-
-def test_delegates_are_in_their_modules() -> None:
-    eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(program_of(eager, x), by_module={"layers.*": XnnpackPartitioner()})
     module = unflatten(lowered)
     for name in ("layers.0", "layers.1", "layers.2"):
         assert "executorch_call_delegate" in module.get_submodule(name).code, name
@@ -186,7 +177,7 @@ def test_the_table_of_a_lowered_program_tells_what_delegates_hold() -> None:
 @pytest.mark.parametrize("path", ["stem", "head"])
 def test_a_backend_may_take_everything_of_a_module(path: str) -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(program_of(eager, x), by_module={path: "XnnpackBackend"})
+    lowered = to_backend(exported(eager, x), by_module={path: "XnnpackBackend"})
     (delegate,) = get_lowered_backend_modules(lowered.graph_module)
     assert delegate.backend_id == "XnnpackBackend"
     assert set(lowered.state_dict) == {
@@ -198,7 +189,7 @@ def test_a_backend_may_take_everything_of_a_module(path: str) -> None:
 
 def test_patterns_that_name_no_module_are_refused() -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    program = program_of(eager, x)
+    program = exported(eager, x)
     with pytest.raises(PartitionError, match=r"'layer\.\*' in by_module.*are stem, layers.0"):
         to_backend(program, by_module={"layer.*": XnnpackPartitioner()})
     for wrong in ({}, {"stem": XnnpackPartitioner}, {"stem": 3}, {3: "X"}, ["stem"]):

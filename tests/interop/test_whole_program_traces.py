@@ -31,7 +31,7 @@ from lowerdeck.demo_backends import (
 from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import Partitioner, find_quantization, lower, to_backend
-from lowerdeck.lowered_module.commands import lower_model
+from lowerdeck.script import main
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, programs
 
@@ -86,17 +86,12 @@ def test_every_way_of_torch_to_trace_a_program_is_counted() -> None:
 
 
 @pytest.mark.parametrize("program", CHOSEN, ids=str)
-def test_emission_traces_no_program(program: Program) -> None:
+def test_emission_and_lowering_trace_no_program(program: Program) -> None:
     exported = program.exports()
     with counted() as traced:
         emit(exported).to_bytes()
         emit({name: decompose(one) for name, one in exported.items()}).to_bytes()
     assert traced == []
-
-
-@pytest.mark.parametrize("program", CHOSEN, ids=str)
-def test_lowering_traces_no_program(program: Program) -> None:
-    exported = program.exports()
     # The demos take the same way, and a few models show it.
     chosen = PARTITIONERS if CHOSEN.index(program) % 12 == 0 else PARTITIONERS[:1]
     for partitioner in chosen:
@@ -121,8 +116,8 @@ def test_the_command_traces_only_to_export(
         torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
     exports = len(traced)
     with counted() as traced:
-        for backends in ([], ["XnnpackBackend"]):
-            lower_model("traced_example:example", backends, tmp_path / "m.pte", check=False)
+        for words in ([], ["--backend", "XnnpackBackend"]):
+            assert main(["lower", "traced_example:example", *words]) == 0
     assert len(traced) == 2 * exports
 
 
@@ -149,12 +144,18 @@ class Stateful(torch.nn.Module):
         return z + self.sums[1]
 
 
+def _with_an_executor(program: ExportedProgram) -> bytes:
+    with ThreadPoolExecutor(1) as pool:
+        return lower(program, "XnnpackBackend", executor=pool).to_bytes()
+
+
 WAYS: dict[str, Callable[[ExportedProgram], Any]] = {
     "lower, no backend": lambda program: lower(program).to_bytes(),
     "lower, XNNPACK": lambda program: lower(program, "XnnpackBackend").to_bytes(),
     "lower, two methods": lambda program: lower(
         {"one": program, "other": program}, [XnnpackPartitioner(), ExecutorPartitioner()]
     ).to_bytes(),
+    "an executor": _with_an_executor,
     "exir's names": lambda program: (
         to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
         .to_executorch()
@@ -168,13 +169,6 @@ def test_no_way_from_a_program_to_bytes_traces_it(way: str) -> None:
     program = torch.export.export(Stateful(), (torch.randn(3, 32),))
     with counted() as traced:
         assert len(WAYS[way](program)) > 1000
-    assert traced == []
-
-
-def test_neither_does_an_executor() -> None:
-    program = torch.export.export(Stateful(), (torch.randn(3, 32),))
-    with counted() as traced, ThreadPoolExecutor(1) as pool:
-        lower(program, "XnnpackBackend", executor=pool).to_bytes()
     assert traced == []
 
 
