@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lowerdeck.exir_compat import (
 )
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, exported, official
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -48,30 +49,20 @@ class Counting(nn.Module):
         return y + self.total
 
 
-class Scaled(nn.Module):
-    """A number beside a tensor, and a view."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * 2.5).view(4, 3)
+SCALED = Of(lambda x: (x * 2.5).view(4, 3))
+"""A number beside a tensor, and a view."""
 
 
 class Cache(nn.Module):
     cache: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
         self.register_buffer("cache", torch.zeros(2))
+        self.function = function
 
-
-class Fill(Cache):
-    def forward(self, x: Tensor) -> Tensor:
-        self.cache.copy_(x)
-        return x + 0
-
-
-class Read(Cache):
-    def forward(self) -> Tensor:
-        return self.cache + 0
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(self.cache, *inputs)
 
 
 def to_relu(graph_module: GraphModule) -> None:
@@ -86,7 +77,7 @@ def ran(path: Path, *calls: official.Call) -> list[Any]:
     return list(outcome.outputs)
 
 
-@pytest.mark.parametrize("way", ["plain", "transformed", "lowered"])
+@pytest.mark.parametrize("way", ["transformed", "lowered"])
 def test_a_model_with_state_gives_eagers_numbers(way: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Counting().eval(), torch.randn(3, 4)
@@ -95,9 +86,7 @@ def test_a_model_with_state_gives_eagers_numbers(way: str, tmp_path: Path) -> No
     if way == "lowered":
         manager = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
     else:
-        manager = to_edge(program, {"limit": 7})
-    if way == "transformed":
-        manager = manager.transform([to_relu])
+        manager = to_edge(program, {"limit": 7}).transform([to_relu])
         eager.activation = torch.relu
     path = tmp_path / "model.pte"
     manager.to_executorch().save(str(path))
@@ -110,8 +99,8 @@ def test_a_model_with_state_gives_eagers_numbers(way: str, tmp_path: Path) -> No
 
 def test_state_of_one_name_is_shared_where_asked(tmp_path: Path) -> None:
     programs = {
-        "fill": torch.export.export(Fill(), (torch.ones(2),)),
-        "read": torch.export.export(Read(), ()),
+        "fill": exported(Cache(lambda held, x: held.copy_(x) + 0), torch.ones(2)),
+        "read": exported(Cache(lambda held: held + 0)),
     }
     config = ExecutorchBackendConfig(
         memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)
@@ -128,7 +117,7 @@ def test_callers_who_know_the_edge_dialect_see_it_and_the_file_is_the_same() -> 
     exir_ops = pytest.importorskip("executorch.exir.dialects._ops").ops
     verifier = pytest.importorskip("executorch.exir.verification.verifier")
     torch.manual_seed(0)
-    program = torch.export.export(Scaled(), (torch.randn(3, 4),))
+    program = exported(SCALED, torch.randn(3, 4))
     plain = to_edge(program, compile_config=EdgeCompileConfig(_use_edge_ops=False))
     expected = plain.to_executorch().buffer
     assert plain.exported_program().dialect == "ATEN"
@@ -142,7 +131,7 @@ def test_callers_who_know_the_edge_dialect_see_it_and_the_file_is_the_same() -> 
     assert seen.exported_program() is shown
     # Its number is a number again, and its copy a view.
     assert seen.to_executorch().buffer == expected
-    torch.testing.assert_close(shown.module()(torch.ones(3, 4)), Scaled()(torch.ones(3, 4)))
+    torch.testing.assert_close(shown.module()(torch.ones(3, 4)), SCALED(torch.ones(3, 4)))
     # What a caller changes stays changed.
     for node in shown.graph.nodes:
         if node.target is exir_ops.edge.aten.mul.Tensor:
@@ -186,7 +175,7 @@ def test_of_exirs_backends_of_one_name_the_newest_is_taken() -> None:
         return type("SaidTwice", (details.BackendDetails,), members)
 
     kept = [made(b"first", "one"), made(b"second", "another")]
-    program = torch.export.export(Scaled(), (torch.randn(3, 4),))
+    program = exported(SCALED, torch.randn(3, 4))
     with pytest.warns(UserWarning, match=r"SaidTwice is .* the newest is taken"):
         lowered = to_backend("SaidTwice", program, [])
     assert bytes(lowered.processed_bytes) == b"second"
@@ -204,7 +193,7 @@ def test_errors_are_those_that_exirs_callers_catch() -> None:
                     node.target = exir_ops.edge.aten.add.Tensor
             return partitioning.PartitionResult(exported_program, {})
 
-    manager = to_edge(torch.export.export(Scaled(), (torch.randn(3, 4),)))
+    manager = to_edge(exported(SCALED, torch.randn(3, 4)))
     with pytest.raises(AssertionError, match="Edits changed the graph"):
         manager.to_backend(Edits())
     with pytest.raises(NotImplementedError, match="Backend NoSuchOne was not found"):

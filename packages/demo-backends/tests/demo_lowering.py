@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -9,24 +10,29 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module import LoweredBackendModule, Partitioner, to_backend
+from lowerdeck.lowered_module import (
+    LoweredBackendModule,
+    Partitioner,
+    get_lowered_backend_modules,
+    to_backend,
+)
+from lowerdeck_zoo import exported
 
 
-def lower(
-    module: nn.Module, inputs: tuple[Any, ...], partitioner: Partitioner, **options: Any
-) -> ExportedProgram:
+def lower(module: nn.Module, inputs: tuple[Any, ...], partitioner: Partitioner) -> ExportedProgram:
     """Return the module's program with its partitions lowered."""
-    return to_backend(torch.export.export(module.eval(), inputs, **options), partitioner)
+    return to_backend(exported(module, *inputs), partitioner)
 
 
 def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
     """Return the delegates of the outermost graph, in order."""
-    found = [getattr(program.graph_module, str(node.target)) for node in _reads(program)]
-    return [one for one in found if isinstance(one, LoweredBackendModule)]
+    return get_lowered_backend_modules(program.graph_module)
 
 
-def _reads(program: ExportedProgram) -> list[torch.fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "get_attr"]
+def sealed(name: str, body: str | bytes, version: str = "2") -> bytes:
+    """Return a blob with this body and a right checksum, as a forger would make it."""
+    content = body if isinstance(body, bytes) else body.encode()
+    return f"{name} {version} {zlib.crc32(content):08x}\n".encode() + content
 
 
 def named_data(delegate: LoweredBackendModule) -> dict[str, memoryview]:

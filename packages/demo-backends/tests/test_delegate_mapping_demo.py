@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 import torch
-from demo_lowering import delegates, lower, named_data, run, run_blob
+from demo_lowering import delegates, lower, named_data, run, run_blob, sealed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -22,6 +20,7 @@ from lowerdeck.demo_backends import (
     UnsupportedNodeError,
 )
 from lowerdeck.lowered_module import LoweredBackendModule, to_backend
+from lowerdeck_zoo import Of, exported
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
@@ -75,50 +74,25 @@ def test_own_identifiers_name_the_nodes() -> None:
     )
 
 
-class Shared(nn.Module):
-    """A convolution that a relu and an addition read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, stride=2, dilation=2, padding=(1, 2), bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.conv(x)
-        return torch.relu(y) + y
-
-
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_a_convolution_with_two_readers_stays_alone(decomposed: bool) -> None:
-    torch.manual_seed(0)
-    model, x = Shared().eval(), torch.randn(2, 3, 17, 12)
-    program = torch.export.export(model, (x,))
+    conv = nn.Conv2d(3, 4, 3, stride=2, dilation=2, padding=(1, 2), bias=False)
+    model = nn.Sequential(conv, Of(lambda y: torch.relu(y) + y))
+    x = torch.randn(2, 3, 17, 12)
+    program = exported(model, x)
     if decomposed:
         program = program.run_decompositions()
-    (delegate,) = delegates(to_backend(program, DelegateMappingDemoPartitioner()))
+    lowered = to_backend(program, DelegateMappingDemoPartitioner())
+    (delegate,) = delegates(lowered)
     assert instructions(delegate) == ["conv_op,0", "relu_op,1"]
-    y = model.conv(x).detach()
-    expected = {"conv": y, "relu": torch.relu(y)}
+    y = conv(x).detach()
     for output in run(delegate, RUNTIME, [x]):
-        assert any(torch.allclose(output, one, atol=1e-5) for one in expected.values())
-
-
-class Normed(nn.Module):
-    """Batch norm between convolution and relu, as in a residual network; relu writes in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layers(x)
-        return y
+        assert any(torch.allclose(output, one, atol=1e-5) for one in (y, torch.relu(y)))
 
 
 def test_a_lone_convolution_and_a_lone_relu_are_taken_around_a_batch_norm() -> None:
-    torch.manual_seed(0)
-    model, x = Normed().eval(), torch.randn(2, 3, 8, 8)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 8, 8)
     program = lower(model, (x,), DelegateMappingDemoPartitioner())
     assert [instructions(one) for one in delegates(program)] == [
         *(["conv_op,0"], ["relu_op,0", "conv_op,1"])
@@ -135,35 +109,13 @@ def test_partitions_with_equal_weights_give_equal_bytes() -> None:
     assert named_data(first) == named_data(second)
 
 
-class Cumulative(nn.Module):
-    """Holds an operator that the backend does not have."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cumsum(torch.relu(x), 0)
-
-
 def test_an_unsupported_operator_is_refused_with_its_node_and_source_line() -> None:
-    program = torch.export.export(Cumulative(), (torch.ones(3),))
-    with pytest.raises(
-        UnsupportedNodeError, match=r"aten\.cumsum\.default.*'cumsum'.*test_delegate_mapp.*py:\d+"
-    ):
+    program = exported(Of(lambda x: torch.cumsum(torch.relu(x), 0)), torch.ones(3))
+    with pytest.raises(UnsupportedNodeError, match=r"aten\.cumsum\.default.*'cumsum'.*\.py:\d+"):
         BackendWithDelegateMappingDemo.preprocess(program, [])
-
-
-class Upsampling(nn.Module):
-    """A transposed convolution, which core ATen gives the same operator as others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose2d(2, 2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.conv(x)
-        return y
-
-
-def test_a_transposed_convolution_is_left_to_others() -> None:
-    program = torch.export.export(Upsampling(), (torch.randn(1, 2, 3, 3),)).run_decompositions()
+    # Core ATen has one operator for convolutions and transposed ones.
+    transposed = exported(nn.ConvTranspose2d(2, 2, 2), torch.randn(1, 2, 3, 3))
+    program = transposed.run_decompositions()
     assert not delegates(to_backend(program, DelegateMappingDemoPartitioner()))
     with pytest.raises(UnsupportedNodeError, match="transposed"):
         BackendWithDelegateMappingDemo.preprocess(program, [])
@@ -172,25 +124,8 @@ def test_a_transposed_convolution_is_left_to_others() -> None:
 # ------------------------------------------------------------------------------- damaged blobs
 
 
-def signed(body: str, version: int = 2) -> bytes:
-    """Return a blob with this body and a right checksum, as a forger would make it."""
-    head = f"BackendWithDelegateMappingDemo {version} {zlib.crc32(body.encode()):08x}\n"
-    return (head + body).encode()
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_truncated_or_changed_blob_is_refused(
-    lowered: LoweredBackendModule, data: st.DataObject
-) -> None:
-    blob = bytearray(lowered.processed_bytes)
-    if data.draw(st.booleans()):
-        blob = blob[: data.draw(st.integers(0, len(blob) - 1))]
-    else:
-        at = data.draw(st.integers(0, len(blob) - 1))
-        blob[at] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(BlobError):
-        RUNTIME.init(memoryview(bytes(blob)), [], named_data(lowered))
+def signed(body: str) -> bytes:
+    return sealed("BackendWithDelegateMappingDemo", body)
 
 
 def test_every_step_is_logged_by_the_identifiers_of_the_debug_map(
@@ -219,18 +154,27 @@ def test_another_version_is_refused_by_number(lowered: LoweredBackendModule) -> 
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_a_forged_blob_is_refused_or_runs_within_bounds(
+@settings(max_examples=150, deadline=None)
+def test_a_truncated_changed_or_forged_blob_is_refused_or_runs_within_bounds(
     lowered: LoweredBackendModule, data: st.DataObject
 ) -> None:
-    body = lowered.processed_bytes.partition(b"\n")[2].decode()
-    at = data.draw(st.integers(0, len(body) - 1))
-    junk = data.draw(st.text("0123456789x%@#[]-.,\n ", max_size=6))
-    blob = signed(body[:at] + junk + body[at + data.draw(st.integers(0, 6)) :])
+    blob = lowered.processed_bytes
+    kind = data.draw(st.sampled_from(["truncated", "changed", "forged"]))
+    at = data.draw(st.integers(0, len(blob) - 1))
+    if kind == "truncated":
+        damaged = blob[:at]
+    elif kind == "changed":
+        damaged = blob[:at] + bytes([blob[at] ^ data.draw(st.integers(1, 255))]) + blob[at + 1 :]
+    else:
+        body = blob.partition(b"\n")[2].decode()
+        at %= len(body)
+        junk = data.draw(st.text("0123456789x%@#[]-.,\n ", max_size=6))
+        damaged = signed(body[:at] + junk + body[at + data.draw(st.integers(0, 6)) :])
     try:
-        run_blob(blob, RUNTIME, named_data(lowered), [torch.ones(1, 3, 8, 8)])
+        run_blob(damaged, RUNTIME, named_data(lowered), [torch.ones(1, 3, 8, 8)])
     except (BlobError, DelegateRunError):
-        return  # a clear refusal; anything else would fail the test
+        return  # any other error fails the test
+    assert kind == "forged"
 
 
 CONV = "conv_op 0 %0 @W - [1,1] [1,1] [1,1] #1"

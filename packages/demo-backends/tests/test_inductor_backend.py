@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from demo_lowering import delegates, lower, run
+from demo_lowering import delegates, lower, run, sealed
 from torch import nn
 
 from lowerdeck.demo_backends import (
@@ -16,7 +16,6 @@ from lowerdeck.demo_backends import (
 )
 from lowerdeck.demo_backends.errors import DelegateInputError, NativeCodeError
 from lowerdeck.demo_backends.inductor_backend import VERSION, LoadedPackage
-from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.lowered_module import PreprocessError, to_backend
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -26,7 +25,7 @@ def blob(
     name: str = "InductorBackend", version: str = VERSION, inputs: str = "float32[2x4]"
 ) -> memoryview:
     """Return a blob as the compiler makes it, but for what is given."""
-    return memoryview(seal(name, version, f"{inputs}\nnative code".encode()))
+    return memoryview(sealed(name, f"{inputs}\nnative code", version))
 
 
 def test_without_a_compiler_the_error_says_what_to_install(

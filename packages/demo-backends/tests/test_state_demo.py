@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 import torch
-from demo_lowering import delegates, named_data
+from demo_lowering import delegates, named_data, sealed
 from torch.export import ExportedProgram
 
 from lowerdeck.demo_backends import (
@@ -18,7 +18,6 @@ from lowerdeck.demo_backends import (
     StateDemoPartitioner,
     StateDemoRuntime,
 )
-from lowerdeck.demo_backends.sealed import seal
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
@@ -91,7 +90,7 @@ STATE = f"@{hashlib.sha256(bytes(4)).hexdigest()}/float32/1"
 )
 def test_a_forged_blob_is_refused(body: str) -> None:
     data = {hashlib.sha256(bytes(4)).hexdigest(): memoryview(bytes(4))}
-    blob = memoryview(seal("BackendWithStateDemo", "2", body.encode()))
+    blob = memoryview(sealed("BackendWithStateDemo", body))
     with pytest.raises(BlobError):
         StateDemoRuntime().init(blob, [], data)
 
@@ -100,7 +99,7 @@ def test_a_forged_state_that_changes_its_size_is_refused() -> None:
     data = {hashlib.sha256(bytes(4)).hexdigest(): memoryview(bytes(4))}
     body = f"inputs {STATE} float32\noutputs %1\n"
     runtime = StateDemoRuntime()
-    handle = runtime.init(memoryview(seal("BackendWithStateDemo", "2", body.encode())), [], data)
+    handle = runtime.init(memoryview(sealed("BackendWithStateDemo", body)), [], data)
     with pytest.raises(DelegateRunError, match=r"\[1\] became .*\[2\]"):
         runtime.execute(handle, [torch.ones(2)])
     assert runtime.execute(handle, [torch.ones(1)]) == []

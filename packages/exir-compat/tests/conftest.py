@@ -6,18 +6,6 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module import BackendDetails, CompileSpec, PreprocessResult
-
-
-class Verbatim(BackendDetails):
-    """Compiles to the text of the graph."""
-
-    @staticmethod
-    def preprocess(
-        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-    ) -> PreprocessResult:
-        return PreprocessResult(str(edge_program.graph).encode())
-
 
 class Counting(torch.nn.Module):
     """A layer, and state that is read and changed."""

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.exir_compat import ExecutorchBackendConfig, emit_program, to_edge
 from lowerdeck.lowered_module import BackendDetails, CompileSpec, PreprocessResult, to_backend
+from lowerdeck_zoo import Of
 
 
 class _Traced(BackendDetails):
@@ -25,16 +26,6 @@ class _Traced(BackendDetails):
 
 
 _NUMBERED = ("call_function", "get_attr")
-
-
-class _Wrapper(torch.nn.Module):
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.inner(x)
-        return found
 
 
 def test_programs_are_emitted_in_the_order_of_their_names(exported: ExportedProgram) -> None:
@@ -53,12 +44,9 @@ def test_handles_are_numbers_and_those_of_delegates_lists(exported: ExportedProg
 
 
 def test_results_of_delegates_are_counted(inputs: tuple[torch.Tensor]) -> None:
-    class Two(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return x + 1, x * 2
-
-    program = to_edge(torch.export.export(Two(), inputs)).exported_program()
-    wrapped = _Wrapper(to_backend("_Traced", program, []))
+    two = Of(lambda x: (x + 1, x * 2))
+    program = to_edge(torch.export.export(two, inputs)).exported_program()
+    wrapped = torch.nn.Sequential(to_backend("_Traced", program, []))
     made = to_edge(torch.export.export(wrapped, inputs)).to_executorch()
     assert made.instruction_id_to_num_outs_map == {"forward": {0: 2}}
     assert made.debug_handle_map == {"forward": {0: [1, 2]}}
@@ -66,19 +54,13 @@ def test_results_of_delegates_are_counted(inputs: tuple[torch.Tensor]) -> None:
 
 
 def test_constants_outside_are_listed_once(inputs: tuple[torch.Tensor]) -> None:
-    class Twice(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = torch.nn.Parameter(torch.ones(4))
-            self.b = torch.nn.Parameter(torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.a + self.b
-
-    program = torch.export.export(Twice(), inputs)
+    # A weight of ones and a bias of zeros.
+    model = torch.nn.LayerNorm(4).requires_grad_(False)
+    model.bias.fill_(1)
     config = ExecutorchBackendConfig(external_constants=True)
+    program = torch.export.export(model, inputs)
     output = to_edge(program).to_executorch(config)._emitter_output
-    assert output.external_constant_map == {"_default_external_constant": {"a": 0, "b": 0}}
+    assert output.external_constant_map == {"_default_external_constant": {"weight": 0, "bias": 0}}
     assert output.external_constant_buffer == [struct.pack("<4f", 1, 1, 1, 1)]
     assert output.mutable_data is None
 
@@ -111,7 +93,7 @@ def test_delegates_inside_delegates_have_debug_handles(inputs: tuple[torch.Tenso
     model = torch.nn.Linear(4, 4)
     program = to_edge(torch.export.export(model, inputs)).exported_program()
     inner = to_backend("_Traced", program, [])
-    wrapped = to_edge(torch.export.export(_Wrapper(inner), inputs)).exported_program()
+    wrapped = to_edge(torch.export.export(torch.nn.Sequential(inner), inputs)).exported_program()
     outer = to_backend("_Traced", wrapped, [])
     (handles,) = outer.meta["debug_handle_map"].values()
     # The attribute that holds the delegate, its call, and what takes the result out of it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from lowerdeck.exir_compat import (
     to_edge,
     to_edge_transform_and_lower,
 )
-from lowerdeck.exir_compat._executorch import is_exirs
 from lowerdeck.lowered_module.testing import RunPartitioner
 
 aten = torch.ops.aten
@@ -43,14 +43,9 @@ class SwapInProgram:
         return exported_program
 
 
-class Result:
-    def __init__(self, exported_program: ExportedProgram) -> None:
-        self.exported_program = exported_program
-
-
-def in_a_result(exported_program: ExportedProgram) -> Result:
+def in_a_result(exported_program: ExportedProgram) -> SimpleNamespace:
     swap(exported_program.graph_module)
-    return Result(exported_program)
+    return SimpleNamespace(exported_program=exported_program)
 
 
 def anew(graph_module: GraphModule) -> GraphModule:
@@ -102,29 +97,6 @@ def test_a_pass_can_be_a_method_of_a_built_in_object(exported: ExportedProgram) 
     seen: list[Any] = []
     to_edge(exported).transform([seen.append])
     assert [type(one).__name__ for one in seen] == ["GraphModule"]
-
-
-def exirs_planner() -> None:
-    """Stand for a planner that is defined in ExecuTorch."""
-
-
-exirs_planner.__module__ = "executorch.exir.memory_planning"
-
-
-@pytest.mark.parametrize(
-    ("given", "is_theirs"),
-    [
-        (exirs_planner, True),
-        (type("Pass", (), {"__module__": "executorch.exir.passes.some"}), True),
-        (type("Pass", (), {"__module__": "executorch.exir.passes.some"})(), True),
-        (type("Pass", (), {"__module__": "executorchard.passes"}), False),
-        (swap, False),
-        ([].append, False),
-        (None, False),
-    ],
-)
-def test_what_is_defined_in_executorch_is_exirs(given: Any, is_theirs: bool) -> None:
-    assert is_exirs(given) is is_theirs
 
 
 def test_passes_run_before_partitioners_and_before_emission(exported: ExportedProgram) -> None:
