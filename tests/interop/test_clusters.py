@@ -134,37 +134,25 @@ def test_two_workers_give_equal_bytes(
     assert len(set(processes)) == 2
 
 
-def test_the_work_of_a_killed_worker_is_done_again(
+def test_the_work_of_a_killed_worker_is_done_again_with_weights_from_a_directory(
     program: ExportedProgram, tmp_path: Path
 ) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+
     def work(client: Any, folder: Path) -> None:
         wanted = lowered_by("Noting", program, folder).program
         for note in folder.iterdir():
             note.unlink()
-        found = lowered_by("Mortal", program, folder, executor=client.get_executor()).program
+        with SharedWeights(client.get_executor(), weights) as executor:
+            found = lowered_by("Mortal", program, folder, executor=executor).program
+            # Biases are too small for a file.
+            assert executor.written == PARTITIONS * 64 * 64 * 4
         assert (folder / "killed").exists()
         assert len(list(folder.glob("[0-9]*"))) > PARTITIONS, "nothing was done again"
         blobs = [bytes(one.data) for one in wanted.backend_delegate_data]
         assert [bytes(one.data) for one in found.backend_delegate_data] == blobs
         assert len(blobs) == PARTITIONS
-
-    with_killing(work, tmp_path)
-
-
-def test_weights_come_through_a_directory_even_where_a_worker_is_killed(
-    program: ExportedProgram, tmp_path: Path
-) -> None:
-    def work(client: Any, folder: Path) -> None:
-        notes = folder / "notes"
-        notes.mkdir()
-        wanted = lowered_by("Noting", program, notes).program
-        with SharedWeights(client.get_executor(), folder) as executor:
-            found = lowered_by("Mortal", program, notes, executor=executor).program
-            # Biases are too small for a file.
-            assert executor.written == PARTITIONS * 64 * 64 * 4
-        assert (notes / "killed").exists()
-        blobs = [bytes(one.data) for one in wanted.backend_delegate_data]
-        assert [bytes(one.data) for one in found.backend_delegate_data] == blobs
 
     with_killing(work, tmp_path)
 

@@ -1,9 +1,7 @@
-"""The forms and parameters of ExecuTorch's backend API."""
+"""The forms of ExecuTorch's backend API; tests/interop compares the parameters."""
 
 from __future__ import annotations
 
-import inspect
-from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 from lowered_helpers import by_name
 from torch.export import ExportedProgram
 
-from lowerdeck import lowered_module
 from lowerdeck.emitter import EmitConfig
 from lowerdeck.lowered_module import (
     LoweredBackendModule,
@@ -22,57 +19,6 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck_zoo import exported
-
-# As executorch 1.4.1 declares them (exir/backend/*.py, exir/lowered_backend_module.py), in its
-# order; tests/peers compares with the installed one.
-EXIR = {
-    "BackendDetails.preprocess": "edge_program compile_specs",
-    "BackendDetails.preprocess_multimethod": "edge_programs compile_specs",
-    "CompileSpec": "key value",
-    "DelegateMappingBuilder": "generated_identifiers",
-    "DelegateMappingBuilder.get_delegate_mapping": "self",
-    "DelegateMappingBuilder.insert_delegate_mapping_entry": "self nodes handles identifier",
-    "DelegationSpec": "backend_id compile_specs",
-    "LoweredBackendModule": (
-        "edge_program backend_id processed_bytes compile_specs named_data_store_output"
-    ),
-    "LoweredBackendModule.buffer": (
-        "self extract_delegate_segments segment_alignment constant_tensor_alignment "
-        "delegate_alignment memory_planning"
-    ),
-    "LoweredBackendModule.program": "self emit_stacktrace memory_planning",
-    "MethodProgramsPartitionerSpec": "method_to_edge_program method_to_partitioner",
-    "PartitionResult": "tagged_exported_program partition_tags",
-    "Partitioner": "spec",
-    "Partitioner.ops_to_not_decompose": "self ep",
-    "Partitioner.partition": "self exported_program",
-    "WhyNoPartition": "logger",
-    "WhyNoPartitionReporter.get_table_report": "self",
-    "WhyNoPartitionReporter.report_reject": "self node reason",
-    "arrange_graph_outputs": "gm output_specs call_module_node",
-    "arrange_graph_placeholders": "gm owning_program tag",
-    "create_exported_program_from_submodule": (
-        "submodule owning_program tag call_module_node is_submodule"
-    ),
-    "create_submodule_from_nodes": "gm node_list tag skip_legalize_graph",
-    "format_delegated_graph": "graph_module",
-    "get_delegates": "graph",
-    "get_lowered_backend_modules": "graph_module",
-    "get_lowered_submodules": "graph_module",
-    "get_non_lowered_nodes": "graph",
-    "print_delegated_graph": "graph_module",
-    "tag_constant_data": "edge_program",
-    "tag_mutated_buffer": "edge_program",
-}
-
-
-@pytest.mark.parametrize("name", EXIR)
-def test_parameters_are_called_as_exirs(name: str) -> None:
-    found = inspect.signature(attrgetter(name)(lowered_module)).parameters
-    wanted = EXIR[name].split()
-    assert list(found)[: len(wanted)] == wanted
-    for parameter in list(found.values())[len(wanted) :]:
-        assert parameter.default is not inspect.Parameter.empty, parameter
 
 
 def test_a_result_is_made_and_read_by_exirs_name_for_what_tools_want() -> None:

@@ -34,10 +34,7 @@ from lowerdeck.lowered_module import (
     get_delegates,
     get_lowered_submodules,
     get_non_lowered_nodes,
-    register_backend,
-    tag_constant_data,
     to_backend,
-    unregister_backend,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.torch_base import graphs_of, is_getitem
@@ -324,44 +321,6 @@ def test_tags_that_name_no_backend_are_reported() -> None:
     for node in calls_of(program):
         node.meta["delegation_tag"] = "old"
     to_backend(program, partition)
-
-
-def test_classes_written_for_another_library_serve_unchanged() -> None:
-    class Spec:
-        key, value = "k", b"v"
-
-    class Where:
-        backend_id, compile_specs = "Foreign", [Spec()]
-
-    class Outcome:
-        def __init__(self, program: ExportedProgram) -> None:
-            self.tagged_exported_program = program
-            self.partition_tags = {"t": Where()}
-
-    class Result:
-        processed_bytes, debug_handle_map, data_store_output = b"blob", {0: (1,)}, None
-        _delegate_info_meta = "anything"
-
-    class Foreign:
-        @staticmethod
-        def preprocess(program: ExportedProgram, specs: Any) -> Result:
-            assert specs[0].key == "k"
-            return Result()
-
-    def choose(program: ExportedProgram) -> Outcome:
-        for node in calls_of(program):
-            node.meta["delegation_tag"] = "t"
-        tag_constant_data(program)
-        return Outcome(program)
-
-    register_backend(Foreign)
-    try:
-        lowered = to_backend(core(torch.nn.Linear(2, 2), torch.ones(1, 2)), choose)
-    finally:
-        unregister_backend("Foreign")
-    (delegate,) = delegates(lowered)
-    assert delegate.processed_bytes == b"blob"
-    assert delegate.meta["_delegate_info_meta"] == "anything"
 
 
 def test_nothing_is_kept_alive_afterwards() -> None:
