@@ -9,6 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lowerdeck.script import main
+
 PROMPT = "the quick brown fox"
 VOCABULARY = 300
 
@@ -44,17 +46,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Families of decoders, with what their configurations want besides."""
 
 
+_SIZES = {name: SMALL[name] for name in tuple(SMALL)[:5]}
+_CLASSES = {
+    "Bert": "BertLMHeadModel",
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "GPT2": "GPT2LMHeadModel",
+}
+
+
 def small_model(family: str = "Llama", **settings: Any) -> Any:
-    """Return a decoder with random weights."""
+    """Return a decoder with random weights, of ``FAMILIES`` or any other family."""
     torch.manual_seed(0)
     known = {"num_key_value_heads": 4} if family == "GPT2" else {}
+    sizes = SMALL if family in (*FAMILIES, "Mixtral", "Doge") else _SIZES
     config = getattr(transformers, f"{family}Config")(
-        **{**SMALL, **known, **FAMILIES[family], **settings}
+        **{**sizes, **known, **FAMILIES.get(family, {}), **settings}
     )
-    name = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}.get(
-        family, f"{family}ForCausalLM"
-    )
-    return getattr(transformers, name)(config).eval()
+    return getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
 
 
 def tokenizer() -> Any:
@@ -76,7 +84,11 @@ def save_folder(
     folder: Path, family: str = "Llama", dtype: torch.dtype = torch.float32, **saving: Any
 ) -> Any:
     """Write the folder of a small model; return the model."""
-    model = small_model(family).to(dtype)
+    return saved(small_model(family).to(dtype), folder, **saving)
+
+
+def saved(model: Any, folder: Path, **saving: Any) -> Any:
+    """Write the folder of a model; return the model."""
     model.save_pretrained(folder, **saving)
     tokenizer().save(str(folder / "tokenizer.json"))
     return model
@@ -90,3 +102,8 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
         )
     tokens: list[int] = found[0, len(prompt) :].tolist()
     return tokens
+
+
+def lowerdeck(*words: object) -> int:
+    """Run the command, as a user does."""
+    return int(main([str(word) for word in words]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +18,14 @@ from lowerdeck.language_models.generating import ModelFile, Timing, generate
 LOUD = "import os, sys; os.write(2, b'x' * (1 << 20) + b'\\n')"
 
 
-def tokens_of(code: str, monkeypatch: pytest.MonkeyPatch, timing: Timing) -> Iterator[int]:
+def tokens_of(
+    code: str, monkeypatch: pytest.MonkeyPatch, timing: Timing, prompt: Sequence[int] = (1, 2)
+) -> Iterator[int]:
     """Return the tokens that a program tells which stands for the bridge."""
     monkeypatch.setattr(generating, "_BRIDGE", ("-c", code))
     program: Any = SimpleNamespace(methods=("forward",))
-    model = ModelFile(Path("model.pte"), 8, 32, (), program)
-    return generate(model, [1, 2], 8, official=True, timing=timing)
+    model = ModelFile(Path("model.pte"), 8, 1 << 20, (), program)
+    return generate(model, prompt, 8, official=True, timing=timing)
 
 
 def test_a_runtime_that_logs_much_is_heard_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,10 +37,7 @@ def test_a_runtime_that_logs_much_is_heard_to_its_end(monkeypatch: pytest.Monkey
 
 def test_a_prompt_of_any_length_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import json, sys; print(len(json.load(sys.stdin)['prompt']))"
-    monkeypatch.setattr(generating, "_BRIDGE", ("-c", code))
-    program: Any = SimpleNamespace(methods=("forward",))
-    model = ModelFile(Path("model.pte"), 8, 1 << 20, (), program)
-    tokens = generate(model, [100_000] * 60_000, 8, official=True, timing=Timing())
+    tokens = tokens_of(code, monkeypatch, Timing(), [100_000] * 60_000)
     assert list(tokens) == [60_000]
 
 
