@@ -10,11 +10,12 @@ from torch import nn
 from lowerdeck.demo_backends import (
     BlobError,
     CompilerMissingError,
+    DelegateInputError,
     InductorBackend,
     InductorPartitioner,
     InductorRuntime,
+    NativeCodeError,
 )
-from lowerdeck.demo_backends.errors import DelegateInputError, NativeCodeError
 from lowerdeck.demo_backends.inductor_backend import VERSION, LoadedPackage
 from lowerdeck.lowered_module import PreprocessError, to_backend
 

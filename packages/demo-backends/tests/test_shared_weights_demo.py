@@ -8,12 +8,12 @@ from demo_lowering import delegates, named_data
 from torch import nn
 
 from lowerdeck.demo_backends import (
+    BackendWithSharedWeightsDemo,
     BlobError,
     SharedWeightsDemoPartitioner,
     SharedWeightsDemoRuntime,
     UnsupportedNodeError,
 )
-from lowerdeck.demo_backends.shared_weights_demo import BackendWithSharedWeightsDemo
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.runner import load

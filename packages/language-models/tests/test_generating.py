@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.language_models import generating
-from lowerdeck.language_models.errors import LanguageModelError
+from lowerdeck.language_models import LanguageModelError, generating
 from lowerdeck.language_models.generating import ModelFile, Timing, generate
 
 LOUD = "import os, sys; os.write(2, b'x' * (1 << 20) + b'\\n')"
