@@ -30,19 +30,21 @@ from lowerdeck.demo_backends import (
 )
 from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
-from lowerdeck.lowered_module import Partitioner, find_quantization, lower, to_backend
+from lowerdeck.lowered_module import (
+    MethodProgramsPartitionerSpec,
+    Partitioner,
+    find_quantization,
+    lower,
+    to_backend,
+)
 from lowerdeck.script import main
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHOSEN = [
-    program
-    for program in programs(without="large memory layers names")
-    # It has a lazily conjugated tensor, which goes torch's own way (``decompose.explain``).
-    if program.name != "complex_of_any_size_0"
-]
+# Lazily conjugated tensors go torch's own way (``decompose.explain`` says so).
+CHOSEN = programs(without="large memory layers names complex")
 # The inductor demo is not among them: to compile with torch's compiler is to trace with it.
 PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,
@@ -96,8 +98,10 @@ def test_emission_and_lowering_trace_no_program(program: Program) -> None:
     chosen = PARTITIONERS if CHOSEN.index(program) % 12 == 0 else PARTITIONERS[:1]
     for partitioner in chosen:
         with counted() as traced:
-            lowered = {name: to_backend(one, partitioner()) for name, one in exported.items()}
-            emit(lowered).to_bytes()
+            spec = MethodProgramsPartitionerSpec(
+                exported, {name: partitioner() for name in exported}
+            )
+            emit(to_backend(spec)).to_bytes()
         assert traced == [], partitioner
 
 
