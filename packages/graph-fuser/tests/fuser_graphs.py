@@ -7,7 +7,7 @@ import random
 
 import torch
 from hypothesis import HealthCheck, settings
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from lowerdeck.graph_fuser import Region
 
@@ -18,6 +18,17 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 """How long properties of random graphs are looked for, the same graphs every time."""
+
+
+def named(gm: GraphModule) -> dict[str, Node]:
+    """Return the nodes by their names."""
+    return {node.name: node for node in gm.graph.nodes}
+
+
+def chain() -> tuple[GraphModule, dict[str, Node]]:
+    """Return a graph of four calls in a row, and its nodes by their names."""
+    gm = symbolic_trace(lambda x: (x.sin() + 1).cos().neg())
+    return gm, named(gm)
 
 
 def random_graph(seed: int, size: int = 20, *, inputs: int = 3) -> GraphModule:
