@@ -1,14 +1,53 @@
-"""Whether two programs are the same up to names and the order of what does not depend."""
+"""Compare programs, up to names and the order of independent nodes, and their results."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
+
+from lowerdeck.decompose import decompose
+
+
+def targets(program: ExportedProgram) -> list[Any]:
+    """Return what the calls of the outermost graph call, in order."""
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
+
+
+def assert_as_eager(
+    module: nn.Module, *args: torch.Tensor, calls: int = 2, shapes: Any = None, **options: Any
+) -> ExportedProgram:
+    """Decompose a module's program, and compare its results, inputs and state with eager's.
+
+    Args:
+        module: The module; not changed.
+        args: Example inputs; each call gets copies, on which the program may write.
+        calls: How many calls, one after the other.
+        shapes: Dynamic shapes.
+        options: Options of ``decompose``.
+    """
+    eager = copy.deepcopy(module)
+    program = torch.export.export(
+        module, tuple(arg.clone() for arg in args), dynamic_shapes=shapes
+    )
+    found = decompose(program, **options)
+    own = found.module()
+    for _ in range(calls):
+        given, theirs = ([arg.clone() for arg in args] for _ in range(2))
+        results = [pytree.tree_leaves(own(*given)), pytree.tree_leaves(eager(*theirs))]
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+        torch.testing.assert_close(given, theirs, equal_nan=True)
+    held = dict(own.named_buffers())
+    for name, buffer in eager.named_buffers():
+        torch.testing.assert_close(held[name], buffer, equal_nan=True)
+    return found
 
 
 def differences(found: ExportedProgram, expected: ExportedProgram) -> list[str]:

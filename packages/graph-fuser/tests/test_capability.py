@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuser_graphs import example_inputs, random_graph
+from fuser_graphs import inputs_of, random_graph
 from fuser_oracle import contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
@@ -85,11 +85,11 @@ def test_bookends_are_removed_as_torch_does() -> None:
 def test_partition_and_fuse_computes_the_same() -> None:
     for seed in seeds(20):
         gm = random_graph(seed, 25)
-        expected = gm(*example_inputs(gm))
+        expected = gm(*inputs_of(gm))
         support = refused(gm, random.Random(seed))
         fused = CapabilityBasedPartitioner(gm, support, True).partition_and_fuse("part_")
         assert fused is gm
-        for value, wanted in zip(gm(*example_inputs(gm)), expected, strict=True):
+        for value, wanted in zip(gm(*inputs_of(gm)), expected, strict=True):
             torch.testing.assert_close(value, wanted)
 
 

@@ -8,9 +8,8 @@ import random
 
 import pytest
 import torch
-from fuser_graphs import random_graph
+from fuser_graphs import random_graph, tied_graph
 from fuser_oracle import border, contracted, is_acyclic, reaches
-from partition_graphs import tied_graph
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from fuser_graphs import node_lists, results, tied_graph
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
-from partition_graphs import node_lists, results, tied_graph
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.graph_fuser import CycleError, fuse_partitions

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import pytest
 import torch
-from fuser_graphs import example_inputs, random_graph
+from fuser_graphs import computing, moved, named, random_graph, results, same_results
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes import tools_common
 from torch.fx.passes.utils import fuser_utils
@@ -31,21 +30,17 @@ from lowerdeck.graph_fuser import (
 from lowerdeck_zoo.seeds import seeds
 
 
-def twins(seed: int, size: int = 25) -> tuple[GraphModule, GraphModule]:
-    """Return two equal graph modules."""
-    return random_graph(seed, size), random_graph(seed, size)
+def pick(gm: GraphModule, nodes: list[Node]) -> list[Node]:
+    """Return the nodes of an equal graph."""
+    n = named(gm)
+    return [n[node.name] for node in nodes]
 
 
-def pick(gm: GraphModule, names: list[str]) -> list[Node]:
-    n = {node.name: node for node in gm.graph.nodes}
-    return [n[name] for name in names]
-
-
-def some_names(gm: GraphModule, rng: random.Random) -> list[str]:
-    """Return the names of a stretch of nodes in the graph's order."""
-    names = [node.name for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
-    start = rng.randrange(len(names))
-    return names[start : start + rng.randint(1, 8)]
+def stretch(gm: GraphModule, rng: random.Random) -> list[Node]:
+    """Return a stretch of nodes in the graph's order."""
+    nodes = computing(gm)
+    start = rng.randrange(len(nodes))
+    return nodes[start : start + rng.randint(1, 8)]
 
 
 def flow(graph: Graph) -> list[str]:
@@ -75,179 +70,108 @@ def torch_orders(*partitions: list[Node]) -> set[InputOrder]:
     return orders or {"first_use"}
 
 
-def test_topo_sort_equals_torch() -> None:
-    for seed in seeds(60):
-        rng = random.Random(seed)
-        gm = random_graph(seed, 25)
+def test_topo_sort_and_validate_partition_equal_torch() -> None:
+    answers = set()
+    for seed in seeds(150):
+        rng, gm = random.Random(seed), random_graph(seed, 25)
         nodes = rng.sample(list(gm.graph.nodes), k=rng.randint(1, len(gm.graph.nodes)))
         assert topo_sort(nodes) == fuser_utils.topo_sort(nodes)
-
-
-def test_topo_sort_shows_a_circle() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    first = graph.call_function(torch.sin, (x,))
-    second = graph.call_function(torch.cos, (first,))
-    first.args = (second,)
-    with pytest.raises(CycleError) as caught:
-        topo_sort([second, first])
-    assert caught.value.path[0] is caught.value.path[-1]
-    assert set(caught.value.path) == {first, second}
-
-
-def test_validate_partition_equals_torch() -> None:
-    answers = []
-    for seed in seeds(150):
-        rng = random.Random(seed)
-        gm = random_graph(seed, 20)
-        nodes = [node for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
-        picked = rng.sample(nodes, k=rng.randint(1, 5))
-        answers.append(validate_partition(picked))
-        assert answers[-1] == fuser_utils.validate_partition(picked)
-    assert set(answers) == {True, False}
+        picked = rng.sample(computing(gm), k=rng.randint(1, 5))
+        answers.add(validate_partition(picked))
+        assert validate_partition(picked) == fuser_utils.validate_partition(picked)
+    assert answers == {True, False}
     assert validate_partition([])
 
 
-def test_fuse_as_graphmodule_equals_torch() -> None:
+def test_fuse_insert_erase_legalize_equal_torch() -> None:
     count = 0
-    for seed in seeds(120):
+    for seed in seeds(200):
         rng = random.Random(seed)
-        gm, other = twins(seed)
-        names = some_names(gm, rng)
-        if not validate_partition(pick(gm, names)):
-            with pytest.raises(CycleError):
-                fuse_as_graphmodule(gm, pick(gm, names), "Fused")
-            continue
-        as_tuple = rng.random() < 0.5
-        (order,) = torch_orders(pick(gm, names))
-        ours = fuse_as_graphmodule(
-            gm, pick(gm, names), "Fused", always_return_tuple=as_tuple, input_order=order
-        )
-        theirs = fuser_utils.fuse_as_graphmodule(
-            other, pick(other, names), "Fused", always_return_tuple=as_tuple
-        )
-        assert [node.name for node in ours[1]] == [node.name for node in theirs[1]]
-        assert [node.name for node in ours[2]] == [node.name for node in theirs[2]]
-        # torch makes placeholders as it meets them; the signature and what is computed are the
-        # same.
-        assert flow(ours[0].graph) == flow(theirs[0].graph)
-        assert type(ours[0]).__name__ == type(theirs[0]).__name__
-        assert str(gm.graph) == str(other.graph)
-        count += 1
-    assert count
-
-
-def test_fuse_insert_erase_legalize_gives_what_torch_gives() -> None:
-    for seed in seeds(80):
-        rng = random.Random(seed)
-        gm, other = twins(seed)
-        names = some_names(gm, rng)
-        nodes, theirs = pick(gm, names), pick(other, names)
+        gm, other = random_graph(seed, 25), random_graph(seed, 25)
+        nodes, as_tuple = stretch(gm, rng), rng.random() < 0.5
+        theirs = pick(other, nodes)
         if not validate_partition(nodes):
+            with pytest.raises(CycleError):
+                fuse_as_graphmodule(gm, nodes, "Fused")
             continue
-        (order,) = torch_orders(nodes)
-        module, inputs, outputs = fuse_as_graphmodule(gm, nodes, "Fused", input_order=order)
-        if not outputs:
+        expected, (order,) = results(gm), torch_orders(nodes)
+        ours = fuse_as_graphmodule(
+            gm, nodes, "Fused", always_return_tuple=as_tuple, input_order=order
+        )
+        fused = fuser_utils.fuse_as_graphmodule(
+            other, theirs, "Fused", always_return_tuple=as_tuple
+        )
+        for part in (1, 2):
+            assert [node.name for node in ours[part]] == [node.name for node in fused[part]]
+        # torch makes placeholders as it meets them; signature and computation are the same.
+        assert flow(ours[0].graph) == flow(fused[0].graph)
+        assert type(ours[0]).__name__ == type(fused[0]).__name__
+        assert str(gm.graph) == str(other.graph)
+        if not ours[2] or as_tuple:
             continue
-        expected = gm(*example_inputs(gm))
-        insert_subgm(gm, module, inputs, outputs, nodes[-1])
+        insert_subgm(gm, *ours, nodes[-1])
         erase_nodes(gm, nodes)
         legalize_graph(gm)
-        fused = fuser_utils.fuse_as_graphmodule(other, theirs, "Fused")
         fuser_utils.insert_subgm(other, *fused, theirs[-1])
         fuser_utils.erase_nodes(other, theirs)
         tools_common.legalize_graph(other)
-        gm.graph.lint()
         assert flow(gm.graph) == flow(other.graph)
-        for value, wanted in zip(gm(*example_inputs(gm)), expected, strict=True):
-            torch.testing.assert_close(value, wanted)
+        same_results(gm, expected)
+        count += 1
+    assert count
 
 
 def test_fuse_by_partitions_equals_torch() -> None:
     count = 0
     for seed in seeds(80):
         rng = random.Random(seed)
-        gm, other = twins(seed, 30)
-        names = [node.name for node in gm.graph.nodes if node.op not in {"placeholder", "output"}]
-        cut = rng.randrange(1, len(names))
-        lists = [names[:cut], names[cut : cut + 6]]
-        as_tuple = rng.random() < 0.5
-        order, *others = torch_orders(*(pick(gm, part) for part in lists))
+        gm, other = random_graph(seed, 30), random_graph(seed, 30)
+        nodes, as_tuple = computing(gm), rng.random() < 0.5
+        cut = rng.randrange(1, len(nodes))
+        lists = [part for part in (nodes[:cut], nodes[cut : cut + 6]) if part]
+        theirs = [dict.fromkeys(pick(other, part)) for part in lists]
+        order, *others = torch_orders(*lists)
         if others:
             continue
         try:
             ours = fuse_by_partitions(
                 gm,
-                [dict.fromkeys(pick(gm, part)) for part in lists if part],
+                [dict.fromkeys(part) for part in lists],
                 always_return_tuple=as_tuple,
                 input_order=order,
             )
         except CycleError:
             continue
-        theirs = fuser_utils.fuse_by_partitions(
-            other,
-            [dict.fromkeys(pick(other, part)) for part in lists if part],
-            always_return_tuple=as_tuple,
-        )
+        fused = fuser_utils.fuse_by_partitions(other, theirs, always_return_tuple=as_tuple)
         assert ours is gm
-        assert flow(ours.graph) == flow(theirs.graph)
+        assert flow(ours.graph) == flow(fused.graph)
         count += 1
     assert count
 
 
-def test_legalize_is_the_identity_on_a_legal_graph() -> None:
+def test_legalize_moves_only_what_must_move() -> None:
     gm = random_graph(5, 40)
-    before = [(node, node.name, node.args) for node in gm.graph.nodes]
-    code = gm.code
+    before, code = [(node, node.name, node.args) for node in gm.graph.nodes], gm.code
     assert legalize_graph(gm) is gm
     assert [(node, node.name, node.args) for node in gm.graph.nodes] == before
     assert gm.code == code
-
-
-def test_legalize_moves_only_what_must_move() -> None:
     gm = symbolic_trace(lambda x: (x.sin().cos(), x.neg(), x.exp()))
-    n = {node.name: node for node in gm.graph.nodes}
+    n = named(gm)
     n["neg"].append(n["sin"])
     legalize_graph(gm)
     assert [node.name for node in gm.graph.nodes] == ["x", "neg", "sin", "cos", "exp", "output"]
-    gm.graph.lint()
 
 
-def test_legalize_agrees_with_torch_on_shuffled_graphs() -> None:
+def test_legalize_puts_inputs_first_as_torch_does() -> None:
     for seed in seeds(40):
-        rng = random.Random(seed)
-        gm = random_graph(seed, 25)
-        expected = gm(*example_inputs(gm))
-        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
-        for node in rng.sample(nodes, k=5):
-            rng.choice(nodes).append(node)
-        other = copy.copy(gm)
-        legalize_graph(gm)
-        gm.graph.lint()
-        assert len(other.graph.nodes) == len(gm.graph.nodes)
-        for value, wanted in zip(gm(*example_inputs(gm)), expected, strict=True):
-            torch.testing.assert_close(value, wanted)
-
-
-def test_legalize_puts_inputs_before_what_computes_as_torch_does() -> None:
-    for seed in seeds(40):
-        ours, theirs = random_graph(seed, 15), random_graph(seed, 15)
-        for gm in (ours, theirs):
-            rng = random.Random(seed)
-            nodes = list(gm.graph.nodes)
-            for node in rng.sample(nodes, k=rng.randint(1, 6)):
-                rng.choice(nodes).append(node)
-        assert legalize_graph(ours) is ours
+        ours, theirs = (moved(random_graph(seed, 15), random.Random(seed), 5) for _ in range(2))
+        legalize_graph(ours)
         tools_common.legalize_graph(theirs)
-        ours.graph.lint()
         kinds = [node.op for node in ours.graph.nodes]
         assert kinds == sorted(kinds, key=lambda op: (op != "placeholder", op == "output"))
-        assert inputs_read(ours) == inputs_read(theirs)
-        torch.testing.assert_close(ours(*example_inputs(ours)), theirs(*example_inputs(theirs)))
-
-
-def inputs_read(gm: GraphModule) -> list[str]:
-    return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+        inputs = [[n.name for n in gm.graph.find_nodes(op="placeholder")] for gm in (ours, theirs)]
+        assert inputs[0] == inputs[1]
+        same_results(ours, results(theirs))
 
 
 def test_an_input_alone_after_what_it_does_not_feed_moves_to_the_front() -> None:
@@ -257,29 +181,9 @@ def test_an_input_alone_after_what_it_does_not_feed_moves_to_the_front() -> None
     y = graph.placeholder("y")
     add = graph.call_function(torch.add, (sin, y))
     output = graph.output(add)
-    gm = GraphModule(torch.nn.Module(), graph)
-    legalize_graph(gm)
+    gm = legalize_graph(GraphModule(torch.nn.Module(), graph))
     assert list(gm.graph.nodes) == [x, y, sin, add, output]
     torch.testing.assert_close(gm(torch.zeros(1), torch.ones(1)), torch.ones(1))
-
-
-def test_what_catches_the_error_of_torch_catches_ours() -> None:
-    for legalize in (legalize_graph, tools_common.legalize_graph):
-        gm = symbolic_trace(lambda x: x.sin().cos())
-        n = {node.name: node for node in gm.graph.nodes}
-        n["sin"].args = (n["cos"],)
-        with pytest.raises(RuntimeError):
-            legalize(gm)
-
-
-def test_legalize_shows_a_circle_and_leaves_the_graph() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos())
-    n = {node.name: node for node in gm.graph.nodes}
-    n["sin"].args = (n["cos"],)
-    before = [(node, node.args) for node in gm.graph.nodes]
-    with pytest.raises(CycleError, match="circle"):
-        legalize_graph(gm)
-    assert [(node, node.args) for node in gm.graph.nodes] == before
 
 
 def test_writes_keep_their_order_when_a_graph_is_legalized() -> None:
@@ -295,50 +199,49 @@ def test_writes_keep_their_order_when_a_graph_is_legalized() -> None:
     assert list(gm.graph.nodes)[1:4] == [sin, write, read]
 
 
-def test_insert_subgm_without_outputs_needs_no_insertion_point() -> None:
-    gm = symbolic_trace(lambda x: (x.sin(), x.cos())[1])
-    n = {node.name: node for node in gm.graph.nodes}
-    module, inputs, outputs = fuse_as_graphmodule(gm, [n["sin"]], "Dead")
-    assert outputs == ()
-    insert_subgm(gm, module, inputs, outputs)
-    erase_nodes(gm, [n["sin"]])
-    torch.testing.assert_close(gm(torch.ones(2)), torch.ones(2).cos())
-
-
-def test_insert_subgm_checks_first() -> None:
+def test_a_circle_is_shown_and_the_graph_stays() -> None:
     gm = symbolic_trace(lambda x: x.sin().cos())
-    other = symbolic_trace(lambda x: x.sin().cos())
-    n = {node.name: node for node in gm.graph.nodes}
-    module, inputs, outputs = fuse_as_graphmodule(gm, [n["sin"]], "Part")
-    before = str(gm.graph)
+    n = named(gm)
+    n["sin"].args = (n["cos"],)
+    before = [(node, node.args) for node in gm.graph.nodes]
+    with pytest.raises(CycleError) as caught:
+        topo_sort([n["cos"], n["sin"]])
+    assert caught.value.path[0] is caught.value.path[-1]
+    assert set(caught.value.path) == {n["sin"], n["cos"]}
+    with pytest.raises(CycleError, match="circle") as caught:
+        legalize_graph(gm)
+    assert isinstance(caught.value, RuntimeError), "what catches torch's error catches ours"
+    assert [(node, node.args) for node in gm.graph.nodes] == before
+
+
+def test_insert_subgm_checks_first_and_without_outputs_needs_no_place() -> None:
+    gm = symbolic_trace(lambda x: (x.neg(), x.sin().cos())[1])
+    n = named(gm)
+    dead = fuse_as_graphmodule(gm, [n["neg"]], "Dead")
+    assert dead[2] == ()
+    insert_subgm(gm, *dead)
+    erase_nodes(gm, [n["neg"]])
+    torch.testing.assert_close(gm(torch.ones(2)), torch.ones(2).sin().cos())
+    part = fuse_as_graphmodule(gm, [n["sin"]], "Part")
     with pytest.raises(ForeignNodeError):
-        insert_subgm(other, module, inputs, outputs)
-    insert_subgm(gm, module, inputs, outputs)
-    assert str(gm.graph) != before
+        insert_subgm(symbolic_trace(lambda x: x.sin()), *part)
+    insert_subgm(gm, *part)
     with pytest.raises(NameInUseError):
-        insert_subgm(gm, module, inputs, outputs)
+        insert_subgm(gm, *part)
 
 
-def test_erase_nodes_is_all_or_nothing() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().neg())
-    n = {node.name: node for node in gm.graph.nodes}
+def test_erase_nodes_and_fuse_by_partitions_are_all_or_nothing() -> None:
+    gm = symbolic_trace(lambda x: x.sin().cos().neg().exp())
+    n = named(gm)
     before = str(gm.graph)
     with pytest.raises(NodeInUseError, match="'neg' reads it"):
         erase_nodes(gm, [n["sin"], n["cos"]])
+    for lists, error in ((["neg", "sin exp"], CycleError), (["neg", ""], RegionError)):
+        with pytest.raises(error):
+            fuse_by_partitions(gm, [dict.fromkeys(n[m] for m in one.split()) for one in lists])
     assert str(gm.graph) == before
     n["output"].args = (n["x"],)
-    erase_nodes(gm, [n["sin"], n["neg"], n["cos"]])
+    erase_nodes(gm, [n["sin"], n["exp"], n["neg"], n["cos"]])
     assert len(gm.graph.nodes) == 2
     with pytest.raises(ErasedNodeError):
         erase_nodes(gm, [n["sin"]])
-
-
-def test_fuse_by_partitions_is_atomic() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().neg().exp())
-    n = {node.name: node for node in gm.graph.nodes}
-    before = str(gm.graph)
-    with pytest.raises(CycleError):
-        fuse_by_partitions(gm, [{n["neg"]: None}, {n["sin"]: None, n["exp"]: None}])
-    with pytest.raises(RegionError):
-        fuse_by_partitions(gm, [{n["neg"]: None}, {}])
-    assert str(gm.graph) == before

@@ -188,17 +188,20 @@ class Method(nn.Module):
 
 
 class Of(nn.Module):
-    """A module that is one function of its inputs and of named layers."""
+    """A module that is one function of its inputs, and of itself if it has layers or buffers."""
 
-    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Any], **held: nn.Module | torch.Tensor) -> None:
         super().__init__()
         self.function = function
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-        self.takes_layers = bool(layers)
+        for name, value in held.items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+            else:
+                self.register_buffer(name, value)
+        self.takes_self = bool(held)
 
     def forward(self, *args: Any) -> Any:
-        return self.function(self, *args) if self.takes_layers else self.function(*args)
+        return self.function(self, *args) if self.takes_self else self.function(*args)
 
 
 def together(*functions: Callable[..., Any]) -> Callable[[], nn.Module]:
