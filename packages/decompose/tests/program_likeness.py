@@ -34,7 +34,7 @@ def assert_as_eager(
     """
     eager = copy.deepcopy(module)
     program = torch.export.export(
-        module, tuple(arg.clone() for arg in args), dynamic_shapes=shapes
+        copy.deepcopy(module), tuple(arg.clone() for arg in args), dynamic_shapes=shapes
     )
     found = decompose(program, **options)
     own = found.module()
