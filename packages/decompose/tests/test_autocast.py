@@ -12,37 +12,27 @@ from torch.export import ExportedProgram
 
 from lowerdeck.decompose import can_keep, decompose, explain
 from lowerdeck.torch_base import OpOverload, graphs_of, pytree
+from lowerdeck_zoo import Of, exported
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 ATEN = torch.ops.aten
-LINES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "einsum": lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x),
-    "tensordot": lambda x: torch.tensordot(x, x, dims=([3], [3])),
-    "inner": lambda x: torch.inner(x[0, 0], x[0, 0]),
-    "kron": lambda x: torch.kron(x[0, 0], x[0, 0]),
-    "linear": lambda x: nn.functional.linear(x, x[0, 0]),
-    "matmul": lambda x: x @ x.mT,
-    "bilinear": lambda x: nn.functional.bilinear(x[0, 0], x[0, 0], x[0]),
-    "cosine": lambda x: nn.functional.cosine_similarity(x, x + 1),
-    "cross entropy": lambda x: nn.functional.cross_entropy(x[0, 0], x[0, 0].softmax(-1)),
-    "attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
-    "mixed": lambda x: torch.einsum("bhqd,bhkd->bhqk", x @ x.mT, x),
-    "matrix power": lambda x: torch.linalg.matrix_power(x, 3),
-    "multi dot": lambda x: torch.linalg.multi_dot([x[0, 0]] * 3),
-    "twice": lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x).softmax(-1) + x.norm(),
-}
-
-
-class Line(nn.Module):
-    def __init__(self, line: Callable[[torch.Tensor], Any], dtype: torch.dtype | None) -> None:
-        super().__init__()
-        self.line = line
-        self.dtype = dtype
-
-    def forward(self, x: torch.Tensor) -> Any:
-        with torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype is not None):
-            return self.line(x)
+LINES: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x),
+    lambda x: torch.tensordot(x, x, dims=([3], [3])),
+    lambda x: torch.inner(x[0, 0], x[0, 0]),
+    lambda x: torch.kron(x[0, 0], x[0, 0]),
+    lambda x: nn.functional.linear(x, x[0, 0]),
+    lambda x: x @ x.mT,
+    lambda x: nn.functional.bilinear(x[0, 0], x[0, 0], x[0]),
+    lambda x: nn.functional.cosine_similarity(x, x + 1),
+    lambda x: nn.functional.cross_entropy(x[0, 0], x[0, 0].softmax(-1)),
+    lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
+    lambda x: torch.einsum("bhqd,bhkd->bhqk", x @ x.mT, x),
+    lambda x: torch.linalg.matrix_power(x, 3),
+    lambda x: torch.linalg.multi_dot([x[0, 0]] * 3),
+    lambda x: torch.einsum("bhqd,bhkd->bhqk", x, x).softmax(-1) + x.norm(),
+)
 
 
 def _every(program: ExportedProgram) -> list[OpOverload]:
@@ -69,9 +59,12 @@ WAYS: dict[str, Callable[[ExportedProgram], dict[str, Any]]] = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", LINES)
-def test_dtypes_are_those_of_eager(name: str, dtype: torch.dtype | None, way: str) -> None:
-    model, x = Line(LINES[name], dtype).eval(), torch.rand(2, 2, 3, 3)
+def test_dtypes_are_those_of_eager(dtype: torch.dtype | None, way: str) -> None:
+    def forward(x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            return [line(x) for line in LINES]
+
+    model, x = Of(forward), torch.rand(2, 2, 3, 3)
     program = torch.export.export(model, (x,))
     told = WAYS[way](program)
     assert explain(program, **told).reason is None
@@ -86,17 +79,12 @@ def test_dtypes_are_those_of_eager(name: str, dtype: torch.dtype | None, way: st
 
 
 def test_a_call_that_stays_in_a_region_is_cast_as_one_outside_is_not() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
+    def both(own: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = own.linear(x)
+        return inside, own.linear(x), own.linear(x + 1)
 
-        def forward(self, x: torch.Tensor) -> Any:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                inside = self.linear(x)
-            return inside, self.linear(x), self.linear(x + 1)
-
-    program = torch.export.export(Both().eval(), (torch.rand(2, 3),))
+    program = exported(Of(both, linear=nn.Linear(3, 3)), torch.rand(2, 3))
     calls = program.graph.find_nodes(op="call_function", target=ATEN.linear.default)
     made = decompose(program, keep={ATEN.linear.default: lambda call: call is not calls[-1]})
     kept = made.graph.find_nodes(op="call_function", target=ATEN.linear.default)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from program_likeness import assert_as_eager, targets  # type: ignore[import-not-found]
 from torch import nn
 
 from lowerdeck.decompose import decompose, explain
+from lowerdeck_zoo import Of, exported
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore:torch.meshgrid:UserWarning"
@@ -40,85 +43,66 @@ HIDING: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-class Writing(nn.Module):
-    """Writes what is returned, or what it is returned from, in a region of its own or not."""
+X = torch.arange(1.0, 17.0).view(4, 4)
 
-    def __init__(self, name: str, way: str) -> None:
-        super().__init__()
-        self.name = name
-        self.way = way
 
-    def forward(self, x: torch.Tensor) -> Any:
-        y = x * 1
-        if self.way == "in a region":
-            with torch.no_grad():
-                shown = HIDING[self.name](y)
-        else:
-            shown = HIDING[self.name](y)
+def written(way: str) -> Of:
+    """Write what each operator returns, or its argument, in a region of its own or not."""
+
+    def one(call: Callable[[torch.Tensor], Any], y: torch.Tensor) -> Any:
+        with torch.no_grad() if way == "in a region" else nullcontext():
+            shown = call(y)
         parts = shown if isinstance(shown, (tuple, list)) else [shown]
         before = [part * 2 for part in parts]
-        if self.way == "the argument":
+        if way == "the argument":
             y.add_(1)
-        elif self.way != "nothing":
+        elif way != "nothing":
             for index, part in enumerate(parts):
                 part.mul_(index + 3)
         return y * 2, before, [part + 1 for part in parts]
 
-
-def exported(name: str, way: str) -> Any:
-    return torch.export.export(Writing(name, way), (torch.arange(1.0, 17.0).view(4, 4),))
-
-
-def called(program: Any) -> Counter[Any]:
-    return Counter(node.target for node in program.graph.nodes if node.op == "call_function")
+    return Of(lambda x: {name: one(call, x * 1) for name, call in HIDING.items()})
 
 
 @pytest.mark.parametrize("way", ["the result", "the argument", "in a region"])
 @pytest.mark.parametrize("table", [{}, None], ids=["all kept", "default"])
-@pytest.mark.parametrize("name", HIDING)
-def test_what_is_written_to_a_hidden_alias_is_not_lost(name: str, table: Any, way: str) -> None:
-    program = exported(name, way)
+def test_a_write_to_a_hidden_alias_is_not_lost(table: Any, way: str) -> None:
+    program = exported(written(way), X)
     assert explain(program, table).reason is None
-    x = torch.arange(1.0, 17.0).view(4, 4)
-    torch.testing.assert_close(decompose(program, table).module()(x), Writing(name, way)(x))
+    found, expected = decompose(program, table).module()(X), written(way)(X)
+    for name in HIDING:
+        torch.testing.assert_close(found[name], expected[name], msg=name)
 
 
-@pytest.mark.parametrize("name", HIDING)
-def test_calls_stay_whole_where_nothing_is_written(name: str) -> None:
-    program = exported(name, "nothing")
-    assert called(decompose(program, {})) == called(program.run_decompositions({}))
+def test_calls_stay_whole_where_nothing_is_written() -> None:
+    program = exported(written("nothing"), X)
+    assert Counter(targets(decompose(program, {}))) == Counter(
+        targets(program.run_decompositions({}))
+    )
 
 
-class Elsewhere(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("keep", [{ATEN.einsum.default: lambda _: True}, [ATEN.einsum.default]])
+def test_what_is_kept_is_taken_apart_only_where_it_is_an_alias(keep: Any) -> None:
+    def elsewhere(x: torch.Tensor) -> torch.Tensor:
         y = x * 1
         product = torch.einsum("ij,jk->ik", y, x)
         turned = torch.einsum("ij->ji", y)
         y.add_(product)
         return turned * 2
 
-
-@pytest.mark.parametrize("keep", [{ATEN.einsum.default: lambda _: True}, [ATEN.einsum.default]])
-def test_what_is_kept_is_taken_apart_only_where_it_is_an_alias(keep: Any) -> None:
-    x = torch.randn(4, 4)
-    program = torch.export.export(Elsewhere(), (x,))
-    found = decompose(program, keep=keep)
-    assert called(found)[ATEN.einsum.default] == 1
-    torch.testing.assert_close(found.module()(x), Elsewhere()(x))
+    found = assert_as_eager(Of(elsewhere), X, keep=keep)
+    assert targets(found).count(ATEN.einsum.default) == 1
 
 
 def test_it_holds_where_the_whole_program_goes_torchs_way() -> None:
-    class Whole(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            y = x * 1
-            for part in y.unsafe_chunk(2):
-                part.mul_(3)
-            torch.einsum("ij->ji", y)[0].add_(1)
-            with torch.autocast("cpu", torch.bfloat16):
-                chosen = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-            return y, chosen
+    def whole(x: torch.Tensor) -> Any:
+        y = x * 1
+        for part in y.unsafe_chunk(2):
+            part.mul_(3)
+        torch.einsum("ij->ji", y)[0].add_(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            chosen = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return y, chosen
 
-    x = torch.eye(4)
-    program = torch.export.export(Whole(), (x,))
-    assert explain(program, {}).reason is not None
-    torch.testing.assert_close(decompose(program, {}).module()(x), Whole()(x))
+    assert explain(exported(Of(whole), X), {}).reason is not None
+    assert_as_eager(Of(whole), X, table={})
