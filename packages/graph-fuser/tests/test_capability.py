@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuser_graphs import inputs_of, random_graph
+from fuser_graphs import random_graph
 from fuser_oracle import contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
@@ -38,27 +38,6 @@ def refused(gm: GraphModule, rng: random.Random) -> Support:
     return Support(names)
 
 
-VIEWS = ["torch.ops.aten.neg.default", "torch.ops.aten.mul.Tensor"]
-
-
-@pytest.mark.parametrize("single", [True, False])
-def test_counts_and_members_equal_torch(single: bool) -> None:
-    for seed in seeds(60):
-        gm = random_graph(seed, 25)
-        support = refused(gm, random.Random(seed))
-        ours = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=single)
-        theirs = torch_partitioner.CapabilityBasedPartitioner(
-            gm, support, allows_single_node_partition=single
-        )
-        mine, peer = ours.propose_partitions(), theirs.propose_partitions()
-        assert all(isinstance(part, torch_partitioner.Partition) for part in mine)
-        if single:
-            assert len(mine) == len(peer)
-            assert {n for part in mine for n in part.nodes} == {
-                n for part in peer for n in part.nodes
-            }
-
-
 def test_an_allowed_operator_makes_a_partition_alone() -> None:
     gm = torch.fx.symbolic_trace(lambda x: torch.ops.aten.neg.default(x))  # noqa: PLW0108
     support = Support(set())
@@ -67,30 +46,6 @@ def test_an_allowed_operator_makes_a_partition_alone() -> None:
         gm, support, allowed_single_node_partition_ops=["torch.ops.aten.neg.default"]
     )
     assert len(alone.propose_partitions()) == 1
-
-
-def test_bookends_are_removed_as_torch_does() -> None:
-    for seed in seeds(60):
-        gm = random_graph(seed, 25)
-        support = refused(gm, random.Random(seed))
-        theirs = torch_partitioner.CapabilityBasedPartitioner(gm, support, True, VIEWS)
-        ours = CapabilityBasedPartitioner(gm, support, True, VIEWS)
-        peer = theirs.propose_partitions()
-        mine = [torch_partitioner.Partition(part.id, list(part.nodes)) for part in peer]
-        theirs.remove_bookend_non_compute_ops(peer)
-        ours.remove_bookend_non_compute_ops(mine)
-        assert [list(part.nodes) for part in mine] == [list(part.nodes) for part in peer]
-
-
-def test_partition_and_fuse_computes_the_same() -> None:
-    for seed in seeds(20):
-        gm = random_graph(seed, 25)
-        expected = gm(*inputs_of(gm))
-        support = refused(gm, random.Random(seed))
-        fused = CapabilityBasedPartitioner(gm, support, True).partition_and_fuse("part_")
-        assert fused is gm
-        for value, wanted in zip(gm(*inputs_of(gm)), expected, strict=True):
-            torch.testing.assert_close(value, wanted)
 
 
 def names(parts: list[torch_partitioner.Partition]) -> list[list[str]]:
@@ -189,27 +144,3 @@ def test_never_more_partitions_than_torch_makes(vertical: bool) -> None:
 
 def size_of(partition: torch_partitioner.Partition) -> int:
     return len(partition.nodes)
-
-
-def test_a_node_read_by_two_levels_joins_the_part_that_reads_it() -> None:
-    def model(x: Any) -> Any:
-        a = x + x
-        b = a + a
-        c = a.sin()
-        return c + a, b
-
-    gm = torch.fx.symbolic_trace(model)
-    mine, peer = both(
-        gm, Support({"sin"}), allows_single_node_partition=True, skip_horizontal_fusion=True
-    )
-    assert len(mine) == len(peer) == 2
-
-
-def test_without_horizontal_fusion_parts_are_connected() -> None:
-    gm = torch.fx.symbolic_trace(
-        lambda x: (torch.ops.aten.neg.default(x), torch.ops.aten.sin.default(x))
-    )
-    support = Support(set())
-    assert len(CapabilityBasedPartitioner(gm, support, True).propose_partitions()) == 1
-    vertical = CapabilityBasedPartitioner(gm, support, True, skip_horizontal_fusion=True)
-    assert len(vertical.propose_partitions()) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from fuser_graphs import node_lists, results, tied_graph
 from fuser_oracle import contracted, is_acyclic, is_true_cycle
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, symbolic_trace
 
 from lowerdeck.graph_fuser import CycleError, fuse_partitions
 from lowerdeck.graph_fuser.order.hazards import order_hazards
@@ -19,16 +18,13 @@ from lowerdeck.graph_fuser.outliner.boundary import find_boundary
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree, region_tree
 from lowerdeck_zoo.seeds import seeds
 
-SHARDS = int(os.environ.get("LOWERDECK_FUSER_SHARDS", "1"))
-"""How many times 400 small and 40 large graphs to look at; 50 is a long run."""
 
-
-@pytest.mark.parametrize(("count", "smallest", "largest"), [(400, 3, 30), (40, 60, 160)])
+@pytest.mark.parametrize(("count", "smallest", "largest"), [(600, 3, 30), (60, 60, 160)])
 def test_lists_of_nodes_fuse_if_and_only_if_no_path_leaves_and_comes_back(
     count: int, smallest: int, largest: int
 ) -> None:
     fused = refused = 0
-    for seed in range(count * SHARDS):
+    for seed in seeds(count):
         rng = random.Random(seed)
         gm = tied_graph(rng, rng.randint(smallest, largest))
         lists = node_lists(rng, gm)
@@ -45,9 +41,7 @@ def test_lists_of_nodes_fuse_if_and_only_if_no_path_leaves_and_comes_back(
         gm.graph.lint()
         torch.testing.assert_close(results(gm), expected, rtol=0, atol=0, msg=f"seed {seed}")
         fused += 1
-    print(f"{fused} fused, {refused} refused")
-    assert fused > count // 3
-    assert refused > count // 20
+    assert fused + refused < 20 or min(fused, refused) > (fused + refused) // 20
 
 
 def test_no_two_calls_have_one_key() -> None:
@@ -85,16 +79,9 @@ def test_a_call_is_hoisted_past_the_first_node_of_a_graph_without_inputs() -> No
 
 
 def test_suppliers_that_are_hoisted_come_in_the_order_in_which_they_are_needed() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    early = graph.call_function(torch.ops.aten.neg.default, (x,))
-    outside = graph.call_function(torch.ops.aten.relu.default, (early,))
-    first = graph.call_function(torch.ops.aten.sin.default, (x,))
-    second = graph.call_function(torch.ops.aten.cos.default, (first,))
-    late = graph.call_function(torch.ops.aten.exp.default, (second,))
-    graph.output((outside, late))
-    gm = GraphModule(torch.nn.Module(), graph)
-    expected = gm(torch.ones(2))
+    gm = symbolic_trace(lambda x: (x.neg().relu(), x.sin().cos().exp()))
+    _, early, outside, first, second, late, _ = gm.graph.nodes
+    graph, expected = gm.graph, gm(torch.ones(2))
     lists = {"reader": [early, late], "middle": [second], "source": [first]}
     tree = region_tree(graph, [Region(name, nodes) for name, nodes in lists.items()])
     keys = anchored(tree, tree.children[ROOT], find_boundary(tree).edges[ROOT])

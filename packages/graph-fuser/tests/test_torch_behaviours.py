@@ -167,71 +167,9 @@ def test_partitions_are_those_of_torch(
     assert ours == theirs
 
 
-class Layers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.linear2 = torch.nn.Linear(4, 4)
-        self.param = torch.nn.Parameter(torch.rand(4, 4))
-
-    def forward(self, a: Any, b: Any, c: Any) -> Any:
-        add = a + b
-        linear = self.linear(add)
-        add_1 = add + c
-        add_2 = add_1 + self.param
-        add_4 = add_2 + (add_1 + linear)
-        add_6 = self.linear2(add_4) + add_4 + a
-        return add_4, add_6, add_6.relu()
-
-
-LISTS = [
-    [["add", "add_1"], ["add_5", "add_6"]],
-    [["add", "add_1", "add_2"]],
-    [["add_2", "add_3"]],
-    [["add_3", "add_4"]],
-    [["add_6", "add_5"]],
-    [["add_4", "add_1", "add_3", "add_2"]],
-    [["add_5", "add_6"], ["add_1", "add_2", "add_3", "add_4"]],
-    [["add_5", "linear2"]],
-    [["add_6", "relu"]],
-    [["param", "add_2"]],
-    [["param", "add_1", "linear"]],
-    [["add", "linear", "add_1", "param", "add_2", "add_3", "add_4", "linear2", "add_5", "add_6"]],
-]
-IMPOSSIBLE = [
-    [["add", "add_1"], ["add_1", "add_5", "add_6"]],
-    [["add", "add_1", "add_3"]],
-    [["add_4", "add_5"]],
-    [["relu", "add_5"]],
-]
-
-
 def lists_of(gm: GraphModule, names: list[list[str]]) -> list[dict[Node, int | None]]:
     known = {node.name: node for node in gm.graph.nodes}
     return [dict.fromkeys(known[name] for name in part) for part in names]
-
-
-@pytest.mark.parametrize("names", LISTS)
-def test_lists_fuse_as_torch_fuses_them(names: list[list[str]]) -> None:
-    model = Layers()
-    ours, theirs = symbolic_trace(model), symbolic_trace(model)
-    fuse_by_partitions(ours, lists_of(ours, names), input_order="first_use")
-    fuser_utils.fuse_by_partitions(theirs, lists_of(theirs, names))
-    inputs = torch.rand(4), torch.rand(4), torch.rand(4)
-    torch.testing.assert_close(ours(*inputs), model(*inputs))
-    for name, module in theirs.named_children():
-        if name.startswith("fused"):
-            kinds = [(node.op, str(node.target)) for node in module.graph.nodes]  # type: ignore[union-attr]
-            mine = getattr(ours, name).graph.nodes
-            assert sorted((node.op, str(node.target)) for node in mine) == sorted(kinds)
-
-
-@pytest.mark.parametrize("names", IMPOSSIBLE)
-def test_lists_that_torch_refuses_are_refused(names: list[list[str]]) -> None:
-    for fuse in (fuse_by_partitions, fuser_utils.fuse_by_partitions):
-        gm = symbolic_trace(Layers())
-        with pytest.raises(Exception, match=r"."):
-            fuse(gm, lists_of(gm, names))
 
 
 def test_meta_of_inputs_calls_and_elements_says_where_they_come_from_as_in_torch() -> None:

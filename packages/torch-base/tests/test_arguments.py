@@ -10,19 +10,15 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from lowerdeck.torch_base import arguments_of
-from lowerdeck.torch_base._torch_private import schema_of
+from lowerdeck.torch_base import arguments_of, schema_of
+from lowerdeck_zoo import Of, exported
 
 
 def call(function: Any, *inputs: torch.Tensor) -> Node:
     """Return the last call of an operator in what export makes of a function."""
 
-    class Calls(torch.nn.Module):
-        def forward(self, *args: torch.Tensor) -> Any:
-            return function(*args)
-
-    program = torch.export.export(Calls(), inputs)
-    calls: list[Node] = [node for node in program.graph.nodes if node.op == "call_function"]
+    nodes = exported(Of(function), *inputs).graph.nodes
+    calls: list[Node] = [node for node in nodes if node.op == "call_function"]
     return calls[-1]
 
 

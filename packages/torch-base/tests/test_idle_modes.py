@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ from torch.export import ExportedProgram, export
 from torch.fx import GraphModule
 
 from lowerdeck.torch_base import graphs_of, without_idle_modes
+from lowerdeck_zoo import Of, saved_and_loaded
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -75,9 +75,14 @@ def _assert_same(made: ExportedProgram, program: ExportedProgram, x: Tensor) -> 
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+IDLE = [
+    *((torch.no_grad, torch.enable_grad), (torch.enable_grad, torch.no_grad)),
+    *((torch.no_grad, _off), (_off, torch.no_grad), (_off, _off)),
+]
+
+
 @pytest.mark.parametrize("branches", [False, True])
-@pytest.mark.parametrize("inner", [torch.no_grad, torch.enable_grad, _off])
-@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad, _off])
+@pytest.mark.parametrize(("outer", "inner"), IDLE)
 def test_what_is_in_idle_regions_stands_in_their_place(
     outer: Mode, inner: Mode, branches: bool
 ) -> None:
@@ -108,19 +113,13 @@ def test_a_program_without_idle_modes_is_returned_itself() -> None:
 
 
 def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def forward(own: Any, x: Tensor) -> Any:
+        with torch.no_grad():
+            y = own.layer(x)
+        return own.layer(y) + 1
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                y = self.layer(x)
-            result: Tensor = self.layer(y) + 1
-            return result
-
-    x = torch.randn(2, 4)
-    program = export(Model(), (x,), preserve_module_call_signature=("layer",))
+    model, x = Of(forward, layer=nn.Linear(4, 4)), torch.randn(2, 4)
+    program = export(model, (x,), preserve_module_call_signature=("layer",))
     assert any("tracepoint" in name for name in _modes(program))
     made = without_idle_modes(program)
     assert not _modes(made)
@@ -128,34 +127,32 @@ def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
 
 
 def test_results_that_a_region_passes_through_or_gives_twice_are_named_by_the_signature() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-            with _off():
-                z = x + y
-                return z, y, z
+    def forward(x: Tensor, y: Tensor) -> Any:
+        with _off():
+            z = x + y
+            return z, y, z
 
     inputs = (torch.randn(2), torch.randn(2))
-    program = export(Model(), inputs)
+    program = export(Of(forward), inputs)
     made = without_idle_modes(program)
     outputs: Any = made.graph.output_node().args[0]
     names = [spec.arg.name for spec in made.graph_signature.output_specs]
     assert names == [node.name for node in outputs]
-    for found, expected in zip(made.module()(*inputs), Model()(*inputs), strict=True):
+    for found, expected in zip(made.module()(*inputs), forward(*inputs), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(3):
-                with torch.no_grad():
-                    x = x + 1
-                    with _on():
-                        x = (x @ x).float()
-            return x
+    def forward(x: Tensor) -> Tensor:
+        for _ in range(3):
+            with torch.no_grad():
+                x = x + 1
+                with _on():
+                    x = (x @ x).float()
+        return x
 
     x = torch.randn(3, 3)
-    program = export(Model(), (x,))
+    program = export(Of(forward), (x,))
     made = without_idle_modes(program)
     held = [
         name for name, one in made.graph_module.named_children() if isinstance(one, GraphModule)
@@ -189,16 +186,8 @@ class Varying(nn.Module):
         return y, z, self.seen + rows
 
 
-def _saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
-    held = io.BytesIO()
-    torch.export.save(program, held)
-    held.seek(0)
-    return torch.export.load(held)
-
-
 @pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize("inner", [torch.no_grad, _off])
-@pytest.mark.parametrize("outer", [torch.no_grad, _off])
+@pytest.mark.parametrize(("outer", "inner"), [(torch.no_grad, _off), (_off, torch.no_grad)])
 def test_sizes_that_vary_pass_the_borders_of_regions(
     outer: Mode, inner: Mode, loaded: bool
 ) -> None:
@@ -206,35 +195,34 @@ def test_sizes_that_vary_pass_the_borders_of_regions(
     rows = torch.export.Dim("rows", min=2, max=16)
     program = export(model, (torch.randn(4, 4),), dynamic_shapes=({0: rows},))
     if loaded:
-        program = _saved_and_loaded(program)
+        program = saved_and_loaded(program)
     assert _modes(program)
     made = without_idle_modes(program)
     assert not _modes(made)
     assert made.range_constraints == program.range_constraints
     for count in (2, 4, 9):
         _assert_same(made, program, torch.randn(count, 4))
-    again = _saved_and_loaded(made)
+    again = saved_and_loaded(made)
     _assert_same(again, program, torch.randn(7, 4))
 
 
-@pytest.mark.parametrize("inner", [torch.no_grad, torch.enable_grad, _off])
-@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad, _off])
+@pytest.mark.parametrize(("outer", "inner"), IDLE)
 def test_programs_that_were_loaded_are_as_those_that_were_saved(outer: Mode, inner: Mode) -> None:
     x = torch.randn(4, 4)
     # torch cannot save a branch within autocast: it loses what entered the mode.
     program = export(Within(outer, inner, branches=outer is not _off), (x,))
-    loaded = _saved_and_loaded(program)
+    loaded = saved_and_loaded(program)
     made = without_idle_modes(loaded)
     assert not _modes(made)
     _assert_same(made, program, x)
-    _assert_same(_saved_and_loaded(made), program, x)
+    _assert_same(saved_and_loaded(made), program, x)
     assert list(_calls(made)) == list(_calls(without_idle_modes(program)))
 
 
 def test_autocast_that_is_on_stays_in_a_program_that_was_loaded() -> None:
     x = torch.randn(4, 4)
     program = export(Within(_on, torch.no_grad), (x,))
-    made = without_idle_modes(_saved_and_loaded(program))
+    made = without_idle_modes(saved_and_loaded(program))
     assert [name for name in _modes(made) if "autocast" in name]
     assert not [name for name in _modes(made) if "grad" in name]
     _assert_same(made, program, x)

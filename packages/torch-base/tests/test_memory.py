@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import doctest
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-import lowerdeck.torch_base.memory
 from lowerdeck.torch_base import (
     MemoryUse,
     held_tensors,
@@ -23,47 +22,38 @@ from lowerdeck.torch_base import (
     writes_in_place,
     written_arguments,
 )
+from lowerdeck_zoo import Of, exported
 
 aten = torch.ops.aten
-
-
-def exported(model: nn.Module, *inputs: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(model, inputs)
 
 
 def named(graph: Graph) -> dict[str, Node]:
     return {node.name: node for node in graph.nodes}
 
 
-class Written(nn.Module):
-    cache: Tensor
-    table: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(4, 2))
-        self.register_buffer("table", torch.zeros(4, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.split(self.cache, 2)
+def written() -> torch.export.ExportedProgram:
+    def forward(own: Any, x: Tensor) -> Any:
+        rows = torch.split(own.cache, 2)
         rows[1][0].copy_(x[0])
-        read: Tensor = rows[0] + self.table[:2]
-        return read
+        return rows[0] + own.table[:2]
+
+    model = Of(forward, cache=torch.zeros(4, 2), table=torch.zeros(4, 2))
+    return exported(model, torch.ones(2, 2))
 
 
 def test_a_write_through_views_of_views_is_a_write_of_the_buffer() -> None:
-    program = exported(Written(), torch.ones(2, 2))
+    program = written()
     memory = MemoryUse.of_program(program)
     nodes = named(program.graph)
     (writer,) = memory.writers(nodes["b_cache"])
     assert writer.target is aten.copy_.default
     assert memory.writes(writer) == [memory.group(nodes["b_cache"])]
     assert not memory.writers(nodes["b_table"])
-    assert not memory.writers(nodes["x"])
+    assert not memory.writers(nodes["args_0"])
 
 
 def test_what_only_looks_reads_no_bytes() -> None:
-    program = exported(Written(), torch.ones(2, 2))
+    program = written()
     memory = MemoryUse.of_program(program)
     for node in program.graph.nodes:
         if node.target in {aten.split.Tensor, aten.select.int, aten.slice.Tensor}:
@@ -94,24 +84,10 @@ def test_a_composite_operator_may_copy_and_so_reads() -> None:
 
 
 def test_names_share_memory_where_they_overlap_in_one_storage() -> None:
-    class Parts(nn.Module):
-        apart: Tensor
-        low: Tensor
-        high: Tensor
-        other: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            whole = torch.zeros(8)
-            self.register_buffer("apart", whole[6:])
-            self.register_buffer("low", whole[:4])
-            self.register_buffer("high", whole[2:6])
-            self.register_buffer("other", torch.zeros(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.low + self.high + self.other + self.apart[0]
-
-    program = exported(Parts(), torch.ones(4))
+    whole = torch.zeros(8)
+    held = {"apart": whole[6:], "low": whole[:4], "high": whole[2:6], "other": torch.zeros(4)}
+    model = Of(lambda own, x: x + own.low + own.high + own.other + own.apart[0], **held)
+    program = exported(model, torch.ones(4))
     nodes = named(program.graph)
     assert shared_inputs(program) == [[nodes["b_low"], nodes["b_high"]]]
     assert {node.name for node in held_tensors(program)} == {
@@ -128,22 +104,11 @@ def test_names_share_memory_where_they_overlap_in_one_storage() -> None:
 
 def test_two_storages_on_one_lent_memory_share_it() -> None:
     lent = bytearray(64)
-
-    class Lent(nn.Module):
-        low: Tensor
-        high: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("low", torch.frombuffer(lent, dtype=torch.float32, count=8))
-            self.register_buffer(
-                "high", torch.frombuffer(lent, dtype=torch.float32, offset=16, count=8)
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.low + self.high
-
-    program = exported(Lent(), torch.ones(8))
+    low = torch.frombuffer(lent, dtype=torch.float32, count=8)
+    high = torch.frombuffer(lent, dtype=torch.float32, offset=16, count=8)
+    program = exported(
+        Of(lambda own, x: x + own.low + own.high, low=low, high=high), torch.ones(8)
+    )
     nodes = named(program.graph)
     assert [set(one) for one in shared_inputs(program)] == [{nodes["b_low"], nodes["b_high"]}]
 
@@ -164,18 +129,13 @@ def test_attributes_of_one_storage_share_memory() -> None:
 
 
 def test_control_flow_and_delegates_give_values_of_their_own() -> None:
-    class Chosen(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,))
-            y.add_(1)
-            return y
-
-    program = exported(Chosen(), torch.ones(2))
+    chosen = Of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).add_(1))
+    program = exported(chosen, torch.ones(2))
     memory = MemoryUse.of_program(program)
     nodes = named(program.graph)
     assert memory.has_writes
     assert writes_in_place(program.graph_module)
-    assert not memory.writers(nodes["x"])
+    assert not memory.writers(nodes["args_0"])
 
 
 @pytest.mark.parametrize(
@@ -277,10 +237,6 @@ def test_the_cost_is_linear() -> None:
         return calls
 
     assert steps(400) <= 2.1 * steps(200)
-
-
-def test_the_example_runs() -> None:
-    assert doctest.testmod(lowerdeck.torch_base.memory).failed == 0
 
 
 @pytest.mark.parametrize(
