@@ -138,7 +138,8 @@ def test_some_calls_of_an_operator_stay_whole_and_others_do_not() -> None:
         ({ATEN.linear.default: True}, "expected a function from a node"),
         ([ATEN.reshape.default], r"aten\.reshape\.default cannot be kept"),
         ([ATEN.linear], "no overload"),
-        *(([wrong], "keep names") for wrong in ([], {}, None)),
+        ([[]], "keep names"),
+        ([None], "keep names"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(keep: Any, message: str) -> None:
@@ -416,7 +417,12 @@ def _own_norm(x: Tensor, *_: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("way", "table"),
-    [("templates.recorded", None), *(("untraced.resized._PARTS", t) for t in (None, {}, "mine"))],
+    [
+        ("templates.recorded", None),
+        ("untraced.resized._PARTS", None),
+        ("untraced.resized._PARTS", {}),
+        ("untraced.resized._PARTS", "mine"),
+    ],
 )
 def test_calls_that_need_no_trace_come_out_as_traced_ones(
     way: str, table: Any, monkeypatch: pytest.MonkeyPatch

@@ -27,19 +27,13 @@ from lowerdeck.decompose import (
 from lowerdeck.decompose._torch_private import fake_mode_of
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.torch_base import graphs_of, pytree, storage_identity
+from lowerdeck_zoo import Of, exported
 
 F = nn.functional
 
 
-class Calls(nn.Module):
-    def __init__(self, called: Callable[..., Any]) -> None:
-        super().__init__()
-        self.called = called
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4, 4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.called(self, x)
+def calls(body: Callable[..., Any]) -> Of:
+    return Of(body, linear=nn.Linear(4, 4), total=torch.zeros(4, 4))
 
 
 def _makes_constants(module: Any, x: torch.Tensor) -> Any:
@@ -73,7 +67,7 @@ BODIES = [_makes_constants, _converts, _writes, _attends, _branches]
 def _exported(body: Callable[..., Any]) -> ExportedProgram:
     torch.manual_seed(0)
     with torch.no_grad():
-        return torch.export.export(Calls(body).eval(), (torch.randn(4, 4),))
+        return exported(calls(body), torch.randn(4, 4))
 
 
 def _devices(program: ExportedProgram) -> set[str]:
@@ -125,13 +119,9 @@ def test_what_is_on_the_cpu_is_returned_itself() -> None:
 
 
 def test_sizes_and_what_is_conjugated_are_kept() -> None:
-    class Conjugates(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return x.conj(), x.mT[1:]
-
     rows = torch.export.Dim("rows", min=2, max=64)
-    args = (torch.randn(4, 3, dtype=torch.complex64),)
-    program = torch.export.export(Conjugates(), args, dynamic_shapes=({0: rows},))
+    model, x = Of(lambda x: (x.conj(), x.mT[1:])), torch.randn(4, 3, dtype=torch.complex64)
+    program = exported(model, x, dynamic_shapes=(({0: rows},),))
     given = copy.deepcopy(program)
     for node in given.graph.nodes:
         value = node.meta.get("val")
@@ -228,18 +218,9 @@ def _run(program: ExportedProgram, *inputs: torch.Tensor) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_statistics_of_norms_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     norms = nn.ModuleList([nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
-
-    class Norms(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = norms
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return [norm(x) for norm in self.norms]
-
-    module = Norms().eval().to(dtype)
+    module = Of(lambda own, x: [norm(x) for norm in own.norms], norms=norms).to(dtype)
     with torch.no_grad():
-        program = torch.export.export(module, (torch.randn(3, 4).to(dtype),))
+        program = exported(module, torch.randn(3, 4).to(dtype))
     core = decompose(program)
     given = decompose(on_cuda(program))
     # On a GPU they are of other sizes or dtypes, also where torch takes the program apart.
@@ -256,13 +237,12 @@ def test_statistics_of_norms_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     ],
 )
 def test_attention_of_a_gpu_is_attention(operator: Any, extra: tuple[Any, ...]) -> None:
-    class Attends(nn.Module):
-        def forward(self, q: torch.Tensor) -> torch.Tensor:
-            y = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
-            return y.transpose(1, 2).flatten(2)
+    def attends(q: torch.Tensor) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
+        return y.transpose(1, 2).flatten(2)
 
     inputs = torch.randn(1, 2, 4, 8)
-    program = torch.export.export(Attends(), (inputs,))
+    program = exported(Of(attends), inputs)
     given = on_cuda(program)
     graph = given.graph
     (node,) = graph.find_nodes(
@@ -301,7 +281,7 @@ def test_autocast_of_a_device_that_is_not_here(taken_apart: Callable[..., Any]) 
 def test_numbers_on_a_gpu(body: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     with torch.device("cuda"), torch.no_grad():
-        module, x = Calls(body).eval(), torch.randn(4, 4)
+        module, x = calls(body).eval(), torch.randn(4, 4)
         program = torch.export.export(copy.deepcopy(module), (x.clone(),))
         found = decompose(program)
         assert not differences(found, program.run_decompositions())

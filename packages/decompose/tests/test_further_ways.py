@@ -61,7 +61,7 @@ def test_autocast_around_control_flow_is_not_lost(inner: Callable[[Tensor], Tens
 def test_a_tensor_that_is_set_to_other_memory_shows_that(source: Any) -> None:
     def function(x: Tensor) -> Any:
         made = x.clone()
-        made.set_(source(x))  # type: ignore[call-overload]
+        made.set_(source(x))
         return made * 2
 
     assert_as_eager(Of(function), X)
@@ -273,7 +273,8 @@ def test_a_dropout_of_nothing_is_as_exported(p: float, train: bool) -> None:
 
 @pytest.mark.parametrize("rule", [lambda x: x.clone().mul_(2), lambda x: x.mul_(2)])
 def test_a_rule_that_writes_is_refused(rule: Any) -> None:
-    program, table = exported(Of(lambda x: x.sin() + 1), X), {ATEN.sin.default: rule}
+    program = exported(Of(lambda x: x.sin() + 1), X)
+    table: Any = {ATEN.sin.default: rule}
     ways = (decompose, explain, lambda program, table: take_apart(program, Rules.of(table)))
     for way in ways:
         with pytest.raises(DecomposeError, match=r"aten\.mul_\.Tensor, which writes in place"):

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from program_likeness import assert_as_eager  # type: ignore[import-not-found]
 from torch.export import Dim
 
 from lowerdeck.decompose import DecomposeError, decompose, explain
+from lowerdeck_zoo import Of, exported
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+X = torch.arange(16.0).view(4, 4)
 
 
 @torch.library.custom_op("lowerdeck_decompose_tests::grow_both", mutates_args=("x", "y"))
@@ -32,17 +34,18 @@ def _(_: torch.Tensor, y: list[torch.Tensor]) -> torch.Tensor:
     return torch.empty_like(y[-1])
 
 
-class Told(nn.Module):
-    """One line on a matrix of its own and what is given."""
+def model(line: Callable[..., Any], *, whole: bool = False) -> Of:
+    """Return a module of one line on a copy of its input and the input."""
 
-    def __init__(self, line: Callable[..., Any]) -> None:
-        super().__init__()
-        self.line = line
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if whole:
+            # torch functionalizes this write by the whole of the memory, and so the program.
+            grow_and_read((x + 1)[0], [x])
         y = x.clone()
-        self.line(y, x)
+        line(y, x)
         return y
+
+    return Of(forward)
 
 
 ONE_AFTER_THE_OTHER: dict[str, Any] = {
@@ -78,11 +81,12 @@ EACH_BY_ITSELF: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("line", ONE_AFTER_THE_OTHER.values(), ids=ONE_AFTER_THE_OTHER)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_what_is_written_one_after_the_other_is_refused(line: Any, dynamic: bool) -> None:
-    dims = ({0: Dim("rows", min=3)},) if dynamic else None
-    program = torch.export.export(Told(line), (torch.ones(4, 4),), dynamic_shapes=dims)
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [(name, i % 4 == 0) for i, name in enumerate(ONE_AFTER_THE_OTHER)]
+)
+def test_what_is_written_one_after_the_other_is_refused(name: str, dynamic: bool) -> None:
+    dims = (({0: Dim("rows", min=3)},),) if dynamic else None
+    program = exported(model(ONE_AFTER_THE_OTHER[name]), torch.ones(4, 4), dynamic_shapes=dims)
     for ask in (decompose, explain):
         with pytest.raises(DecomposeError, match="one after the other that overlap"):
             ask(program)
@@ -91,13 +95,7 @@ def test_what_is_written_one_after_the_other_is_refused(line: Any, dynamic: bool
 @pytest.mark.parametrize("line", THROUGH_WINDOWS.values(), ids=THROUGH_WINDOWS)
 @pytest.mark.parametrize("whole", [False, True])
 def test_writes_through_windows_that_overlap_are_refused(line: Any, whole: bool) -> None:
-    def told(y: torch.Tensor, x: torch.Tensor) -> None:
-        if whole:
-            # torch tells this write by the whole of the memory, and takes the program as a whole.
-            grow_and_read((x + 1)[0], [x])
-        line(y, x)
-
-    program = torch.export.export(Told(told), (torch.ones(4, 4),))
+    program = exported(model(line, whole=whole), torch.ones(4, 4))
     with pytest.raises(DecomposeError, match="shows an element of its memory more than once"):
         decompose(program)
 
@@ -108,27 +106,16 @@ def test_windows_that_overlap_may_be_read(whole: bool) -> None:
         windows = y.as_strided((3, 6), (4, 1))
         y[1].mul_(2)
         y[0].add_(windows[1, :4])
-        if whole:
-            grow_and_read((x + 1)[0], [x])
 
-    x = torch.arange(16.0).view(4, 4)
-    found = decompose(torch.export.export(Told(told), (x,))).module()(x)
-    assert torch.equal(found, Told(told)(x))
+    assert_as_eager(model(told, whole=whole), X)
 
 
 def test_the_same_by_another_name_is_refused_on_the_way_of_torch() -> None:
-    def told(y: torch.Tensor, x: torch.Tensor) -> None:
-        grow_and_read((x + 1)[0], [x])
-        grow_both(y, y[1])
-
-    program = torch.export.export(Told(told), (torch.ones(4, 4),))
+    program = exported(model(lambda y, x: grow_both(y, y[1]), whole=True), torch.ones(4, 4))
     with pytest.raises(DecomposeError, match="one after the other that overlap"):
         decompose(program)
 
 
 @pytest.mark.parametrize("line", EACH_BY_ITSELF.values(), ids=EACH_BY_ITSELF)
 def test_parts_that_do_not_overlap_are_written_by_one_call(line: Any) -> None:
-    x = torch.arange(16.0).view(4, 4)
-    program = torch.export.export(Told(line), (x,))
-    found = decompose(program).module()(x)
-    assert torch.equal(found, Told(line)(x))
+    assert_as_eager(model(line), X)
