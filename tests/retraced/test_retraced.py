@@ -34,7 +34,8 @@ def _warm() -> None:
 def test_models_of_the_zoo_come_out_as_torch_gives_them(program: Program) -> None:
     (found,) = run_group(f"zoo/{program.name}")
     assert found.outcome == "same", found
-    assert not found.whole, found
+    # Conjugated tensors go torch's way.
+    assert not found.whole or program.has("complex"), found
 
 
 @pytest.mark.parametrize("kind", MOST_LEFT_OUT)
