@@ -45,7 +45,8 @@ def keep_todays(
     if NIGHTLY:
         return
     day, seen = int(time.time() // _SECONDS_A_DAY), Counter[str]()
-    chosen, left = [], []
+    chosen: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item in items:
         table = item.nodeid.partition("[")[0]
         (left if (seen[table] + day) % every(item) else chosen).append(item)
