@@ -25,7 +25,7 @@ from lowerdeck.serializer import (
 )
 from lowerdeck.serializer.report.lifetimes import Block, planned_blocks
 from lowerdeck_zoo import Program, programs
-from tests.interop.test_runner_corpus import CORPUS, NAMES, record_of, require_backend
+from tests.interop.test_runner_corpus import NAMES, PATHS, data_of, record_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -75,21 +75,11 @@ def _compare(plan: ExecutionPlan, poison: object) -> int:
     return len(blocks) * len(after)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "external_ptd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_on_files_of_executorch(name: str) -> None:
-    require_backend(name)
-    assert _compared((CORPUS / f"{name}.pte").read_bytes())
+    assert _compared(PATHS[name].read_bytes(), data_of(name, record_of(name)))
 
 
-def test_on_a_file_with_weights_outside() -> None:
-    data = CORPUS / record_of("external_ptd")["ptd"]
-    assert _compared((CORPUS / "external_ptd.pte").read_bytes(), data)
-
-
-@pytest.mark.parametrize(
-    "program",
-    programs(without="large"),
-    ids=str,
-)
+@pytest.mark.parametrize("program", programs(without="large"), ids=str)
 def test_on_models(program: Program) -> None:
     _compared(emit(program.exports()).to_bytes())

@@ -558,9 +558,9 @@ def recurrent() -> Iterator[Case]:
         yield case(f"recurrent_{kind.__name__}", layers, (4, 3, 5))
         states = (torch.randn(4, 3, 7),) * (1 + (kind is nn.LSTM))
         yield case(f"recurrent_{kind.__name__}_given", layers["two_ways"], (4, 3, 5), *states)
-    for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
-        cells = {f"bias_{bias}": kind(5, 7, bias=bias) for bias in (False, True)}
-        yield case(f"recurrent_{kind.__name__}", cells, (3, 5))
+    for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        cells = {f"bias_{bias}": cell(5, 7, bias=bias) for bias in (False, True)}
+        yield case(f"recurrent_{cell.__name__}", cells, (3, 5))
     yield case("recurrent_GRUCell_given", nn.GRUCell(5, 7), (3, 5), (3, 7))
     yield case("recurrent_relu", Recurrent(nn.RNN, nonlinearity="relu"), (4, 3, 5))
     batch = Dim("batch", min=1, max=9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -308,12 +309,16 @@ def _cell_refusal(call: Call) -> str | None:
     return None
 
 
-RECURRENT: Table = {}
-for _layer_op, _cell_op, _step_of, _merges in (
-    (_aten.lstm.input, _aten.lstm_cell.default, _lstm, True),
-    (_aten.gru.input, _aten.gru_cell.default, _gru, False),
-    (_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(NodeKind.TANH), True),
-    (_aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(NodeKind.CLAMP), True),
-):
-    RECURRENT[_layer_op] = Operator(_emitter(_step_of, merges=_merges), _refusal)
-    RECURRENT[_cell_op] = Operator(_cell_emitter(_step_of, merges=_merges), _cell_refusal)
+def _layer_and_cell(layer: Any, cell: Any, step: _Step, *, merges: bool = True) -> Table:
+    return {
+        layer: Operator(_emitter(step, merges=merges), _refusal),
+        cell: Operator(_cell_emitter(step, merges=merges), _cell_refusal),
+    }
+
+
+RECURRENT: Table = {
+    **_layer_and_cell(_aten.lstm.input, _aten.lstm_cell.default, _lstm),
+    **_layer_and_cell(_aten.gru.input, _aten.gru_cell.default, _gru, merges=False),
+    **_layer_and_cell(_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(NodeKind.TANH)),
+    **_layer_and_cell(_aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(NodeKind.CLAMP)),
+}
