@@ -136,8 +136,8 @@ def _run(session: nox.Session, tool: str, *args: str, env: dict[str, str] | None
 
 
 def _pytest(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
-    """Run tests there, in a process per core unless other sessions run at the same time."""
-    _run(session, "pytest", *args, *_workers(session), env=env)
+    """Run today's share of tests, in a process per core unless other sessions run as well."""
+    _run(session, "pytest", "-p", "lowerdeck_zoo.todays", *args, *_workers(session), env=env)
 
 
 def _workers(session: nox.Session) -> tuple[str, ...]:
@@ -258,14 +258,15 @@ def tests(session: nox.Session) -> None:
     if any(arg in PACKAGES for arg in session.posargs):
         _run(session, "pytest", *(f"packages/{package}/tests" for package in chosen), *options)
         return
-    suites = [f"packages/{package}/tests" for package in PACKAGES if package not in TORCH_FREE]
+    _run(session, "pytest", "tests/repository", *_workers(session), *options)
     failed = []
     # Each in a process of its own: some change settings of torch.
-    for suite in ["tests/repository", *suites]:
-        try:
-            _pytest(session, suite, *options)
-        except nox.command.CommandFailed:
-            failed.append(suite)
+    for package in PACKAGES:
+        if package not in TORCH_FREE:
+            try:
+                _pytest(session, f"packages/{package}/tests", *options)
+            except nox.command.CommandFailed:
+                failed.append(package)
     if failed:
         session.error(f"these fail: {', '.join(failed)}")
 

@@ -17,32 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/serializer/tests"))
 
 from lowerdeck_zoo import official
-from lowerdeck_zoo.seeds import keep_todays
 
 MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
-# Tables of cases of which CI runs every n-th, beginning at one that depends on the date; the
-# nightly session runs all.
-EVERY = {
-    "test_emitter_devices.py": 5,
-    "test_lifetimes_agree.py": 5,
-    "test_openvino_official.py": 5,
-    "test_runner_comparison.py": 3,
-    "test_serializer_corpus.py": 3,
-    "test_serializer_kernels.py": 5,
-    "test_whole_program_traces.py": 5,
-    "test_xnnpack_constant_operands.py": 5,
-    "test_xnnpack_empty_sizes.py": 5,
-    "test_xnnpack_norms.py": 5,
-    "test_xnnpack_official.py": 5,
-    "test_xnnpack_torchao.py": 3,
-}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Called by pytest with all collected tests."""
-    keep_todays(
-        config, items, lambda item: EVERY.get(item.path.name, 1) if "[" in item.nodeid else 1
-    )
 
 
 def pytest_report_header() -> str:

@@ -205,7 +205,8 @@ def test_sizes_that_are_never_0_need_no_word() -> None:
     image = (torch.rand(2, 4, 6, 6),)
     for size in (Dim.AUTO, Dim.DYNAMIC, Dim("size", min=1), Dim("size", min=2)):
         partitioner = XnnpackPartitioner()
-        file_of(layers_in_a_row("residual"), image, partitioner, dynamic_shapes=(({0: size},),))
+        model, shapes = layers_in_a_row("residual"), (({0: size},),)
+        to_backend(torch.export.export(model, image, dynamic_shapes=shapes), partitioner)
         assert not partitioner.refused
         assert not partitioner.remarks["fails on nothing"]
 

@@ -100,8 +100,7 @@ LazyGraphModule: type[GraphModule] = _LazyGraphModule
 
 # The same object, with a type that checkers need not infer.
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
-"""torch's operator that calls a lowered module: ``torch.ops.higher_order`` has it only once it
-was imported."""
+"""torch's operator that calls a lowered module (absent from ``torch.ops`` until imported)."""
 
 
 @functools.cache
@@ -128,8 +127,7 @@ def reserve_name(graph: Graph, name: str, count: int = 1) -> None:
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
     """Return the schema of one overload of an operator."""
-    schema: torch.FunctionSchema = operator._schema
-    return schema
+    return operator._schema
 
 
 def find_schema(target: object) -> torch.FunctionSchema | None:

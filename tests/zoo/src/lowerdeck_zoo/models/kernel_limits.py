@@ -100,8 +100,13 @@ PROGRAMS = (
         lambda: Of(_floats),
         drawn(lambda: (torch.randn(4, 5), torch.tensor([3, 1], dtype=torch.int32))),
         atol=2e-3,
-        tags="dtypes half",
+        tags="dtypes dynamic half",
     ),
-    Program("constants_of_all_forms", Constants, normal(4, 6), atol=1e-6, rtol=1e-6),
+    Program(
+        *("constants_of_all_forms", Constants, normal(4, 6)),
+        tags="shared-weights",
+        atol=1e-6,
+        rtol=1e-6,
+    ),
     Program("constants_made_inside", together(_forms), normal(4, 6), atol=0, rtol=0),
 )
