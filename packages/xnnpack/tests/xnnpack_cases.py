@@ -561,6 +561,9 @@ def recurrent() -> Iterator[Case]:
     for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         cells = {f"bias_{bias}": cell(5, 7, bias=bias) for bias in (False, True)}
         yield case(f"recurrent_{cell.__name__}", cells, (3, 5))
+    weights = torch.randn(28, 5), torch.randn(28, 7), None, torch.randn(28)
+    no_state = lambda x: torch.lstm_cell(x, [x.new_zeros(3, 7)] * 2, *weights)  # noqa: E731
+    yield case("recurrent_LSTMCell_bias_of_state", no_state, (3, 5))
     yield case("recurrent_GRUCell_given", nn.GRUCell(5, 7), (3, 5), (3, 7))
     yield case("recurrent_relu", Recurrent(nn.RNN, nonlinearity="relu"), (4, 3, 5))
     batch = Dim("batch", min=1, max=9)

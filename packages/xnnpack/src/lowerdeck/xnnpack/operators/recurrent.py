@@ -269,7 +269,7 @@ def _refusal(call: Call) -> str | None:
 
 
 def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
-    """Return what emits one step: the arguments are those of ``_emitter``."""
+    """Return the emitter of a single cell; the arguments are those of ``_emitter``."""
 
     def emit(emission: Emission, call: Call) -> None:
         args = call.args
@@ -278,8 +278,10 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
             None if args[name] is None else emission.constant(args[name])
             for name in ("b_ih", "b_hh")
         )
-        if merges and shift is not None and state_shift is not None:
-            shift, state_shift = shift + state_shift, None
+        if merges and state_shift is not None:
+            # A state of zeros adds nothing, and its bias would be left out with it.
+            shift = state_shift if shift is None else shift + state_shift
+            state_shift = None
         value = emission.of(args["input"])
         batch = value.shape[0]
         cell = _Cell(emission, batch, int(recurrent.shape[1]), recurrent, state_shift)
