@@ -104,15 +104,19 @@ def sweep(
     """
     made = unflatten(program if program is not None else export_preserving(eager, args))
     wanted, calls = eager(*args), all_calls(eager, args)
-    # A module that returns what it is given has no call in the program, and takes no hook.
-    unhooked = {row.path for row in made.swappable() if "no call of it" in row.reason}
+    # A module without a recorded call or signature takes no hook.
+    unhooked = {
+        row.path
+        for row in made.swappable()
+        if not row.replaceable and "exchanges" not in row.reason
+    }
     own_calls = all_calls(made, args, unhooked)
     assert is_same(made(*args), wanted)
     found: Counter[str] = Counter()
     reasons = []
     for row in made.swappable():
-        if row.replaceable and not row.called:
-            continue  # a list of layers, which are looked at themselves
+        if not row.called:
+            continue  # a list of layers, which are swapped themselves, or a module without a call
         own, original = made.get_submodule(row.path), eager.get_submodule(row.path)
         if row.callable_alone and row.path in own_calls:
             if "flat values" in row.reason:
@@ -139,8 +143,8 @@ def sweep(
         try:
             result = _with(made, row.path, Changed(own), args)
         except UnflattenError as error:
-            # The caller reads an argument that the module handed through, and is now another one.
-            if "returned when it was recorded" not in str(error):
+            # The module returned an argument, and the program reads both by one name.
+            if "the same tensor as another one" not in str(error):
                 raise
             found["changed, refused"] += 1
         else:

@@ -1,7 +1,7 @@
 """Give an ExportedProgram its eager module hierarchy back."""
 
-from lowerdeck.unflatten.build import unflatten
-from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
+from lowerdeck.unflatten.api import unflatten
+from lowerdeck.unflatten.call_signature import FlatArgsAdapter
 from lowerdeck.unflatten.errors import (
     InputConstraintError,
     InputStructureError,
@@ -12,22 +12,21 @@ from lowerdeck.unflatten.exporting import export_preserving
 from lowerdeck.unflatten.modules import (
     InterpreterModule,
     InterpreterModuleDispatcher,
-    Swap,
-    SwapTable,
     UnflattenedModule,
 )
+from lowerdeck.unflatten.swaps import Swap, SwapTable
 
 __all__ = [
     # Entry points
     "export_preserving",
     "unflatten",
-    # What it makes
+    # Results
     "InterpreterModule",
     "InterpreterModuleDispatcher",
     "Swap",
     "SwapTable",
     "UnflattenedModule",
-    # What the caller may give
+    # Extension points
     "FlatArgsAdapter",
     # Errors
     "InputConstraintError",

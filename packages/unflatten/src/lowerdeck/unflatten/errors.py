@@ -1,4 +1,4 @@
-"""The errors that this package raises."""
+"""Errors that this package raises."""
 
 
 class UnflattenError(Exception):
@@ -6,12 +6,12 @@ class UnflattenError(Exception):
 
 
 class UnsupportedProgramError(UnflattenError, ValueError):
-    """The program is of a kind that has no module hierarchy, or its parts disagree."""
+    """The program has no module hierarchy, or its parts disagree."""
 
 
 class InputStructureError(UnflattenError, TypeError):
-    """An argument's containers differ from those that the program was exported with."""
+    """The containers of an argument differ from the exported ones."""
 
 
 class InputConstraintError(UnflattenError, RuntimeError):
-    """An argument's type, shape or value is outside of what the program was exported for."""
+    """An argument or a result differs from the recorded one in type, shape or value."""

@@ -9,24 +9,23 @@ from itertools import pairwise
 from torch.fx import Node
 
 from lowerdeck.graph_fuser import CycleError, OutlinePlan, Region, plan_outline
-from lowerdeck.unflatten.cut.flat_calls import with_other_values
+from lowerdeck.unflatten.cut.order import SWITCHES, write_order
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
-from lowerdeck.unflatten.cut.write_order import SWITCHES, write_order
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.trace.call_tree import Frame, frames_around
+from lowerdeck.unflatten.trace.calls import Frame
 
 
 def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
-    """Return how the graph falls into calls, and the region of each call.
+    """Return the plan by which the graph is cut, and the region of each call.
 
-    The nodes of a call need not be together in the program. They are brought together where
-    dependencies allow; a call that another one interrupts for good becomes several.
+    The nodes of a call need not be adjacent in the program. They are moved together where
+    dependencies allow; a call that another one interrupts becomes several.
 
     Args:
         working: The working graph; its tree is changed where calls are split.
 
     Raises:
-        UnsupportedProgramError: The program is no program: a node depends on itself.
+        UnsupportedProgramError: A node depends on itself.
     """
     position: dict[Node, int] | None = None
     order = list(write_order(working))
@@ -34,20 +33,14 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
         regions = _regions(working)
         outermost = [regions[child] for child in working.tree.root.children]
         try:
-            plan = plan_outline(
-                working.graph,
-                outermost,
-                input_order="first_use",
-                order=order,
-                attribute_name=_local_reads(working, regions) if working.local else None,
-            )
+            plan = plan_outline(working.graph, outermost, input_order="first_use", order=order)
         except CycleError as error:
             if position is None:
                 position = {node: number for number, node in enumerate(working.graph.nodes)}
-            frame_of = {node: frame for frame in working.tree.frames() for node in frame.nodes}
-            # The path shows the innermost calls; what gets in each other's way may be around them.
+            frame_of = working.tree.node_frames()
+            # The path names the innermost calls; the conflict may be between calls around them.
             inner = {frame_of[node] for node in error.path if node in frame_of}
-            stuck = {outer for frame in inner for outer in frames_around(frame)}
+            stuck = {outer for frame in inner for outer in frame.around()}
             edges = [*order, *pairwise(error.path)]
             if not _absorb(working, stuck, position, edges) and not _split_all(
                 working, stuck, position
@@ -57,16 +50,6 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
                 ) from error
         else:
             return plan, regions
-
-
-def _local_reads(
-    working: WorkingGraph, regions: Mapping[Frame, Region]
-) -> Callable[[Region | None, Node], str | None]:
-    """Return what tells the attribute by which a region reads a placeholder of state."""
-    paths: dict[Region | None, str] = {region: frame.path for frame, region in regions.items()}
-    paths[None] = ""
-    local = working.local
-    return lambda region, node: local.get((paths[region], node))
 
 
 def _regions(working: WorkingGraph) -> dict[Frame, Region]:
@@ -80,29 +63,22 @@ def _regions(working: WorkingGraph) -> dict[Frame, Region]:
         if call is None:
             regions[frame] = Region(name, frame.nodes, children)
             continue
-        taken = set(call.nodes(call.inputs))
+        inputs = call.nodes(call.inputs)
+        outputs = [node for node in call.nodes(call.outputs) if node not in inputs]
         regions[frame] = Region(
-            name,
-            frame.nodes,
-            children,
-            always_return_tuple=True,
-            inputs=call.nodes(call.inputs),
-            outputs=[node for node in call.nodes(call.outputs) if node not in taken],
+            name, frame.nodes, children, always_return_tuple=True, inputs=inputs, outputs=outputs
         )
     return regions
 
 
 def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
-    """Yield the calls that ``frame`` makes with names of their own, the callee's where it is free.
-
-    Calls of one module get its name as their target later.
-    """
+    """Yield the calls that ``frame`` makes with unique names; targets are set later."""
     used: dict[str, int] = {}
     for child in frame.children:
-        wanted = name = child.accessor
+        name = accessor = child.accessor
         while name in used:
-            used[wanted] += 1
-            name = f"{wanted}@{used[wanted]}"
+            used[accessor] += 1
+            name = f"{accessor}@{used[accessor]}"
         used[name] = 0
         yield child, name
 
@@ -113,139 +89,103 @@ def _absorb(
     position: Mapping[Node, int],
     edges: Iterable[tuple[Node, Node]],
 ) -> bool:
-    """Take into each call what its caller computes between two of its nodes; return if anything.
+    """Move nodes of the caller between two nodes of a call into the call; return if any moved.
 
-    A caller cannot do that: it sees what a call computes when the call has ended. Passes that
-    lose the module stack of a node leave it to the caller.
+    Passes that lose the module stack of a node leave it to the caller, which cannot run it before
+    the call has ended.
     """
-    found = False
+    has_moved = False
     later: dict[Node, list[Node]] = {}
     earlier: dict[Node, list[Node]] = {}
-    for one, two in edges:
-        later.setdefault(one, []).append(two)
-        earlier.setdefault(two, []).append(one)
+    for before, after in edges:
+        later.setdefault(before, []).append(after)
+        earlier.setdefault(after, []).append(before)
     for frame in sorted(frames, key=lambda frame: -frame.depth):
         if frame.parent is None or frame not in frame.parent.children:
             continue
-        inside = set(_nodes(frame))
-        after = _reached(inside, lambda node: (*node.users, *later.get(node, ())))
-        between = after & _reached(
+        inside = set(frame.all_nodes())
+        readers = _reachable(inside, lambda node: (*node.users, *later.get(node, ())))
+        between = readers & _reachable(
             inside, lambda node: (*node.all_input_nodes, *earlier.get(node, ()))
         )
         if not between or not between.issubset(frame.parent.nodes):
             continue
-        if any(node.target in SWITCHES for node in between):
-            # Where a mode begins and ends must stay together.
+        if any(node.target in SWITCHES or node in working.reads for node in between):
+            # Switches of a mode must stay together, and reads of state belong to their owner.
             continue
-        if not _reads_own_state(working, frame, between):
-            continue
-        found = True
+        has_moved = True
         frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
         frame.nodes = sorted((*frame.nodes, *between), key=position.__getitem__)
-        call = working.preserved.get(frame)
-        if call is not None and call.signature.flat:
-            working.preserved[frame] = with_other_values(frame)
-    return found
+    return has_moved
 
 
-def _reads_own_state(working: WorkingGraph, frame: Frame, nodes: Iterable[Node]) -> bool:
-    """Note how ``frame`` names the state that ``nodes`` read; return whether it has names."""
-    names: dict[tuple[str, Node], str] = {}
-    for node in nodes:
-        for source in node.all_input_nodes:
-            name = working.local.get(("", source))
-            if name is None:
-                continue
-            if not name.startswith(frame.path + "."):
-                return False
-            names[frame.path, source] = name[len(frame.path) + 1 :]
-    if names:
-        working.local = {**working.local, **names}
-    return True
-
-
-def _reached(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Return the nodes beside ``start`` to which ``following`` leads from there."""
+def _reachable(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return the nodes outside of ``start`` that ``following`` reaches from there."""
     seen = set(start)
-    found: set[Node] = set()
+    reached: set[Node] = set()
     queue = list(seen)
     while queue:
         for node in following(queue.pop()):
             if node not in seen:
                 seen.add(node)
-                found.add(node)
+                reached.add(node)
                 queue.append(node)
-    return found
+    return reached
 
 
 def _split_all(
     working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]
 ) -> bool:
-    """Split those of ``frames`` that are not in one piece; return whether there were any."""
-    found = False
+    """Split the calls of ``frames`` that are not in one piece; return whether there were any."""
+    has_split = False
     # Outer ones first: splitting one replaces those in it.
     for frame in sorted(frames, key=lambda frame: frame.depth):
         if frame.parent is None or frame not in frame.parent.children:
             continue
-        pieces = _pieces(frame, position)
+        pieces = _pieces(frame, frame.parent, position)
         if len(pieces) < 2:
             continue
-        found = True
+        has_split = True
         siblings = frame.parent.children
         index = siblings.index(frame)
         siblings[index : index + 1] = [
             _part(working, frame, frame.parent, number, piece)
             for number, piece in enumerate(pieces, start=1)
         ]
-        siblings.sort(key=lambda child: position[_first(child, position)])
-    return found
+        siblings.sort(key=lambda child: min(map(position.__getitem__, child.all_nodes())))
+    return has_split
 
 
-def _pieces(frame: Frame, position: Mapping[Node, int]) -> list[set[Node]]:
-    """Return the runs of ``frame`` that nothing else of its parent interrupts."""
-    inside = set(_nodes(frame))
-    around = _nodes(frame.parent) if frame.parent is not None else inside
+def _pieces(frame: Frame, parent: Frame, position: Mapping[Node, int]) -> list[set[Node]]:
+    """Return the runs of ``frame`` that no other node of its parent interrupts."""
+    inside = set(frame.all_nodes())
     pieces: list[set[Node]] = []
-    running = False
-    for node in sorted(around, key=position.__getitem__):
+    is_running = False
+    for node in sorted(parent.all_nodes(), key=position.__getitem__):
         if node not in inside:
-            running = False
-        elif running:
+            is_running = False
+        elif is_running:
             pieces[-1].add(node)
         else:
             pieces.append({node})
-            running = True
+            is_running = True
     return pieces
 
 
 def _part(
     working: WorkingGraph, frame: Frame, parent: Frame, number: int, nodes: set[Node]
 ) -> Frame:
-    """Return the part of ``frame`` that holds ``nodes``; a part keeps no signature."""
+    """Return the part of ``frame`` with ``nodes``; a part loses its signature."""
     part = replace(frame, parent=parent, depth=parent.depth + 1, part=number)
     part.children = []
     part.nodes = [node for node in frame.nodes if node in nodes]
     for child in frame.children:
-        held = nodes.intersection(_nodes(child))
-        if held:
-            part.children.append(_part(working, child, part, number, held))
-    whole = len(nodes) == sum(1 for _ in _nodes(frame))
-    if whole:
+        inner = nodes.intersection(child.all_nodes())
+        if inner:
+            part.children.append(_part(working, child, part, number, inner))
+    if len(nodes) == len(frame.all_nodes()):
         part.part = 0
         call = working.preserved.pop(frame, None)
         if call is not None:
             working.preserved[part] = call
     return part
-
-
-def _nodes(frame: Frame | None) -> list[Node]:
-    found: list[Node] = []
-    queue = [frame] if frame is not None else []
-    for current in queue:
-        found.extend(current.nodes)
-        queue.extend(current.children)
-    return found
-
-
-def _first(frame: Frame, position: Mapping[Node, int]) -> Node:
-    return min(_nodes(frame), key=position.__getitem__)

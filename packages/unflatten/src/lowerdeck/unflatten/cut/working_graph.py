@@ -1,21 +1,38 @@
-"""A copy of a program's flat graph in the shape that can be cut into modules.
+"""A copy of a program's flat graph in the shape that can be cut into module calls.
 
-In the copy no placeholder stands for state: each call reads what its module owns by attribute.
-Pieces that export had wrapped in an operator to run them without gradients or under autocast are
-written out again, because the modules called in them are part of the hierarchy too.
+Each call reads the state that its module owns by attribute, so no placeholder is left for state.
+Regions that run under another mode are inlined between nodes that switch the mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 
-from lowerdeck.unflatten.calls.carrying import UNCALLED
-from lowerdeck.unflatten.cut.preserved import PreservedCall
-from lowerdeck.unflatten.trace.call_tree import CallTree, Frame
+from lowerdeck.torch_base import add_node, copy_node, returns_written
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    GRAD_MODE_REGION,
+    SET_GRAD_MODE,
+    TRACEPOINT,
+)
+from lowerdeck.unflatten.trace import Trace
+from lowerdeck.unflatten.trace.calls import CallTree, Frame
+from lowerdeck.unflatten.trace.modes import Item, Role, Scope, region_arguments, unpacks_region
+from lowerdeck.unflatten.trace.mutations import Mutation
+
+if TYPE_CHECKING:
+    from lowerdeck.unflatten.cut.signatures import PreservedCall
+
+_ALIAS = torch.ops.aten.alias.default
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(slots=True)
@@ -23,17 +40,13 @@ class WorkingGraph:
     """The copy.
 
     Attributes:
-        graph: Placeholders are the user's inputs, in order; the output is a flat tuple of the
-            user's.
+        graph: Placeholders are the user's inputs, in order; the output is a flat tuple.
         tree: The calls, with their nodes entered.
-        inputs: The program's placeholder of each user input.
-        preserved: The calls whose signatures the user asked to preserve.
+        inputs: The placeholder of each user input.
+        preserved: The calls with a signature.
         attributes: Graph modules by the attribute that ``get_attr`` nodes name.
-        reads: The placeholder of the state that each other ``get_attr`` node reads.
-        local: Where the graph is the program's own: for the name of a module and a placeholder of
-            state the attribute by which calls of that module read it.
-        forbidden: Modules in whose place no other one would be right, and why.
-        by_module: What ``frames_of`` returns, once it was asked.
+        reads: The state placeholder that each other ``get_attr`` node reads.
+        refusals: Modules that cannot be replaced or hooked, with the reason.
     """
 
     graph: Graph
@@ -42,69 +55,289 @@ class WorkingGraph:
     preserved: dict[Frame, PreservedCall] = field(default_factory=dict)
     attributes: dict[str, torch.nn.Module] = field(default_factory=dict)
     reads: dict[Node, str] = field(default_factory=dict)
-    local: Mapping[tuple[str, Node], str] = field(default_factory=dict)
-    forbidden: dict[str, str] = field(default_factory=dict)
-
-    by_module: dict[str, list[Frame]] = field(default_factory=dict, init=False, repr=False)
-
-    def frames_of(self, known: Callable[[str], str]) -> Mapping[str, Sequence[Frame]]:
-        """Return the calls of each module, by its first name, which ``known`` returns."""
-        if not self.by_module:
-            for frame in self.tree.frames():
-                self.by_module.setdefault(known(frame.path), []).append(frame)
-        return self.by_module
-
-    def is_uncalled(self, path: str) -> bool:
-        """Return whether hooks of a module were forbidden, for a call of it is missing."""
-        return self.forbidden.get(path, "").startswith(UNCALLED)
-
-    def forbid(self, path: str, caller: Frame, why: str) -> None:
-        """Note that another module may not take the place of a module that ``caller`` knows."""
-        known = self.forbidden.setdefault(path, why)
-        if why not in known:
-            self.forbidden[path] = f"{known.rstrip('.')}; {why}"
-        # Whatever is between the two holds the module, and would bring another one with it.
-        outer = path.rpartition(".")[0]
-        while outer and outer != caller.path:
-            self.forbidden.setdefault(outer, f"holds {path!r}, which {why}")
-            outer = outer.rpartition(".")[0]
+    refusals: dict[str, str] = field(default_factory=dict)
 
 
-def enter_node(node: Node, frame: Frame, origin: Node | None = None) -> Node:
-    """Enter a new node into the call that runs it, with the meta of the node it came from."""
-    if origin is not None:
-        node.meta.update(origin.meta)
-    frame.nodes.append(node)
-    return node
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Value of a state placeholder until the reading call is known."""
+
+    placeholder: str
 
 
-def nodes_in(frame: Frame) -> Iterator[Node]:
-    """Yield the nodes of ``frame`` and of the calls that it makes."""
-    queue = [frame]
-    for current in queue:
-        queue.extend(current.children)
-        yield from current.nodes
+class ProgramCopier:
+    """Copies a program node by node into a working graph.
+
+    Args:
+        trace: The program; not changed.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.graph = Graph()
+        self.working = WorkingGraph(self.graph, trace.tree, refusals=dict(trace.tree.refusals))
+        self.values: dict[Node, Any] = {}
+        self.marked: dict[Frame, dict[str, tuple[Any, ...]]] = {}
+        self._reads: dict[tuple[Frame, str], Node] = {}
+        self._clones: dict[Node, Node] = {}
+        self._opened: list[Node] = []
+        self._examples: dict[str, Any] = {}
+
+    def copy(self) -> WorkingGraph:
+        """Return the copy, without its output."""
+        self._copy_placeholders()
+        self._write_back(-1)
+        for position, item in enumerate(self.trace.items):
+            match item.role:
+                case Role.COMPUTE:
+                    self._copy_node(item, position)
+                case Role.ENTER:
+                    self._enter(item)
+                    self._open(item)
+                case Role.PASS_IN:
+                    self._enter(item)
+                case Role.PAUSE:
+                    self._close(item)
+                case Role.RESUME:
+                    self._open(item)
+                case Role.EXIT:
+                    self._close(item)
+                    self._exit(item)
+                case Role.PASS_OUT:
+                    self._exit(item)
+            if self.trace.mutations.after:
+                self._write_back(position)
+        return self.working
+
+    def copy_output(self) -> None:
+        """Add the output, once the preserved calls are known."""
+        trace, root = self.trace, self.trace.tree.root
+        output = next(iter(trace.program.graph.find_nodes(op="output")))
+        mutations = trace.mutations
+
+        def value(item: Any) -> Any:
+            if not isinstance(item, Node):
+                return item
+            if item in self._clones:
+                return self._clones[item]
+            target = mutations.final.get(item)
+            if target is not None and self.working.preserved:
+                # The caller keeps the result, and the next call overwrites the state.
+                return self._clone(self.resolve(self.values[target], root), item)
+            return self.resolve(self.values[item], root)
+
+        values = tuple(output.args[0])[mutations.count :]
+        if not mutations.inplace:
+            self._protect_outputs()
+            values = (*(mutation.value for mutation in mutations.all), *values)
+        copied = self.graph.output(tuple(map_aggregate(item, value) for item in values))
+        copied.meta.update(output.meta)
+
+    def _copy_placeholders(self) -> None:
+        targets = self.trace.state.targets
+        for node in self.trace.program.graph.find_nodes(op="placeholder"):
+            if node.name in targets:
+                self.values[node] = StateRead(node.name)
+                self._examples[node.name] = node.meta.get("val")
+                continue
+            self.values[node] = copy_node(self.graph, node, {})
+            self.working.inputs.append(self.values[node])
+
+    def _copy_node(self, item: Item, position: int) -> None:
+        node, frame, values = item.node, self.trace.tree.frame_of[item], self.values
+        if node.op == "get_attr":
+            values[node] = self._read_attribute(node, item.scope, frame)
+            return
+        if node.target is TRACEPOINT:
+            self._pass_mark(node, frame, position)
+            return
+        if unpacks_region(node):
+            return
+        env: Any = values
+        through_state = self.trace.mutations.through_state
+        sources = node.all_input_nodes
+        if through_state or any(type(values[source]) is not Node for source in sources):
+            env = {}
+            for source in sources:
+                target = through_state.get((position, source), source)
+                env[source] = self.resolve(values[target], frame)
+        copied = copy_node(self.graph, node, env)
+        if node.target is _ALIAS and str(node.meta.get("original_aten")) == _DETACH_NAME:
+            # Decomposing turns a detach into a plain alias, which lets gradients through.
+            copied.target = _DETACH
+        frame.nodes.append(copied)
+        values[node] = copied
+        if env is not values and returns_written(node.target):
+            # What is written in place is the state itself: later calls read it from there.
+            first = values.get(node.args[0]) if isinstance(node.args[0], Node) else None
+            values[node] = first if isinstance(first, StateRead) else copied
+
+    def _pass_mark(self, node: Node, frame: Frame, position: int) -> None:
+        """Record the leaves that a tracepoint marks; its readers read these leaves."""
+        kind = str(node.kwargs["kind"])
+        path = self.trace.paths.eager(str(node.kwargs["path"]))
+        leaves = [self.values[arg] if isinstance(arg, Node) else arg for arg in node.args]
+        for user in node.users:
+            self.values[user] = leaves[user.args[1]]  # type: ignore[index]
+        called = self.trace.tree.marked.get(node)
+        if called is not None and called.path == path:
+            reader = frame if kind == "module_call_inputs" else called
+            self.marked.setdefault(called, {})[kind] = tuple(
+                [self.resolve(leaf, reader) for leaf in leaves]
+            )
+
+    def _enter(self, item: Item) -> None:
+        if item.inner is None:
+            return
+        operands = region_arguments(item.node)[2]
+        placeholders = item.inner.module.graph.find_nodes(op="placeholder")
+        for placeholder, operand in zip(placeholders, operands, strict=True):
+            is_node = isinstance(operand, Node)
+            self.values[placeholder] = self.values[operand] if is_node else operand
+
+    def _exit(self, item: Item) -> None:
+        if item.inner is None:
+            return
+        output: Any = next(iter(item.inner.module.graph.find_nodes(op="output"))).args[0]
+        parts = output if isinstance(output, (tuple, list)) else (output,)
+        results = tuple(self.values[part] if isinstance(part, Node) else part for part in parts)
+        self.values[item.node] = results
+        for user in item.node.users:
+            if unpacks_region(user):
+                self.values[user] = results[user.args[1]]  # type: ignore[index]
+
+    def _open(self, item: Item) -> None:
+        is_grad = item.node.target is GRAD_MODE_REGION
+        target = SET_GRAD_MODE if is_grad else ENTER_AUTOCAST
+        mode = region_arguments(item.node)[0]
+        opened = add_node(self.graph, "call_function", target, mode, "enter_mode")
+        opened.meta["stack_trace"] = item.node.meta.get("stack_trace")
+        self.trace.tree.frame_of[item].nodes.append(opened)
+        self._opened.append(opened)
+
+    def _close(self, item: Item) -> None:
+        opened = self._opened.pop()
+        is_grad = item.node.target is GRAD_MODE_REGION
+        target = SET_GRAD_MODE if is_grad else EXIT_AUTOCAST
+        args = (not item.node.args[0],) if is_grad else (opened,)
+        closed = add_node(self.graph, "call_function", target, args, "exit_mode")
+        closed.meta["closes"] = opened.name
+        self.trace.tree.frame_of[item].nodes.append(closed)
+
+    def _write_back(self, position: int) -> None:
+        for mutation in self.trace.mutations.after.get(position, ()):
+            self._write(mutation)
+
+    def _write(self, mutation: Mutation) -> None:
+        frame = mutation.frame
+        self._protect_outputs()
+        target = self.resolve(self.values[mutation.target], frame)
+        value = self.resolve(self.values[mutation.value], frame)
+        copy_ = torch.ops.aten.copy_.default
+        written = add_node(self.graph, "call_function", copy_, (target, value), "copy_")
+        written.meta.update(mutation.value.meta)
+        frame.nodes.append(written)
+
+    def _protect_outputs(self) -> None:
+        """Copy outputs that are about to be overwritten, once, before the first write."""
+        if self._clones:
+            return
+        wanted = list(self.trace.mutations.returned)
+        wanted += [other.value for other in self.trace.mutations.all if other.clone_value]
+        for node in wanted:
+            if node in self.values and node not in self._clones:
+                value = self.resolve(self.values[node], self.trace.tree.root)
+                self._clones[node] = self._clone(value, node)
+
+    def _clone(self, value: Any, node: Node) -> Node:
+        clone = torch.ops.aten.clone.default
+        copied = add_node(self.graph, "call_function", clone, (value,), f"{node.name}_kept")
+        copied.meta.update(node.meta)
+        self.trace.tree.root.nodes.append(copied)
+        return copied
+
+    # Reads of state.
+
+    def resolve(self, value: Any, frame: Frame, *, early: bool = False) -> Any:
+        """Return the node or constant by which a call in ``frame`` uses a value.
+
+        Args:
+            value: A value of ``values``.
+            frame: The reading call.
+            early: Read state at the beginning of the call.
+        """
+        if isinstance(value, StateRead):
+            return self._read(value.placeholder, frame, early=early)
+        if isinstance(value, tuple):
+            return tuple(self.resolve(part, frame) for part in value)
+        return value
+
+    def _read(self, placeholder: str, frame: Frame, *, early: bool) -> Node:
+        """Return the read of state in the innermost call around ``frame`` whose module owns it."""
+        names, paths = self.trace.state.names_of(placeholder), self.trace.paths
+        owner, path = self.working.tree.root, names[0]
+        for outer in frame.around():
+            known = (paths.attribute(outer.path, name) for name in names)
+            inner_path = next((text for text in known if text is not None), None)
+            if inner_path is not None:
+                owner, path = outer, inner_path
+                break
+        key = (owner, placeholder)
+        read = self._reads.get(key)
+        if read is None:
+            read = self._insert_read(owner, path, owner is frame and not early)
+            read.meta["val"] = self._examples[placeholder]
+            self._reads[key] = read
+            self.working.reads[read] = placeholder
+        return read
+
+    def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
+        name = path.replace(".", "_")
+        first = None if here else owner.first_node()
+        if first is None:
+            read = add_node(self.graph, "get_attr", path, (), name)
+            owner.nodes.append(read)
+            return read
+        with self.graph.inserting_before(first):
+            read = add_node(self.graph, "get_attr", path, (), name)
+        owner.nodes.insert(0, read)
+        return read
+
+    def _read_attribute(self, node: Node, scope: Scope, frame: Frame) -> Node:
+        """Return a read of an attribute of the graph module, such as a branch of a cond."""
+        name = str(node.target)
+        attribute: Any = scope.module
+        for part in name.split("."):
+            attribute = getattr(attribute, part)
+        base, number = name.replace(".", "_"), 0
+        attributes = self.working.attributes
+        while (
+            attributes.get(name, attribute) is not attribute
+            or name.partition(".")[0] in self._model_names
+        ):
+            number += 1
+            name = f"{base}_{number}"
+        attributes[name] = attribute
+        read = add_node(self.graph, "get_attr", name, (), node.name)
+        read.meta.update(node.meta)
+        frame.nodes.append(read)
+        return read
+
+    @cached_property
+    def _model_names(self) -> frozenset[str]:
+        """The names of all children and state of the model."""
+        names = (*self.trace.paths.order, *self.trace.state.entries)
+        return frozenset(part for name in names for part in name.split("."))
 
 
-def first_node(frame: Frame) -> Node | None:
-    """Return the first node of ``frame`` or of a call that it makes."""
-    best: Node | None = None
-    queue = [frame]
-    for current in queue:
-        queue.extend(current.children)
-        if current.nodes and (best is None or current.nodes[0] < best):
-            best = current.nodes[0]
-    return best
+_DETACH_NAME = "aten.detach.default"
 
 
 def attribute_modules(
-    graph: Graph, held: Mapping[str, torch.nn.Module]
+    graph: Graph, modules: dict[str, torch.nn.Module]
 ) -> dict[str, torch.nn.Module]:
-    """Return the entries of ``held`` that ``graph`` reads."""
-    if not held:
+    """Return the entries of ``modules`` that ``graph`` reads."""
+    if not modules:
         return {}
-    return {
-        str(node.target): held[str(node.target)]
-        for node in graph.find_nodes(op="get_attr")
-        if str(node.target) in held
-    }
+    names: Sequence[str] = [str(node.target) for node in graph.find_nodes(op="get_attr")]
+    return {name: modules[name] for name in names if name in modules}

@@ -1,4 +1,4 @@
-"""A submodule whose calls compute different things, or read more than their arguments."""
+"""A submodule with several specializations, or with values beside its arguments."""
 
 from __future__ import annotations
 
@@ -9,93 +9,86 @@ from typing import Any
 import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
-from lowerdeck.unflatten.calls.carrying import CARRIED, PRIVATE
-from lowerdeck.unflatten.calls.channel import carrying
+from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
+from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import Container
-from lowerdeck.unflatten.modules.generated_module import (
-    FUNCTIONS,
-    Body,
-    Function,
-    class_with,
-)
-from lowerdeck.unflatten.modules.interpreter_module import InterpreterModule
+from lowerdeck.unflatten.modules.module import InterpreterModule, class_with
+from lowerdeck.unflatten.specializations import FUNCTIONS, RUN, PendingCall
 
 
 class InterpreterModuleDispatcher(InterpreterModule):
-    """A submodule whose caller tells how it is meant, most often as one of several forms.
+    """A submodule whose caller selects one of several specializations.
 
-    The caller's code names the form, so that nothing is counted: calls may nest, run in threads
-    and fail. It hands over beside the call what is no argument, and gets so what is no result.
-    A direct call runs the one form that was recorded with such arguments, and is refused where
-    these do not tell.
+    The caller's code names the specialization, so calls may nest, run in threads and fail. A
+    direct call is refused: call one of ``call_modules()``.
     """
 
     def call_modules(self) -> Sequence[InterpreterModule]:
-        """Return all forms in order of first use, each as a module that runs this form alone.
+        """Return all specializations in order of first use, each as a module that runs it alone.
 
-        They own nothing: they read this module's state, children and hooks.
+        They share this module's state, children and hooks.
         """
-        held: Body = self.__dict__[PRIVATE]
-        bodies = (held, *held.others)
+        body: Body = self.__dict__[PRIVATE]
+        functions = getattr(type(self), FUNCTIONS)
         return [
-            _form(self, body, function)
-            for body, function in zip(bodies, _functions(type(self)), strict=True)
+            _module_of(self, specialization, function)
+            for specialization, function in zip(body.specializations, functions, strict=True)
         ]
 
     def __dir__(self) -> list[str]:
-        # torch's own looks at the first letter of each name.
-        held = (children_of(self), parameters_of(self), buffers_of(self))
-        names = {*dir(type(self)), *self.__dict__, *(name for each in held for name in each)}
+        # torch's own looks at the first letter of each name, and one name is empty.
+        tables = (children_of(self), parameters_of(self), buffers_of(self))
+        names = {*dir(type(self)), *self.__dict__, *(name for table in tables for name in table)}
         return sorted(name for name in names if name and not name[0].isdigit())
 
 
-def _forms(module: InterpreterModuleDispatcher) -> Container:
-    """Return what holds the forms of a module, as children "0", "1" and so on."""
-    forms = Container()
-    body: Body = module.__dict__[PRIVATE]
-    for number, form in enumerate(module.call_modules()):
-        told = (body, *body.others)[number].signature
-        is_told = told is not None and told.is_told
-        forms.add_module(str(number), _Carrying(module, number) if is_told else form)
-    return forms
+def _module_of(
+    module: InterpreterModuleDispatcher, body: Body, function: Any
+) -> InterpreterModule:
+    own = replace(body, others=[], view=None)
+    view = InterpreterModule(own, class_with(InterpreterModule, own, [function]))
+    for name, value in module.__dict__.items():
+        if name != PRIVATE:
+            view.__dict__[name] = value
+    return view
 
 
-class _Carrying(torch.nn.Module):
-    """Makes a graph's call of a module, with the values that the graph has beside arguments."""
+def _views(module: InterpreterModuleDispatcher) -> Container:
+    """Return a container of the specializations, as children "0", "1" and so on."""
+    views = Container()
+    for number, view in enumerate(module.call_modules()):
+        views.add_module(str(number), _GraphCall(module, number) if view_needs(view) else view)
+    return views
+
+
+def view_needs(view: InterpreterModule) -> bool:
+    """Return whether a specialization exchanges values beside arguments and result."""
+    body: Body = view.__dict__[PRIVATE]
+    return body.is_dispatched
+
+
+class _GraphCall(torch.nn.Module):
+    """A graph's call of a specialization with extra values."""
 
     def __init__(self, module: torch.nn.Module, number: int) -> None:
         super().__init__()
         self.__dict__.update(called=module, number=number)
 
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
-        called, number = self.__dict__["called"], self.__dict__["number"]
-        body: Body = called.__dict__[PRIVATE]
-        signature = (body, *body.others)[number].signature
-        names = [f"value {index}" for index in range(signature.carries if signature else 0)]
-        given, needs = kwargs.pop(CARRIED), signature.needs if signature else 0
-        return carrying(called, body.keys[number], given, names, needs)(*args, **kwargs)
+        module, number = self.__dict__["called"], self.__dict__["number"]
+        body: Body = module.__dict__[PRIVATE]
+        pending = PendingCall(body.name, number, tuple(kwargs.pop(EXTRA_INPUTS, ())))
+        before, RUN.pending = RUN.pending, pending
+        try:
+            result = module(*args, **kwargs)
+        finally:
+            RUN.pending = before
+        signature = body.specializations[number].signature
+        has_more = signature is not None and signature.carries
+        return (result, pending.extra_outputs) if has_more else result
 
 
-# Graphs call a form by the path "step..1". Not by __getattr__: strict export then gives
+# Graphs call a specialization by the path "step..1". Not by __getattr__: strict export then gives
 # the module's parameters other names.
-setattr(InterpreterModuleDispatcher, "", property(_forms))
-
-
-def _form(
-    module: InterpreterModuleDispatcher, body: Body, function: Function
-) -> InterpreterModule:
-    own = replace(body, others=[], keys=(), view=None)
-    form = InterpreterModule(
-        own,
-        class_with(InterpreterModule, [function], is_told=own.is_told, tells_flat=own.tells_flat),
-    )
-    for name, value in module.__dict__.items():
-        if name != PRIVATE:
-            form.__dict__[name] = value
-    return form
-
-
-def _functions(cls: type) -> Sequence[Function]:
-    """Return the functions of all forms."""
-    found: Sequence[Function] = getattr(cls, FUNCTIONS)
-    return found
+setattr(InterpreterModuleDispatcher, "", property(_views))

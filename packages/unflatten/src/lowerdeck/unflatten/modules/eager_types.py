@@ -1,44 +1,41 @@
-"""Give children the eager class that they stand for, or any module of the caller's."""
+"""Give children the class of their eager module, or replace them by a factory."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from lowerdeck.unflatten._torch_private import (
-    MovesConstants,
-    buffers_of,
-    children_of,
-    parameters_of,
-)
-from lowerdeck.unflatten.calls.carrying import PRIVATE, Generated
-from lowerdeck.unflatten.calls.former_calls import FORMER
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
+from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.modules.container import restored_class
-from lowerdeck.unflatten.modules.generated_module import GeneratedModule, give_eager_type
-from lowerdeck.unflatten.modules.replacing import check_replacement, loaded_class, note_replaced
+from lowerdeck.unflatten.modules.module import GeneratedModule, give_eager_type
+from lowerdeck.unflatten.swaps import Refusing, check_replacement
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
-"""Returns what a name gets in place of the module that was made for it."""
+"""Returns the module that takes the place of a generated child, given its name and the child."""
 
 
-def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
-    """Make each child an instance of its eager class too.
+def restore_types(
+    modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None
+) -> None:
+    """Make each child an instance of its eager class, too.
 
     Args:
         modules: The modules by name, the outermost under ``""``.
-        eager: The module that was exported: children get its children's classes and plain
-            attributes. Without it, classes that are loaded are found by name.
+        eager: The exported module: children get the classes and plain attributes of its children.
+            Without it, loaded classes are found by name.
     """
     for name, module in modules.items():
         if not name:
             continue
         model = _child(eager, name)
         body = module.__dict__.get(PRIVATE)
-        cls = _eager_class(model) if model is not None else loaded_class(body and body.type_name)
+        cls = _eager_class(model) if model is not None else _loaded_class(body and body.type_name)
         if cls is None or not issubclass(cls, torch.nn.Module):
             continue
         if isinstance(module, GeneratedModule):
@@ -52,20 +49,21 @@ def restore(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | Non
 
 
 def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
-    """Put what ``factory`` returns in the place of each child, children before their parents."""
-    made: dict[int, torch.nn.Module] = {}
+    """Replace each child by the result of ``factory``, children before their parents.
+
+    Raises:
+        UnflattenError: The program has no call or no signature of a replaced child.
+    """
+    replaced: dict[int, torch.nn.Module] = {}
     for name, child in reversed(list(root.named_modules(remove_duplicate=False))):
         if not name:
             continue
-        if id(child) not in made:
-            made[id(child)] = factory(name, child)
+        if id(child) not in replaced:
+            replaced[id(child)] = factory(name, child)
         parent, _, last = name.rpartition(".")
         outer = root.get_submodule(parent)
-        if unknown := check_replacement(last, child, made[id(child)]):
-            outer.__dict__.setdefault(FORMER, {}).update(unknown)
-        children_of(outer)[last] = made[id(child)]
-        if made[id(child)] is not child and isinstance(outer, Generated):
-            note_replaced(outer, made[id(child)])
+        check_replacement(outer, last, replaced[id(child)])
+        children_of(outer)[last] = replaced[id(child)]
 
 
 def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
@@ -75,10 +73,17 @@ def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
 
 
 def _eager_class(model: torch.nn.Module) -> type | None:
-    """Return the class of ``model``; of a module of ours that for which it stands, or None."""
-    ours = (Generated, MovesConstants)
-    found = next(cls for cls in type(model).__mro__ if not issubclass(cls, ours))
-    return None if found is torch.nn.Module else found
+    """Return the class of ``model``, or the eager class of a generated module, or None."""
+    cls = next(cls for cls in type(model).__mro__ if not issubclass(cls, Refusing))
+    return None if cls is torch.nn.Module else cls
+
+
+def _loaded_class(type_name: str | None) -> type | None:
+    """Return the class of this qualified name if its module is loaded."""
+    outer, _, name = (type_name or "").rpartition(".")
+    # Not by getattr: a module may import others when it is asked for a name.
+    cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    return cls if isinstance(cls, type) else None
 
 
 def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:
@@ -97,13 +102,12 @@ _OPTIONAL = {
     "affine": ("weight", "bias"),
     "elementwise_affine": ("weight", "bias"),
 }
-"""Parameters that layers of torch's have as None where they are made without them, by the argument
-that says so."""
+"""Parameters of torch's layers that are None if the layer was created without them, by argument."""
 
 
 def _add_missing(cls: type, module: torch.nn.Module) -> None:
-    """Let ``module`` have what a layer of torch's has as None: code asks for ``linear.bias``."""
-    asked = inspect.signature(cls).parameters
-    for name in (each for option in _OPTIONAL.keys() & asked for each in _OPTIONAL[option]):
+    """Add the parameters that a layer of torch has as None: code reads ``linear.bias``."""
+    options = _OPTIONAL.keys() & inspect.signature(cls).parameters
+    for name in (name for option in options for name in _OPTIONAL[option]):
         if not hasattr(module, name):
             parameters_of(module)[name] = None

@@ -1,1 +1,57 @@
-"""What an exported program tells of the modules that it came from."""
+"""Read the eager module hierarchy out of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.export import ExportedProgram
+
+from lowerdeck.unflatten.trace.calls import CallTree, build_call_tree
+from lowerdeck.unflatten.trace.modes import Item, flatten_regions, place_mode_switches
+from lowerdeck.unflatten.trace.mutations import Mutations, plan_mutations
+from lowerdeck.unflatten.trace.names import ModulePaths, find_shared_modules, module_names
+from lowerdeck.unflatten.trace.state import ProgramState, share_lifted_constants
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The modules, state and calls of a program.
+
+    Attributes:
+        program: The program, without effect tokens; not changed.
+        items: Its steps, with mode regions written as enter and exit steps.
+        state: Its parameters, buffers and constants.
+        paths: The names of its modules.
+        tree: The module calls around its steps.
+        mutations: The places where new values of state and inputs are written.
+    """
+
+    program: ExportedProgram
+    items: Sequence[Item]
+    state: ProgramState
+    paths: ModulePaths
+    tree: CallTree
+    mutations: Mutations
+
+
+def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
+    """Return the modules, state and calls of ``program``.
+
+    Args:
+        program: The program.
+        inplace: Write the state of a functional program where eager writes it.
+    """
+    state = ProgramState(program)
+    share_lifted_constants(program, state)
+    paths = ModulePaths(module_names(program))
+    for name in state.entries:
+        paths.add(name.rpartition(".")[0])
+    items = list(flatten_regions(program.graph_module))
+    find_shared_modules(paths, items, state, program)
+    tree = build_call_tree(items, paths)
+    place_mode_switches(tree, items)
+    mutations = plan_mutations(program, items, tree, state, paths)
+    if not inplace:
+        mutations.keep_functional()
+    return Trace(program, items, state, paths, tree, mutations)

@@ -1,23 +1,27 @@
-"""Parameters, buffers and constants: copied without copying their memory, sharing kept."""
+"""Parameters, buffers and constants, shared with the program until one side writes."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
 
-from lowerdeck.torch_base import OwnCopies, storage_identity
+from lowerdeck.torch_base import OwnCopies, bytes_of, storage_identity
 from lowerdeck.unflatten._torch_private import is_wrapped_by_transform
 from lowerdeck.unflatten.errors import UnsupportedProgramError
+from lowerdeck.unflatten.trace.modes import MODE_REGIONS
 
 
 class StateKind(Enum):
-    """How a module holds a value."""
+    """The table of a module that stores a value."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -30,7 +34,7 @@ class StateEntry(NamedTuple):
 
     Attributes:
         name: Qualified name.
-        kind: How the module that owns it holds it.
+        kind: The table that stores it.
         identity: Equal for two names of one tensor.
         value: The program's own value.
     """
@@ -42,11 +46,11 @@ class StateEntry(NamedTuple):
 
 
 class ProgramState:
-    """The state of a program, by name and by the placeholder that reads it.
+    """The state of a program, by name and by placeholder.
 
     Attributes:
         entries: Every name of the state, in eager's order within each module.
-        targets: From the name of a placeholder to the name of the state that it stands for.
+        targets: From the name of a placeholder to the name of the state that it reads.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -59,24 +63,24 @@ class ProgramState:
                 if spec.kind is InputKind.BUFFER and not spec.persistent:
                     transient.add(spec.target)
         buffers = set(program.graph_signature.buffers)
-        found: dict[str, tuple[StateKind, Any]] = {}
+        values: dict[str, tuple[StateKind, Any]] = {}
         for name, value in program.state_dict.items():
             is_parameter = isinstance(value, torch.nn.Parameter) and name not in buffers
-            found[name] = (StateKind.PARAMETER if is_parameter else StateKind.BUFFER, value)
+            values[name] = (StateKind.PARAMETER if is_parameter else StateKind.BUFFER, value)
         for name, value in program.constants.items():
-            if name not in found:
+            if name not in values:
                 kind = StateKind.TRANSIENT_BUFFER if name in transient else StateKind.CONSTANT
-                found[name] = (kind, value)
-        self._enter(found)
+                values[name] = (kind, value)
+        self._enter(values)
         self._order_buffers(program)
         self._names: dict[object, list[str]] = {}
         for entry in self.entries.values():
             self._names.setdefault(entry.identity, []).append(entry.name)
 
-    def _enter(self, found: Mapping[str, tuple[StateKind, Any]]) -> None:
-        memories = {name: _memory(value) for name, (_, value) in found.items()}
+    def _enter(self, values: Mapping[str, tuple[StateKind, Any]]) -> None:
+        memories = {name: _memory(value) for name, (_, value) in values.items()}
         readers = Counter(memories.values())
-        for name, (kind, value) in found.items():
+        for name, (kind, value) in values.items():
             memory = memories[name]
             if memory is None and is_wrapped_by_transform(value):
                 raise UnsupportedProgramError(
@@ -84,37 +88,37 @@ class ProgramState:
                     "values of its own: torch.export kept it of a call of torch.func.vjp, jacrev "
                     "or grad, and such a program does not run. Export the model without that call."
                 )
-            # A tensor that has its memory to itself is known by that.
-            alone = memory is not None and readers[memory] == 1
-            identity = memory if alone else tensor_identity(value)
+            # The memory identifies a tensor that shares it with no other.
+            is_alone = memory is not None and readers[memory] == 1
+            identity = memory if is_alone else tensor_identity(value)
             self.entries[name] = StateEntry(name, kind, identity, value)
 
     def _order_buffers(self, program: ExportedProgram) -> None:
-        """Put buffers, persistent or not, in eager's order where the program recorded it.
+        """Put buffers in eager's order where the program recorded it.
 
-        Non-strict export lifts all buffers in eager's order. Strict export lifts those that it
-        reads in the order in which it reads them, so that nothing tells where the others were.
+        Non-strict export lifts all buffers in eager's order. Strict export lifts only those that
+        it reads, in the order of the reads.
         """
-        held = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
-        buffers = [name for name, entry in self.entries.items() if entry.kind in held]
+        kinds = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
+        buffers = [name for name, entry in self.entries.items() if entry.kind in kinds]
         order = [name for name in program.graph_signature.buffers if name in self.entries]
         saved = program.state_dict
-        # Modules need not be in eager's order there.
-        one, two = (
+        # The state dict may list modules in another order.
+        in_state_dict, in_signature = (
             sorted((name for name in names if name in saved), key=lambda x: x.rpartition(".")[0])
             for names in (buffers, order)
         )
-        if len(order) != len(buffers) or one != two:
+        if len(order) != len(buffers) or in_state_dict != in_signature:
             return
         for name in order:
             self.entries[name] = self.entries.pop(name)
 
     def names_of(self, placeholder: str) -> list[str]:
-        """Return every name of the state that a placeholder stands for, its own name first."""
+        """Return every name of the state that a placeholder reads, its own name first."""
         return self.aliases(self.targets[placeholder])
 
     def aliases(self, target: str) -> list[str]:
-        """Return every name of the tensor that ``target`` names, that one first."""
+        """Return every name of the tensor that ``target`` names, ``target`` first."""
         entry = self.entries.get(target)
         if entry is None:
             return [target]
@@ -125,24 +129,24 @@ class ProgramState:
         return len(self._names) < len(self.entries)
 
     def add_name(self, name: str, entry: StateEntry) -> None:
-        """Add a further name of the tensor that ``entry`` names."""
+        """Add a further name of the tensor of ``entry``."""
         self.entries[name] = entry._replace(name=name)
         self._names[entry.identity].append(name)
 
     def rename(self, placeholder: str, name: str) -> None:
-        """Let ``placeholder`` stand for the state ``name``; what it stood for has no name more."""
+        """Make ``placeholder`` read the state ``name``, and drop what it read before."""
         entry = self.entries.pop(self.targets[placeholder])
         self._names[entry.identity].remove(entry.name)
         self.targets[placeholder] = name
 
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
-        """Yield each entry with a value of our own; names of one tensor get one object."""
-        own = OwnCopies(entry.value for entry in self.entries.values())
-        made: dict[object, Any] = {}
+        """Yield each entry with a lazily copied value; names of one tensor get one object."""
+        copies = OwnCopies(entry.value for entry in self.entries.values())
+        by_identity: dict[object, Any] = {}
         for entry in self.entries.values():
-            if entry.identity not in made:
-                made[entry.identity] = own.of(entry.value)
-            yield entry, made[entry.identity]
+            if entry.identity not in by_identity:
+                by_identity[entry.identity] = copies.of(entry.value)
+            yield entry, by_identity[entry.identity]
 
 
 _STATE_KINDS = {
@@ -154,10 +158,9 @@ _STATE_KINDS = {
 
 
 def tensor_identity(value: Any) -> object:
-    """Return a key that is equal for two views of the same memory that read it alike.
+    """Return a key that is equal for two views that read the same memory alike.
 
-    A loaded program holds two objects where the saved one held one tensor under two names, so the
-    object alone does not tell.
+    A loaded program has two objects where the saved one had one tensor under two names.
     """
     memory = _memory(value)
     if memory is None:
@@ -178,8 +181,8 @@ def tensor_identity(value: Any) -> object:
 
 
 def _memory(value: Any) -> int | None:
-    """Return a key of the memory that a plain tensor reads, or None for any other value."""
-    if not _is_plain(value):
+    """Return the identity of a plain tensor's memory, or None for any other value."""
+    if type(value) not in _PLAIN or value.layout is not torch.strided or value.is_quantized:
         return None
     try:
         return storage_identity(value)
@@ -188,7 +191,54 @@ def _memory(value: Any) -> int | None:
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_LIFTED = re.compile(r"(.+\.)?lifted_tensor_\d+")
+_COPIES = {torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default}
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN and value.layout is torch.strided and not value.is_quantized
+def share_lifted_constants(program: ExportedProgram, state: ProgramState) -> None:
+    """Merge equal constants of a module that its code only copies, such as ``torch.tensor(0.5)``.
+
+    Export lifts one constant for every call. Two calls with equal constants are one
+    specialization only if they read the same one.
+
+    Args:
+        program: The program.
+        state: Its state; changed.
+    """
+    if not program.constants:
+        return
+    first: dict[object, str] = {}
+    for node in program.graph.find_nodes(op="placeholder"):
+        entry = state.entries.get(state.targets.get(node.name, ""))
+        if entry is None or entry.kind is not StateKind.CONSTANT:
+            continue
+        if type(entry.value) is not torch.Tensor or not _LIFTED.fullmatch(entry.name):
+            continue
+        if all(user.target in _COPIES for user in _users(node, program.graph_module)):
+            name = first.setdefault(_content(entry), entry.name)
+            if name != entry.name:
+                state.rename(node.name, name)
+
+
+def _content(entry: StateEntry) -> object:
+    value: torch.Tensor = entry.value
+    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
+        return entry.name
+    layout = (value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg())
+    owner = entry.name.rpartition(".")[0]
+    return (owner, *layout, value.requires_grad, sha256(bytes_of(value)).digest())
+
+
+def _users(node: Node, module: GraphModule) -> Iterator[Node]:
+    """Yield the readers of a node, also those inside mode regions."""
+    for user in node.users:
+        number = MODE_REGIONS.get(user.target)
+        body, *operands = user.args[number:] if number is not None else (None,)
+        inner = getattr(module, str(body.target)) if isinstance(body, Node) else None
+        if not isinstance(inner, GraphModule):
+            yield user
+            continue
+        placeholders = inner.graph.find_nodes(op="placeholder")
+        for operand, placeholder in zip(operands, placeholders, strict=True):
+            if operand is node:
+                yield from _users(placeholder, inner)

@@ -1,0 +1,424 @@
+"""Structure of a call's arguments and result, and the code that flattens and rebuilds them."""
+
+from __future__ import annotations
+
+import keyword
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Proxy
+
+from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten.errors import InputStructureError
+
+PENDING = "_call"
+"""Parameter of a generated function for the call record of its caller."""
+
+_OTHERS = "_others"
+"""Parameter for arguments whose keywords are not valid Python names."""
+
+ADAPTER = "flat_args_adapter"
+"""Attribute of the outermost module with the adapter of its arguments."""
+
+NameObject = Callable[[object], str]
+"""Returns the global name of an object in generated code."""
+
+Leaves: TypeAlias = list[Any]
+"""The flat arguments of a call."""
+
+
+class FlatArgsAdapter(ABC):
+    """Converts the flat arguments of one structure into those of another.
+
+    An ``UnflattenedModule`` uses its adapter when it is called with a structure that differs from
+    the exported one.
+
+    Example:
+        >>> import torch
+        >>> class DropExtra(FlatArgsAdapter):
+        ...     def adapt(self, target_spec, input_spec, input_args, metadata=None, obj=None):
+        ...         return input_args[: target_spec.num_leaves]
+        >>> from lowerdeck.unflatten import unflatten
+        >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+        >>> unflatten(program, DropExtra())(-torch.ones(2), "ignored")
+        tensor([0., 0.])
+    """
+
+    @abstractmethod
+    def adapt(
+        self,
+        target_spec: pytree.TreeSpec,
+        input_spec: pytree.TreeSpec,
+        input_args: Leaves,
+        metadata: dict[str, Any] | None = None,
+        obj: Any = None,
+    ) -> Leaves:
+        """Return the flat arguments of ``target_spec``, one for each of its leaves.
+
+        Args:
+            target_spec: The exported structure of ``(args, kwargs)``.
+            input_spec: The structure of this call.
+            input_args: The leaves of this call; they may be changed in place.
+            metadata: A copy of the metadata of the exported graph module.
+            obj: The positional arguments of this call as they were passed.
+        """
+
+    def get_flat_arg_paths(self) -> list[str]:
+        """Return a name for each adapted argument, for messages; an empty list means no names."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class CallSignature:
+    """The structure of one module's arguments and result.
+
+    Attributes:
+        in_spec: Structure of ``(args, kwargs)``.
+        out_spec: Structure of the result.
+        names: The variables of the positional arguments, then of the keyword ones.
+        others: Keyword and variable of each argument whose keyword is no Python name.
+        adapts: Accept any structure and convert it by the module's adapter.
+        carried: Number of values read from the caller beside the arguments.
+        carries: Number of values returned to the caller beside the result.
+        needs: Number of carried values that an eager module could not compute from its arguments.
+        updates: Targets of the first outputs, written behind the graph: the attribute path of
+            state, or None and the number of an argument's leaf.
+        is_flat: The program recorded no signature: values are passed in the order of their use.
+    """
+
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    names: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+    adapts: bool = False
+    carried: int = 0
+    carries: int = 0
+    needs: int = 0
+    updates: tuple[tuple[str | None, int], ...] = ()
+    is_flat: bool = False
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether values pass beside the arguments and the result."""
+        return bool(self.carried or self.carries)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The parameters of the function, in order."""
+        return ("args", "kwargs") if self.adapts else (*self.names, PENDING, _OTHERS)
+
+    @property
+    def parameters(self) -> str:
+        """The text of the parameter list after ``self``."""
+        if self.adapts:
+            return ", *args, **kwargs"
+        special = {variable for _, variable in self.others}
+        named = "".join(f", {name}" for name in self.names if name not in special)
+        extras = f", *, {PENDING}" if self.has_extras else ""
+        return named + extras + (f", **{_OTHERS}" if self.others else "")
+
+    @property
+    def parts(self) -> list[pytree.TreeSpec]:
+        """The structure of each argument."""
+        return [spec for part in self.in_spec.children() for spec in part.children()]
+
+    def leaf_parameters(self) -> Iterator[str | None]:
+        """Yield for each leaf the parameter that it is, or None where it is a part of one."""
+        if self.adapts:
+            yield from (None for _ in range(self.in_spec.num_leaves))
+            return
+        for name, spec in zip(self.names, self.parts, strict=True):
+            yield from (name,) if spec.is_leaf() else (None for _ in range(spec.num_leaves))
+        yield from (None for _ in range(self.carried))
+
+    def labels(self) -> list[str]:
+        """Return for each argument the name by which a caller knows it, for messages."""
+        args, kwargs = self.in_spec.children()
+        return [*self.names[: args.num_children], *(one_line(str(key)) for key in kwargs.context)]
+
+    def leaf_labels(self, examples: Sequence[Any]) -> list[str]:
+        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
+        labels: list[str] = []
+        for label, spec in zip(self.labels(), self.parts, strict=True):
+            leaves = examples[len(labels) : len(labels) + spec.num_leaves]
+            labels += [label + part for part in _part_labels(spec, leaves)]
+        return labels
+
+    def flatten(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Return the leaves of a call.
+
+        Raises:
+            InputStructureError: The containers differ from the recorded ones.
+        """
+        if self.adapts:
+            return adapt_arguments(module, tuple(args), kwargs, self.in_spec)
+        special = {variable: key for key, variable in self.others}
+        positional = iter(args)
+        if self.others:
+            take_others(kwargs, [key for key, _ in self.others])
+        leaves: list[Any] = []
+        for name, spec, label in zip(self.names, self.parts, self.labels(), strict=True):
+            value = kwargs[special[name]] if name in special else next(positional)
+            leaves += [value] if spec.is_leaf() else flatten_like(value, spec, label)
+        return leaves
+
+    def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
+        """Yield the lines that set the variables ``leaves`` from the parameters."""
+        if self.adapts:
+            targets = "".join(f"{leaf}, " for leaf in leaves)
+            function = object_name(adapt_arguments)
+            text = f"{function}(self, args, kwargs, {object_name(self.in_spec)})"
+            yield f"{targets}= {text}" if leaves else text
+            return
+        if self.others:
+            variables = "".join(f"{variable}, " for _, variable in self.others)
+            keys = tuple(key for key, _ in self.others)
+            yield f"{variables}= {object_name(take_others)}({_OTHERS}, {keys!r})"
+        feed = iter(leaves)
+        for name, spec, label in zip(self.names, self.parts, self.labels(), strict=True):
+            yield from _unpack_lines(name, spec, label, feed, object_name)
+        if targets := "".join(f"{leaf}, " for leaf in feed):
+            yield f"{targets}= {PENDING}.extra_inputs"
+
+    def return_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
+        """Yield the lines that return the result built from the expressions ``leaves``."""
+        feed = iter(leaves)
+        result = _build_expression(self.out_spec, feed, object_name)
+        if self.carries:
+            yield f"{PENDING}.extra_outputs = ({''.join(leaf + ', ' for leaf in feed)})"
+        yield f"return {result}"
+
+
+def flat_signature(inputs: int, outputs: int) -> CallSignature:
+    """Return the signature of a call of flat values."""
+    in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
+    out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
+    names, others = argument_variables(in_spec, None)
+    return CallSignature(in_spec, out_spec, names, others, is_flat=True)
+
+
+def argument_variables(
+    in_spec: pytree.TreeSpec, known: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Return ``names`` and ``others`` of a ``CallSignature``.
+
+    Args:
+        in_spec: Structure of ``(args, kwargs)``.
+        known: The parameter names of eager's forward, where export recorded them.
+    """
+    args, kwargs = in_spec.children()
+    keywords = [str(name) for name in kwargs.context]
+    taken = set(filter(_is_parameter, keywords))
+    variables = [
+        key if key in taken else _unused(f"keyword_{index}", taken)
+        for index, key in enumerate(keywords)
+    ]
+    names = list(known or ())[: args.num_children]
+    if (
+        len(names) != args.num_children
+        or len({*names, *variables}) != len(names) + len(variables)
+        or not all(map(_is_parameter, names))
+    ):
+        names = [_unused(f"arg_{index}", taken) for index in range(args.num_children)]
+    pairs = zip(keywords, variables, strict=True)
+    return (*names, *variables), tuple((key, name) for key, name in pairs if key != name)
+
+
+def _is_parameter(name: object) -> bool:
+    return is_name(name) and name not in {"self", PENDING, _OTHERS}
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """Return ``name``, with underscores behind it if it is taken, and reserve it."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def is_name(text: object) -> bool:
+    """Return whether Python source can write ``text`` as a name and means that very text by it.
+
+    The parser normalizes other spellings of a letter (``µ`` for ``μ``), which would read another
+    attribute; nothing can be bound to ``__debug__``.
+    """
+    return (
+        type(text) is str
+        and text.isidentifier()
+        and not keyword.iskeyword(text)
+        and text != "__debug__"
+        and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
+    )
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` with escapes for line ends, invisible letters and bidirectional marks."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def adapt_arguments(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any, expected: pytree.TreeSpec
+) -> list[Any]:
+    """Return the leaves of a call, converted by the module's adapter if the structure differs.
+
+    Args:
+        module: The outermost module.
+        args: Positional arguments.
+        kwargs: Keyword arguments, in any order.
+        expected: The exported structure.
+
+    Raises:
+        InputStructureError: The structure differs, and there is no adapter.
+    """
+    if isinstance(args, Proxy):
+        raise InputStructureError(
+            "A symbolic trace passes all arguments of this module as one Proxy. Give "
+            "concrete_args as a tuple with torch.fx.PH for each argument."
+        )
+    names = expected.child(1).context
+    if kwargs and set(kwargs) == set(names):
+        kwargs = {name: kwargs[name] for name in names}
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    if structure == expected:
+        return leaves
+    # The model may have state of this name, which an attribute access would find.
+    adapter: FlatArgsAdapter | None = module.__dict__[ADAPTER]
+    if adapter is None:
+        raise InputStructureError(
+            f"The structure of the arguments differs from the exported one: found {structure}, "
+            f"expected {expected}. Pass the exported structure, or give unflatten a "
+            "flat_args_adapter."
+        )
+    leaves = adapter.adapt(
+        target_spec=expected,
+        input_spec=structure,
+        input_args=leaves,
+        metadata=module.__dict__["meta"],
+        obj=args,
+    )
+    if len(leaves) != expected.num_leaves:
+        raise InputStructureError(
+            f"{type(adapter).__name__}.adapt returned {len(leaves)} arguments; expected "
+            f"{expected.num_leaves}, one for each leaf of {expected}."
+        )
+    return leaves
+
+
+def take_others(arguments: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return the arguments of these keywords.
+
+    Raises:
+        InputStructureError: One is missing, or there is another one.
+    """
+    if not isinstance(arguments, Proxy) and arguments.keys() != frozenset(keys):
+        raise InputStructureError(
+            f"expected the keyword arguments {list(keys)} beside those with Python names; found "
+            f"{list(arguments)}. Pass them as **{{{keys[0]!r}: value}}."
+        )
+    return tuple(arguments[key] for key in keys)
+
+
+def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
+    """Return the leaves of ``value``, which must have the structure ``spec``.
+
+    Proxies of a symbolic trace pass, and so does the size of a tensor for a tuple.
+
+    Raises:
+        InputStructureError: The structure differs.
+    """
+    if isinstance(value, torch.Size):
+        value = tuple(value)
+    leaves, structure = pytree.tree_flatten(value)
+    if structure == spec:
+        return leaves
+    if isinstance(value, Proxy) and spec.type in {tuple, list, dict}:
+        keys = spec.context if spec.type is dict else range(spec.num_children)
+        return [
+            leaf
+            for key, child in zip(keys, spec.children(), strict=True)
+            for leaf in (
+                [value[key]] if child.is_leaf() else flatten_like(value[key], child, path)
+            )
+        ]
+    raise InputStructureError(
+        f"{path!r} differs in structure from the recorded one: found {_describe(value)}, "
+        f"expected {_describe_spec(spec)}. Pass the recorded structure, or give unflatten a "
+        "flat_args_adapter."
+    )
+
+
+def _part_labels(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
+    """Yield how each leaf is accessed from the argument that it is a part of."""
+    try:
+        example = pytree.tree_unflatten(leaves, spec)
+        paths = [path for path, _ in pytree.tree_flatten_with_path(example)[0]]
+    except Exception:
+        # A class may raise anything for leaves that are only examples.
+        paths = []
+    if len(paths) == len(leaves):
+        yield from map(pytree.keystr, paths)
+    else:
+        yield from (f" (leaf {index})" for index in range(len(leaves)))
+
+
+def _unpack_lines(
+    text: str, spec: pytree.TreeSpec, path: str, leaves: Iterator[str], object_name: NameObject
+) -> Iterator[str]:
+    if spec.is_leaf():
+        leaf = next(leaves)
+        if leaf != text:
+            yield f"{leaf} = {text}"
+        return
+    if spec.type not in {tuple, list, dict}:
+        targets = "".join(f"{next(leaves)}, " for _ in range(spec.num_leaves))
+        call = f"{object_name(flatten_like)}({text}, {object_name(spec)}, {path!r})"
+        yield f"{targets}= {call}" if targets else call
+        return
+    keys = spec.context if spec.type is dict else range(spec.num_children)
+    for key, child in zip(keys, spec.children(), strict=True):
+        # Keys of other types are named as objects.
+        shown = repr(key) if type(key) in {str, int} else object_name(key)
+        yield from _unpack_lines(
+            f"{text}[{shown}]", child, f"{path}[{key!r}]", leaves, object_name
+        )
+
+
+def _build_expression(
+    spec: pytree.TreeSpec, leaves: Iterator[str], object_name: NameObject
+) -> str:
+    if spec.is_leaf():
+        return next(leaves)
+    if spec.type not in {tuple, list, dict}:
+        texts = ", ".join(next(leaves) for _ in range(spec.num_leaves))
+        return f"{object_name(pytree.tree_unflatten)}([{texts}], {object_name(spec)})"
+    parts = [_build_expression(child, leaves, object_name) for child in spec.children()]
+    if spec.type is tuple:
+        return f"({''.join(part + ', ' for part in parts)})"
+    if spec.type is list:
+        return f"[{', '.join(parts)}]"
+    keys = [repr(key) if type(key) in {str, int} else object_name(key) for key in spec.context]
+    return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{type(value).__name__} with keys {list(value)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def _describe_spec(spec: pytree.TreeSpec) -> str:
+    name = getattr(spec.type, "__name__", str(spec.type))
+    if spec.type is dict:
+        return f"dict with keys {list(spec.context)}"
+    return f"{name} of {spec.num_children}"

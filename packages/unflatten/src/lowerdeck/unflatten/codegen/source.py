@@ -1,0 +1,476 @@
+"""Write the Python source of one module's graph, and compile it."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.torch_base import source_frames
+from lowerdeck.unflatten._torch_private import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_MODE,
+    packet_name,
+)
+from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
+from lowerdeck.unflatten.codegen.bindings import METHODS, callable_for
+from lowerdeck.unflatten.codegen.failures import (
+    FILE_PREFIX,
+    NAME_SOURCE,
+    TORCH_FOLDER,
+    location,
+    name_source,
+    with_handler,
+)
+from lowerdeck.unflatten.codegen.targets import RESERVED_NAMES, lookup, split_call_target
+from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, SITE
+from lowerdeck.unflatten.notes import is_pass_through
+from lowerdeck.unflatten.specializations import RUN, call_specialization, enter, start
+
+_TAKES_PARTS = (operator.getitem, flatten_like)
+_SERIAL = re.compile(r"(_\d+)+$")
+_WORD = re.compile(r"[^0-9a-zA-Z_]+")
+_FILE_NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of one ``forward``.
+
+    Attributes:
+        lines: The lines of the function, without comments.
+        comments: For each line the model's source line, or an empty string.
+        names: The objects that the lines name.
+        key: Equal for functions that compute the same from the same arguments and children.
+    """
+
+    lines: tuple[str, ...]
+    comments: tuple[str, ...]
+    names: Mapping[str, object]
+    key: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        objects = [(name, *_object_key(value)) for name, value in self.names.items()]
+        object.__setattr__(self, "key", (self.lines, *objects))
+
+    @property
+    def text(self) -> str:
+        """The source with the model's lines as comments."""
+        return "".join(
+            f"{line}  # {comment}\n" if comment else f"{line}\n"
+            for line, comment in zip(self.lines, self.comments, strict=True)
+        )
+
+    def compile(self) -> FunctionType:
+        """Return the function; tracebacks show its lines and the model's."""
+        file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
+        text = with_handler(self.text)
+        # No __name__: a compiler would look for these names in the module of that name.
+        scope: dict[str, Any] = dict(self.names)
+        scope[NAME_SOURCE] = name_source
+        exec(compile(text, file, "exec"), scope)
+        # A None time keeps the entry: linecache cannot check a file that does not exist.
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        function = scope["forward"]
+        if not isinstance(function, FunctionType):
+            raise TypeError(f"the source defines {function!r} instead of a function")
+        return function
+
+
+class Identity:
+    """Key of an object by identity; keeps it alive, so that no other object gets its address."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value: object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _object_key(value: object) -> tuple[object, ...]:
+    if isinstance(value, torch.fx.GraphModule):
+        return ("graph module", *_graph_key(value))
+    if isinstance(value, _BY_TEXT):
+        # By text, because a NaN does not equal itself.
+        return (type(value), repr(value))
+    try:
+        hash(value)
+    except TypeError:
+        return (Identity(value),)
+    return (type(value), value)
+
+
+def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
+    """Yield a key of a branch or loop body that ignores the names of its nodes."""
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    children = {name: child for name, child in module.named_modules() if name in names}
+    yield write_source(module.graph, attributes=children).key
+    for name in sorted(names.difference(children)):
+        yield (name, Identity(attrgetter(name)(module)))
+
+
+def write_source(
+    graph: Graph,
+    signature: CallSignature | None = None,
+    attributes: Mapping[str, object] | None = None,
+    *,
+    is_checked: bool = False,
+) -> Source:
+    """Return the source of a function that computes what ``graph`` does.
+
+    Args:
+        graph: The graph of one module.
+        signature: Structure of arguments and result; without it they are flat.
+        attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
+        is_checked: Check the arguments where the function is not called by an unchanged parent.
+    """
+    return _Writer(graph, signature, attributes or {}, is_checked=is_checked).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        graph: Graph,
+        signature: CallSignature | None,
+        attributes: Mapping[str, object],
+        *,
+        is_checked: bool,
+    ) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.attributes = attributes
+        self.is_checked = is_checked
+        self.lines: list[str] = []
+        self.comments: list[str] = []
+        self.names: dict[str, object] = {}
+        self.parameters: set[str] = set()
+        self.by_object: dict[object, str] = {}
+        self.local: dict[Node, str] = {}
+        self.bases: dict[Node, str] = {}
+        self.used: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        self.taken: set[str] = set(_PYTHON_NAMES)
+        self.leaves: list[str] = []
+        self.unread: set[Node] = set()
+        self.indent = "    "
+
+    def write(self) -> Source:
+        nodes = self._read_nodes()
+        self._open([node for node in nodes if node.op == "placeholder"])
+        dead = self._last_uses(nodes)
+        for node in nodes:
+            if node.op not in {"placeholder", "output"}:
+                self._node(node, dead.get(node, ()))
+        output = next((node for node in reversed(nodes) if node.op == "output"), None)
+        if output is not None:
+            self._close(output)
+        return Source(tuple(self.lines), tuple(self.comments), self.names)
+
+    def _read_nodes(self) -> list[Node]:
+        """Return the nodes without those that unpack unread parts of results."""
+        nodes: list[Node] = []
+        for node in reversed(self.graph.nodes):
+            is_part = node.op == "call_function" and node.target in _TAKES_PARTS
+            if is_part and self.unread.issuperset(node.users):
+                self.unread.add(node)
+            else:
+                nodes.append(node)
+        return nodes[::-1]
+
+    def _open(self, placeholders: Sequence[Node]) -> None:
+        signature = self.signature
+        if signature is None:
+            for node in placeholders:
+                self._name(node, "x")
+            parameters = "".join(f", {self.local[node]}" for node in placeholders)
+            self.line(
+                f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
+                outer=True,
+            )
+            self._check_entry(f"self{parameters}")
+            return
+        self.taken.update(signature.parameter_names)
+        self.parameters.update(signature.parameter_names)
+        for node, parameter in zip(placeholders, signature.leaf_parameters(), strict=True):
+            if parameter is None:
+                self._name(node)
+            else:
+                self.local[node] = parameter
+        self.line(f"def forward(self{signature.parameters}):", outer=True)
+        if not signature.has_extras:
+            self._check_entry(f"self{signature.parameters}")
+        self.leaves = [self.local[node] for node in placeholders]
+        for text in signature.flatten_lines(self.leaves, self.object_name):
+            self.line(text)
+
+    def _check_entry(self, arguments: str) -> None:
+        if self.is_checked:
+            run = self.object_name(RUN, "run")
+            is_compiling = self.object_name(torch.compiler.is_compiling)
+            self.line(f"if not {run}.mode and not {is_compiling}():")
+            self.line(f"    return {self.object_name(start)}({arguments})")
+
+    def _close(self, output: Node) -> None:
+        value = output.args[0]
+        if self.signature is None:
+            self.line(f"return {self.argument(value)}")
+            return
+        leaves = list(value) if isinstance(value, (tuple, list)) else [value]
+        texts = [self.argument(leaf) for leaf in leaves]
+        for path, leaf in self.signature.updates:
+            target = self.leaves[leaf] if path is None else self.attribute(path)
+            self.line(f"{target}.copy_({texts.pop(0)})")
+        for line in self.signature.return_lines(texts, self.object_name):
+            self.line(line)
+
+    def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+        """Return for each node the values that are not read after it."""
+        seen: set[Node] = set()
+        dead: dict[Node, list[Node]] = {}
+        for node in reversed(nodes):
+            for source in () if is_pass_through(node) else map(_origin, node.all_input_nodes):
+                if source not in seen:
+                    seen.add(source)
+                    if node.op != "output" and source.op not in {"placeholder", "get_attr"}:
+                        dead.setdefault(node, []).append(source)
+        return dead
+
+    def _node(self, node: Node, dead: Sequence[Node]) -> None:
+        if node.op == "get_attr":
+            text = self.attribute(str(node.target))
+            if len(node.users) == 1:
+                # Read where it is used.
+                self.local[node] = text
+                return
+            self.line(f"{self._name(node)} = {text}")
+            return
+        if node.op == "call_function" and self._mode(node):
+            return
+        if is_pass_through(node):
+            self.local[node] = self.local[_origin(node)]
+            return
+        text = self._call(node)
+        if not self.unread.issuperset(node.users):
+            text = f"{self._name(node, heir_of=dead)} = {text}"
+        # Free values after their last use.
+        names = [self.local[value] for value in dead]
+        names = [name for name in names if name != self.local.get(node)]
+        self.line(f"{text}; {' = '.join(names)} = None" if names else text, _comment(node))
+
+    def _mode(self, node: Node) -> bool:
+        """Open or close a block for a node that switches a mode; return whether it was one."""
+        if node.target is SET_GRAD_MODE or node.target is ENTER_AUTOCAST:
+            if "closes" in node.meta:
+                self._close_block()
+                return True
+            manager = torch.set_grad_enabled if node.target is SET_GRAD_MODE else torch.autocast
+            arguments = self.arguments(node.args, {})
+            if node.target is ENTER_AUTOCAST:
+                device, dtype, enabled, cache = (self.argument(value) for value in node.args)
+                arguments = f"{device}, dtype={dtype}, enabled={enabled}, cache_enabled={cache}"
+            self.line(f"with {self.object_name(manager)}({arguments}):", _comment(node))
+            self.indent += "    "
+            return True
+        if node.target is EXIT_AUTOCAST:
+            self._close_block()
+            return True
+        return False
+
+    def _close_block(self) -> None:
+        # Adjacent regions leave empty ones between them.
+        if self.lines[-1].endswith(":"):
+            self.line("pass")
+        self.indent = self.indent[:-4]
+
+    def _call(self, node: Node) -> str:
+        if node.op == "call_function":
+            if node.target is operator.getitem:
+                value, key = node.args
+                return f"{self.argument(value)}[{self.argument(key)}]"
+            if node.target in METHODS and node.args and not node.kwargs:
+                value, *rest = node.args
+                return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
+            function = self.object_name(callable_for(node.target, node.kwargs))
+            return f"{function}({self.arguments(node.args, node.kwargs)})"
+        if node.op == "call_module":
+            return self._call_child(node)
+        if node.op == "call_method":
+            value, *rest = node.args
+            method, owner = str(node.target), self.argument(value)
+            if is_name(method):
+                return f"{owner}.{method}({self.arguments(rest, node.kwargs)})"
+            getter = f"{self.object_name(getattr)}({owner}, {method!r})"
+            return f"{getter}({self.arguments(rest, node.kwargs)})"
+        raise TypeError(f"a graph cannot have a node of kind {node.op!r}")
+
+    def _call_child(self, node: Node) -> str:
+        path, specialization = split_call_target(str(node.target))
+        kwargs = dict(node.kwargs)
+        called = module = self.attribute(path, is_module=True)
+        site = node.meta.get(SITE)
+        if site is not None and (EXTRA_INPUTS in kwargs or specialization is not None):
+            extras = self.argument(kwargs.pop(EXTRA_INPUTS, ()))
+            function = self.object_name(call_specialization)
+            called = f"{function}(self, {module}, {site}, {extras})"
+        elif site is not None:
+            called = f"{self.object_name(enter)}(self, {module}, {site})"
+        return f"{called}({self.arguments(node.args, kwargs)})"
+
+    def attribute(self, path: str, *, is_module: bool = False) -> str:
+        """Return the expression that reads an attribute of this module."""
+        if path in self.attributes:
+            return self.object_name(self.attributes[path], _SERIAL.sub("", path))
+        text = "self"
+        parts = path.split(".")
+        for index, part in enumerate(parts):
+            if is_module and index == 0:
+                # Not by name, which searches parameters and buffers first: a third of the cost of
+                # a call. Inner parts may be attributes of a wrapper.
+                text = f"{text}._modules[{part!r}]"
+            elif (is_module or index < len(parts) - 1) and not is_name(part):
+                # As torch's containers do it: compilers know the name of such a child.
+                text = f"{text}._modules[{part!r}]"
+            elif part in RESERVED_NAMES:
+                text = f"{self.object_name(lookup)}({text}, {part!r})"
+            elif is_name(part):
+                text = f"{text}.{part}"
+            else:
+                text = f"{self.object_name(getattr)}({text}, {part!r})"
+        return text
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return the text between the parentheses of a call."""
+        texts = [self.argument(value) for value in args]
+        if all(is_name(name) for name in kwargs):
+            texts += [f"{name}={self.argument(value)}" for name, value in kwargs.items()]
+        else:
+            pairs = [f"{name!r}: {self.argument(value)}" for name, value in kwargs.items()]
+            texts.append(f"**{{{', '.join(pairs)}}}")
+        return ", ".join(texts)
+
+    def argument(self, value: Any) -> str:
+        """Return the expression for one argument."""
+        if isinstance(value, Node):
+            return self.local[value]
+        if value is None or type(value) in _LITERALS:
+            return repr(value)
+        if type(value) is float:
+            return repr(value) if math.isfinite(value) else self.object_name(value)
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return f"({''.join(self.argument(item) + ', ' for item in value)})"
+        if isinstance(value, list):
+            return f"[{', '.join(self.argument(item) for item in value)}]"
+        if isinstance(value, dict):
+            pairs = (f"{self.argument(key)}: {self.argument(item)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        if isinstance(value, slice):
+            parts = (self.argument(part) for part in (value.start, value.stop, value.step))
+            return f"{self.object_name(slice)}({', '.join(parts)})"
+        return self.object_name(value)
+
+    def object_name(self, value: object, hint: str = "") -> str:
+        """Return the global name of an object in the function."""
+        # Equal devices and dtypes need not be one object.
+        key = (type(value), repr(value)) if isinstance(value, _BY_TEXT) else id(value)
+        name = self.by_object.get(key)
+        if name is None:
+            words = str(hint or getattr(value, "__name__", None) or _words(value))
+            if _PYTHON_NAMES.get(words) is value and words not in self.parameters:
+                return words
+            base = "_" + _WORD.sub("_", words).strip("_")[:40]
+            name, number = base, self.numbers.get(base, 1)
+            while name in self.names or name in self.parameters:
+                name, number = f"{base}_{number}", number + 1
+            self.numbers[base] = number
+            self.by_object[key] = name
+            self.names[name] = value
+        return name
+
+    def _name(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
+        # Named for the operator, not for the node: equal modules get equal source.
+        base = base or _base(node)
+        self.bases[node] = base
+        for source in heir_of:
+            if self.bases.get(source) == base:
+                # One variable for a chain of equal operators.
+                name = self.local[node] = self.local[source]
+                return name
+        number = self.used.get(base, 0)
+        name = f"{base}_{number}" if number else base
+        while name in self.taken or not is_name(name):
+            number += 1
+            name = f"{base}_{number}"
+        self.used[base] = number + 1
+        self.taken.add(name)
+        self.local[node] = name
+        return name
+
+    def line(self, text: str, comment: str = "", *, outer: bool = False) -> None:
+        """Add a line at the current depth."""
+        self.lines.append(text if outer else self.indent + text)
+        self.comments.append(comment)
+
+
+def _origin(node: Node) -> Node:
+    """Return the value of which ``node`` is a pass-through alias."""
+    while is_pass_through(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _words(value: object) -> str:
+    """Return a name for an object that is the same in every process."""
+    return str(value) if isinstance(value, _BY_TEXT) else type(value).__name__
+
+
+def _base(node: Node) -> str:
+    if node.op in {"call_module", "get_attr"}:
+        words = split_call_target(str(node.target))[0].rpartition(".")[2]
+    elif node.op == "placeholder":
+        words = node.name
+    else:
+        target = node.target
+        words = str(packet_name(target) or getattr(target, "__name__", str(target)))
+    base = _SERIAL.sub("", _WORD.sub("_", words)).lstrip("_") or "value"
+    if base[0].isdigit():
+        return "value" if base.isdigit() else f"value_{base}"
+    return base
+
+
+_BY_TEXT = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LITERALS = {bool, int, str}
+_PYTHON_NAMES: dict[str, object] = {
+    "self": None,
+    **{value.__name__: value for value in (getattr, slice, type, len, tuple, list, dict)},
+}
+"""Python's own names in generated code, unless a parameter has that name."""
+
+
+def _comment(node: Node) -> str:
+    """Return ``file:line in function: code`` of the node's innermost frame, on one line.
+
+    The innermost frame of a call is inside the callee: for layers of torch the caller is shown.
+    """
+    frames = source_frames(node)
+    if not frames:
+        return ""
+    if node.op == "call_module" and frames[-1].file.startswith(TORCH_FOLDER):
+        own = (frame for frame in reversed(frames) if not frame.file.startswith(TORCH_FOLDER))
+        return location(next(own, frames[-1]))
+    return location(frames[-1])

@@ -1,0 +1,315 @@
+"""The contract of calls: recorded arguments and results, and the one check against them.
+
+The program has no code for other constants, dtypes, ranks or static sizes than the recorded ones:
+eager may have branched on each of them. So the arguments of a module that is called alone or by a
+changed parent, and the results of a changed child, must match the record. Calls of unchanged
+children by unchanged parents are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node, Proxy
+
+from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number, returns_written
+from lowerdeck.unflatten.errors import InputConstraintError
+
+
+class TensorRecord(NamedTuple):
+    """Recorded metadata of a tensor; symbolic sizes are expressions as text."""
+
+    dtype: torch.dtype
+    sizes: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"a tensor of shape ({', '.join(map(str, self.sizes))}) of {self.dtype}"
+
+
+class NumberRecord(NamedTuple):
+    """A recorded symbolic number, as text."""
+
+    expression: str
+
+    def __str__(self) -> str:
+        return f"the number {self.expression}"
+
+
+class ConstantRecord(NamedTuple):
+    """A recorded constant."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+Record = TensorRecord | NumberRecord | ConstantRecord | None
+"""Metadata of one leaf; None accepts any value."""
+
+
+def record_of(value: Any) -> Record:
+    """Return the record of an example value or a constant."""
+    if isinstance(value, torch.Tensor):
+        return TensorRecord(value.dtype, tuple([_size(size) for size in value.shape]))
+    if isinstance(value, SYMBOLS):
+        number = _size(value)
+        return NumberRecord(number) if isinstance(number, str) else ConstantRecord(number)
+    if value is None or type(value) in {bool, int, float, str}:
+        return ConstantRecord(value)
+    return None
+
+
+def _size(size: Any) -> Any:
+    if type(size) is int:
+        return size
+    number = plain_number(size)
+    return str(expression_of(number)) if isinstance(number, SYMBOLS) else number
+
+
+@dataclass(eq=False)
+class RecordedCall:
+    """One call of a module as the program recorded it.
+
+    Attributes:
+        inputs: Leaves of the arguments: nodes of the working graph, or constants.
+        outputs: Leaves of the result.
+    """
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any] = ()
+
+    @cached_property
+    def arguments(self) -> tuple[Record, ...]:
+        """The record of each leaf of the arguments."""
+        return tuple(map(_leaf_record, self.inputs))
+
+    @cached_property
+    def results(self) -> tuple[Record, ...]:
+        """The record of each leaf of the result; the root's own results accept any value."""
+        return tuple(
+            None if isinstance(leaf, Node) and _is_only_returned(leaf) else _leaf_record(leaf)
+            for leaf in self.outputs
+        )
+
+    @cached_property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """Positions of leaves, arguments before results, that were one tensor."""
+        first: dict[Any, int] = {}
+        pairs: list[tuple[int, int]] = []
+        for position, leaf in enumerate((*self.inputs, *self.outputs)):
+            if not isinstance(leaf, Node) or not isinstance(leaf.meta.get("val"), torch.Tensor):
+                continue
+            for source in _same_tensor(leaf):
+                if first.setdefault(source, position) != position:
+                    pairs.append((first[source], position))
+                    break
+        return tuple(pairs)
+
+    @cached_property
+    def key(self) -> object:
+        """Equal for calls with equal records."""
+        return (self.arguments, self.results, self.aliases)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.arguments, self.results, self.aliases)
+
+
+def _restored(arguments: Any, results: Any, aliases: Any) -> RecordedCall:
+    call = RecordedCall((), ())
+    call.__dict__.update(arguments=arguments, results=results, aliases=aliases)
+    return call
+
+
+def _leaf_record(leaf: Any) -> Record:
+    if isinstance(leaf, Node):
+        return record_of(leaf.meta["val"]) if "val" in leaf.meta else None
+    return record_of(leaf) if type(leaf) in {bool, int, float, str, type(None)} else None
+
+
+def _is_only_returned(leaf: Node) -> bool:
+    """Return whether the program returns a value without computing anything from it."""
+    users = [
+        user for user in leaf.users if user.op != "output" and user.target is not _ALIAS
+    ]
+    aliases = [user for user in leaf.users if user.target is _ALIAS]
+    return bool(leaf.users) and not users and all(map(_is_only_returned, aliases))
+
+
+_ALIAS = torch.ops.aten.alias.default
+
+
+def _same_tensor(leaf: Node) -> list[Node]:
+    """Return ``leaf`` and the values that in-place operators returned as ``leaf``."""
+    nodes = [leaf]
+    while nodes[-1].args and returns_written(nodes[-1].target):
+        source = nodes[-1].args[0]
+        if not isinstance(source, Node):
+            break
+        nodes.append(source)
+    return nodes
+
+
+class Mismatch(NamedTuple):
+    """A leaf that differs from its record.
+
+    Attributes:
+        position: Position of the leaf, arguments before results.
+        recorded: Description of the record.
+        value: The leaf.
+    """
+
+    position: int
+    recorded: str
+    value: Any
+
+
+def check(
+    calls: Sequence[RecordedCall],
+    arguments: Sequence[Any],
+    results: Sequence[Any] | None = None,
+    *,
+    any_float: bool = False,
+) -> Mismatch | None:
+    """Return None if the leaves of a call match a recorded call, else a mismatch.
+
+    Args:
+        calls: The recorded calls of one specialization.
+        arguments: Leaves of the arguments.
+        results: Leaves of the result; None before the call. Then arguments only select the
+            recorded calls and bind the symbols of their sizes.
+        any_float: Accept any floating-point dtype where one was recorded.
+    """
+    mismatch: Mismatch | None = None
+    matching: list[tuple[RecordedCall, dict[str, Any]]] = []
+    for call in calls:
+        sizes: dict[str, Any] = {}
+        found = _compare(call.arguments, arguments, sizes, any_float)
+        found = found or _compare_aliases(call, arguments)
+        if found is None:
+            matching.append((call, sizes))
+            if results is None:
+                return None
+        mismatch = mismatch or found
+    if results is None:
+        return mismatch
+    mismatch = None
+    for call, sizes in matching or [(call, {}) for call in calls]:
+        found = _compare(call.results, results, sizes, any_float, len(arguments))
+        found = found or _compare_aliases(call, (*arguments, *results))
+        if found is None:
+            return None
+        mismatch = mismatch or found
+    return mismatch
+
+
+def _compare(
+    records: Sequence[Record],
+    values: Sequence[Any],
+    sizes: dict[str, Any],
+    any_float: bool,
+    start: int = 0,
+) -> Mismatch | None:
+    for position, (record, value) in enumerate(zip(records, values, strict=True), start):
+        if record is None or isinstance(value, Proxy):
+            continue
+        if isinstance(record, TensorRecord):
+            is_match = (
+                isinstance(value, torch.Tensor)
+                and _same_dtype(record.dtype, value, any_float)
+                and len(value.shape) == len(record.sizes)
+                and all(
+                    _same_size(size, actual, sizes)
+                    for size, actual in zip(record.sizes, value.shape, strict=True)
+                )
+            )
+        elif isinstance(record, NumberRecord):
+            is_number = isinstance(value, (int, float, *SYMBOLS))
+            is_match = is_number and _same_size(record.expression, value, sizes)
+        else:
+            is_match = _same_constant(record.value, value)
+        if not is_match:
+            bound = {
+                size: sizes[size]
+                for size in getattr(record, "sizes", ())
+                if isinstance(size, str) and size in sizes
+            }
+            where = ", ".join(f"{name} = {size}" for name, size in bound.items())
+            return Mismatch(position, f"{record}{f' with {where}' if where else ''}", value)
+    return None
+
+
+def _same_dtype(expected: torch.dtype, value: torch.Tensor, any_float: bool) -> bool:
+    if value.dtype is expected:
+        return True
+    if not (expected.is_floating_point and value.is_floating_point()):
+        return False
+    return any_float or torch.is_autocast_enabled(value.device.type)
+
+
+def _same_size(expected: int | str, size: Any, sizes: dict[str, Any]) -> bool:
+    if type(expected) is str:
+        expected = sizes.setdefault(expected, size)
+    # Export has symbolic sizes, and a comparison would fix their values.
+    return bool(type(size) is not int or type(expected) is not int or size == expected)
+
+
+def _same_constant(expected: Any, value: Any) -> bool:
+    # 1, 1.0 and True are equal but differ, as do 0.0 and -0.0; two NaNs are the same.
+    if type(value) is not type(expected):
+        return isinstance(value, SYMBOLS) and type(expected) is int
+    if type(expected) is float and not expected:
+        return bool(value == 0 and math.copysign(1.0, value) == math.copysign(1.0, expected))
+    return bool(value == expected or (expected != expected and value != value))
+
+
+def _compare_aliases(call: RecordedCall, values: Sequence[Any]) -> Mismatch | None:
+    for first, second in call.aliases:
+        if second < len(values) and values[first] is not values[second]:
+            if isinstance(values[second], Proxy) or call_accepts_copy(values[first], values[second]):
+                continue
+            return Mismatch(second, "the same tensor as another one of this call", values[second])
+    return None
+
+
+def call_accepts_copy(first: Any, second: Any) -> bool:
+    """Return whether two tensor objects read the same memory alike, as recomputation makes them."""
+    return (
+        isinstance(first, torch.Tensor)
+        and isinstance(second, torch.Tensor)
+        and first.shape == second.shape
+        and first.dtype is second.dtype
+        and first.is_set_to(second)
+    )
+
+
+def describe(value: Any) -> str:
+    """Return the description of a value for messages."""
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, value.shape))
+        return f"a tensor of shape ({sizes}) of {value.dtype}"
+    return f"a {type(value).__name__}" if isinstance(value, (tuple, list, dict)) else repr(value)
+
+
+def raise_for_argument(mismatch: Mismatch, labels: Sequence[str], type_name: str) -> None:
+    """Raise the error for an argument that differs from the recorded one."""
+    raise InputConstraintError(
+        f"argument {labels[mismatch.position]!r} of {type_name} was recorded as "
+        f"{mismatch.recorded}; found {describe(mismatch.value)}. The program has no code for "
+        "this: pass what was recorded, put an eager module in its place, or export again with it. "
+        "check_input_constraints = False skips this check."
+    )
+
+
+def raise_for_result(found: str, recorded: str, path: str) -> None:
+    """Raise the error for a result of a changed module that differs from the recorded one."""
+    raise InputConstraintError(
+        f"the changed module {path!r} returned {found}; expected {recorded}, as recorded. The "
+        "code behind the call was recorded for that alone: return it, or export the changed "
+        "model. check_input_constraints = False skips this check."
+    )

@@ -1,0 +1,343 @@
+"""Build the graph of one call when it is needed, and compare calls without building graphs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from threading import Lock
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+
+from lowerdeck.graph_fuser import OutlinePlan, Region
+from lowerdeck.torch_base import add_node, copy_node, pytree
+from lowerdeck.unflatten.call_signature import CallSignature, flatten_like
+from lowerdeck.unflatten.cut.signatures import Absent, Leaf, PreservedCall
+from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.trace.calls import Frame
+
+EXTRA_INPUTS = "_lowerdeck_carried"
+"""Keyword of a graph's call for the values that are no arguments of eager's module."""
+
+SITE = "site"
+"""Meta of a call: its number in the caller's list of call sites."""
+
+_META = ("val", "stack_trace", "nn_module_stack")
+
+
+class GraphBuilder:
+    """Builds the graphs of all calls from one plan.
+
+    Args:
+        working: The working graph.
+        plan: The plan by which it is cut.
+        regions: The region of each call.
+    """
+
+    def __init__(
+        self, working: WorkingGraph, plan: OutlinePlan, regions: Mapping[Frame, Region]
+    ) -> None:
+        self.working = working
+        self.plan = plan
+        self.regions = regions
+        self.targets: dict[Region, str] = {}
+        self._frames = {region: frame for frame, region in regions.items()}
+        self._numbers: dict[object, int] = {}
+        self._lock = Lock()
+
+    def signature(self, frame: Frame) -> CallSignature | None:
+        """Return the signature of a call, with the number of its extra values."""
+        call = self.working.preserved.get(frame)
+        if call is None:
+            return None
+        extra_inputs, extra_outputs = self.extras(frame, call)
+        if not extra_inputs and not extra_outputs:
+            return call.signature
+        needs = sum(map(_is_computed, extra_inputs))
+        counts = {"carried": len(extra_inputs), "carries": len(extra_outputs), "needs": needs}
+        return replace(call.signature, **counts)
+
+    def extras(self, frame: Frame, call: PreservedCall) -> tuple[list[Node], list[Node]]:
+        """Return the values that a call reads and returns beside its signature."""
+        region = self.regions[frame]
+        inputs, outputs = self.plan.inputs(region), self.plan.outputs(region)
+        leaves = (*call.inputs, *call.outputs)
+        if len(inputs) == len(call.inputs) and len(outputs) == len(call.outputs) == 1:
+            if inputs == call.inputs and outputs == call.outputs:
+                return [], []
+        return (
+            [node for node in inputs if node not in call.inputs],
+            [node for node in outputs if node not in leaves],
+        )
+
+    def build(self, frame: Frame) -> Graph:
+        """Return a new graph of one call, or of the outermost code."""
+        with self._lock:
+            graph, env = Graph(), dict[Node, Node]()
+            region = self.regions[frame] if frame.parent is not None else None
+            call = self.working.preserved.get(frame)
+            extra_outputs: Sequence[Node] = ()
+            if region is not None and call is not None:
+                extra_inputs, extra_outputs = self.extras(frame, call)
+                for index, leaf in enumerate(call.inputs):
+                    if isinstance(leaf, Node) and leaf not in env:
+                        _add_placeholder(graph, env, leaf)
+                    else:
+                        add_node(graph, "placeholder", f"unused_{index}", (), f"unused_{index}")
+                for node in extra_inputs:
+                    _add_placeholder(graph, env, node)
+            elif region is not None:
+                for node in self.plan.inputs(region):
+                    _add_placeholder(graph, env, node)
+            sites = count()
+            for step in self.plan.steps(region):
+                if isinstance(step, Region):
+                    _CallBuilder(self, graph, env, step).add(next(sites))
+                else:
+                    env[step] = copy_node(graph, step, env)
+            if region is not None:
+                self._return(graph, env, region, call, extra_outputs)
+            return graph
+
+    def _return(
+        self,
+        graph: Graph,
+        env: Mapping[Node, Node],
+        region: Region,
+        call: PreservedCall | None,
+        extra_outputs: Sequence[Node],
+    ) -> None:
+        result: Any
+        if call is not None:
+            leaves = [env[leaf] if isinstance(leaf, Node) else constant(leaf) for leaf in call.outputs]
+            result = (*leaves, *(env[node] for node in extra_outputs))
+        elif self.plan.returns_bare(region):
+            result = env[self.plan.outputs(region)[0]]
+        else:
+            result = tuple([env[node] for node in self.plan.outputs(region)])
+        add_node(graph, "output", "output", (result,), "output")
+
+    def callees(self, frame: Frame) -> list[Frame]:
+        """Return the calls that a call makes, in the order of its steps."""
+        if len(frame.children) < 2:
+            return frame.children
+        region = self.regions[frame] if frame.parent is not None else None
+        return [
+            self._frames[step] for step in self.plan.steps(region) if isinstance(step, Region)
+        ]
+
+    def structure(self, frame: Frame) -> tuple[object, ...]:
+        """Return a key that is equal for calls whose graphs have the same source.
+
+        It costs a fraction of a graph. Names of nodes and example values do not count; lines of
+        the model do, as they become comments. Compare keys only while the program exists, because
+        some objects are identified by their address.
+        """
+        plan, region = self.plan, self.regions[frame]
+        inputs = plan.inputs(region)
+        numbers: dict[Node, int] = {node: number for number, node in enumerate(inputs)}
+        key: list[object] = [len(inputs)]
+        call = self.working.preserved.get(frame)
+        if call is not None:
+            key.append(self._spec_number(call.signature))
+            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.inputs]
+        for step in plan.steps(region):
+            if isinstance(step, Region):
+                self._add_call(key, step, numbers)
+                continue
+            meta = step.meta
+            key.append(
+                (
+                    step.op,
+                    # By identity: hashing an operator is a call into Python.
+                    id(step.target) if step.op == "call_function" else step.target,
+                    None if step.type is None else id(step.type),
+                    meta.get("stack_trace"),
+                    "closes" in meta,
+                    _frozen(step.kwargs, numbers) if step.kwargs else None,
+                    *[_frozen(value, numbers) for value in step.args],
+                )
+            )
+            numbers[step] = len(numbers)
+        if call is not None:
+            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.outputs]
+        key.append((plan.returns_bare(region), *[numbers[node] for node in plan.outputs(region)]))
+        return tuple(key)
+
+    def _add_call(self, key: list[object], region: Region, numbers: dict[Node, int]) -> None:
+        plan, call = self.plan, self.working.preserved.get(self._frames[region])
+        inputs = [numbers[node] for node in plan.inputs(region)]
+        outputs = plan.outputs(region)
+        key.append((self.targets[region], plan.returns_bare(region), *inputs))
+        if call is not None:
+            key.append(self._spec_number(call.signature))
+            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.inputs]
+            key += [outputs.index(leaf) if leaf in outputs else None for leaf in call.outputs]
+        for node in outputs:
+            numbers[node] = len(numbers)
+
+    def _spec_number(self, signature: CallSignature) -> int:
+        key = (signature.in_spec, signature.out_spec, signature.names, signature.is_flat)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+class _CallBuilder:
+    """Adds one call to a graph, with structured arguments and results where they are recorded."""
+
+    def __init__(
+        self, builder: GraphBuilder, graph: Graph, env: dict[Node, Node], region: Region
+    ) -> None:
+        self.builder = builder
+        self.graph = graph
+        self.env = env
+        self.region = region
+        self.outputs = builder.plan.outputs(region)
+        self.target = builder.targets.get(region, region.name)
+        label = self.target.partition("..")[0].replace(".", "_")
+        self.label = label if label.isidentifier() else f"_{label}"
+
+    def add(self, site: int) -> None:
+        """Add the call, which is number ``site`` of its caller."""
+        frame = self.builder._frames[self.region]
+        call = self.builder.working.preserved.get(frame)
+        if call is not None:
+            self._add_structured(frame, call, site)
+            return
+        inputs = self.builder.plan.inputs(self.region)
+        args = tuple([self.env[node] for node in inputs])
+        node = add_node(self.graph, "call_module", self.target, args, self.label)
+        if ".." in self.target:
+            node.meta[SITE] = site
+        self._describe(node)
+        if self.builder.plan.returns_bare(self.region):
+            self.env[self.outputs[0]] = node
+            return
+        for index, output in enumerate(self.outputs):
+            self._bind(output, self._function(operator.getitem, (node, index)))
+
+    def _add_structured(self, frame: Frame, call: PreservedCall, site: int) -> None:
+        env = self.env
+        extra_inputs, extra_outputs = self.builder.extras(frame, call)
+        leaves = iter(
+            [env[leaf] if isinstance(leaf, Node) else constant(leaf) for leaf in call.inputs]
+        )
+        args, kwargs = (
+            self._argument(spec, leaves) for spec in call.signature.in_spec.children()
+        )
+        if extra_inputs or extra_outputs:
+            kwargs = {**kwargs, EXTRA_INPUTS: tuple([env[node] for node in extra_inputs])}
+        node = add_node(
+            self.graph, "call_module", self.target, tuple(args), self.label, dict(kwargs)
+        )
+        node.meta[SITE] = site
+        self._describe(node)
+        result = node
+        if extra_outputs:
+            result = self._function(operator.getitem, (node, 0))
+            others = self._function(operator.getitem, (node, 1))
+            for index, output in enumerate(extra_outputs):
+                self._bind(output, self._function(operator.getitem, (others, index)))
+        self._read(call.signature.out_spec, result, iter(call.outputs), set(call.inputs))
+
+    def _argument(self, spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
+        """Return the argument of structure ``spec``, built by nodes where needed."""
+        if spec.is_leaf():
+            return next(leaves)
+        if spec.type in {tuple, list}:
+            return spec.type([self._argument(child, leaves) for child in spec.children()])
+        if spec.type is dict:
+            children = [self._argument(child, leaves) for child in spec.children()]
+            return dict(zip(spec.context, children, strict=True))
+        flat = [next(leaves) for _ in range(spec.num_leaves)]
+        return self._function(pytree.tree_unflatten, (flat, cast("Any", spec)))
+
+    def _read(
+        self,
+        spec: pytree.TreeSpec,
+        value: Node,
+        leaves: Iterator[Leaf],
+        arguments: set[Leaf],
+    ) -> None:
+        """Bind the leaves of a result of structure ``spec``; arguments stay arguments."""
+        if spec.is_leaf():
+            leaf = next(leaves)
+            if isinstance(leaf, Node) and leaf not in arguments:
+                self._bind(leaf, value)
+            return
+        if spec.type in {tuple, list, dict}:
+            keys = spec.context if spec.type is dict else range(spec.num_children)
+            for key, child in zip(keys, spec.children(), strict=True):
+                part = self._function(operator.getitem, (value, key))
+                self._read(child, part, leaves, arguments)
+            return
+        flat = self._function(flatten_like, (value, spec, "the result"))
+        for index in range(spec.num_leaves):
+            leaf = next(leaves)
+            if isinstance(leaf, Node) and leaf not in arguments:
+                self._bind(leaf, self._function(operator.getitem, (flat, index)))
+
+    def _bind(self, leaf: Node, value: Node) -> None:
+        if leaf in self.env:
+            return
+        value.meta.update((key, leaf.meta[key]) for key in _META if key in leaf.meta)
+        self.env[leaf] = value
+
+    def _describe(self, node: Node) -> None:
+        if self.outputs:
+            meta = self.outputs[0].meta
+            node.meta.update((key, meta[key]) for key in _META[1:] if key in meta)
+
+    def _function(self, target: Any, args: tuple[Any, ...]) -> Node:
+        name = getattr(target, "__name__", "value")
+        return add_node(self.graph, "call_function", target, args, name)
+
+
+def constant(leaf: Leaf) -> Any:
+    """Return the constant of a leaf."""
+    return None if isinstance(leaf, Absent) else leaf
+
+
+def _add_placeholder(graph: Graph, env: dict[Node, Node], node: Node) -> None:
+    name = node.name
+    placeholder = add_node(graph, "placeholder", name, (), name, type_expr=node.type)
+    meta = node.meta
+    placeholder.meta.update((key, meta[key]) for key in _META if key in meta)
+    env[node] = placeholder
+
+
+def _is_computed(node: Node) -> bool:
+    """Return whether ``node`` is a tensor of the user, or computed from tensors."""
+
+    def is_tensor(value: Node) -> bool:
+        return isinstance(value.meta.get("val"), torch.Tensor)
+
+    is_new = node.op == "placeholder" or any(map(is_tensor, node.all_input_nodes))
+    return is_new and is_tensor(node)
+
+
+_BY_VALUE = frozenset({bool, int, str, torch.device})
+_BY_TEXT = frozenset({float, complex})
+
+
+def _frozen(value: Any, numbers: Mapping[Node, int]) -> object:
+    """Return a hashable key for an argument: a bare number for a node, else with its type."""
+    if isinstance(value, Node):
+        return numbers[value]
+    kind = type(value)
+    if value is None or kind in _BY_VALUE:
+        return (kind, value)
+    if kind in _BY_TEXT:
+        # 0.0 and -0.0 are equal but differ.
+        return (kind, repr(value))
+    if isinstance(value, (tuple, list)):
+        return (kind, *[_frozen(item, numbers) for item in value])
+    if isinstance(value, dict):
+        return (kind, *value, *[_frozen(item, numbers) for item in value.values()])
+    if isinstance(value, slice):
+        return (kind, *[_frozen(part, numbers) for part in (value.start, value.stop, value.step)])
+    if kind is Absent:
+        return kind
+    return (kind, id(value))

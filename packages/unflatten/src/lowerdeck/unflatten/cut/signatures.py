@@ -1,0 +1,360 @@
+"""Find the leaves of recorded call signatures in the working graph.
+
+A call with a signature takes and returns exactly what eager's does, so its module can be replaced
+by an eager one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument
+from torch.fx import Node
+
+from lowerdeck.torch_base import (
+    HigherOrderOperator,
+    OpOverload,
+    is_getitem,
+    returns_written,
+    schema_of,
+)
+from lowerdeck.unflatten._torch_private import is_decomposed
+from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
+from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
+from lowerdeck.unflatten.notes import NOT_RECORDED, notes_of
+from lowerdeck.unflatten.trace import Trace
+from lowerdeck.unflatten.trace.calls import Frame
+
+NO_SIGNATURE = (
+    "has no recorded signature: it takes and returns flat values. Export the model with "
+    "export_preserving"
+)
+DECOMPOSED = (
+    "has no signature in a decomposed program: it takes and returns flat values. Unflatten the "
+    "program before run_decompositions()"
+)
+NO_CALL = "has no recorded call: the program computes nothing for it, or computes it in a branch"
+SOME_CALLS = "has calls that are not recorded, because they return an argument unchanged"
+RETURNS_OTHERS = "returns a value of another module that it was not given"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Stands for an argument or a result that the program dropped, because nothing reads it."""
+
+
+Leaf = Node | Absent | None | bool | int | float | str
+"""An argument or result: a node of the working graph, or a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreservedCall:
+    """One call with a signature.
+
+    Attributes:
+        signature: Its structure.
+        inputs: Each leaf of the arguments.
+        outputs: Each leaf of the result.
+    """
+
+    signature: CallSignature
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+
+    def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
+        """Return the distinct nodes among ``leaves``."""
+        return list(dict.fromkeys([leaf for leaf in leaves if isinstance(leaf, Node)]))
+
+
+def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
+    """Enter the calls with a signature into the working graph, and the reasons for the others.
+
+    Args:
+        trace: The program.
+        copier: Has copied it, but for the output.
+    """
+    working = copier.working
+    recorded = {
+        entry.fqn: entry.signature
+        for entry in trace.program.module_call_graph
+        if entry.fqn and entry.signature is not None
+    }
+    if recorded and is_decomposed(trace.program):
+        warnings.warn(
+            "This program was decomposed, which loses recorded call signatures: its modules "
+            "cannot be replaced or hooked. Unflatten the program before run_decompositions().",
+            UserWarning,
+            stacklevel=5,
+        )
+        recorded = {}
+    for path, reason in notes_of(trace.program, NOT_RECORDED).items():
+        working.refusals.setdefault(path, reason)
+    if recorded:
+        _find_recorded(trace, copier, recorded)
+        _refuse_missing_calls(trace, working, recorded)
+        _refuse_branches(trace, working)
+
+
+def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, Any]) -> None:
+    by_name = {node.name: value for node, value in copier.values.items()}
+    working = copier.working
+    frame_of = working.tree.node_frames()
+
+    def is_inside(leaf: Leaf, frame: Frame) -> bool:
+        inner = frame_of.get(leaf) if isinstance(leaf, Node) else None
+        while inner is not None and inner.depth > frame.depth:
+            inner = inner.parent
+        return inner is frame
+
+    def leaves(specs: Iterable[Any], reader: Frame) -> tuple[Leaf, ...]:
+        found: list[Leaf] = []
+        for spec in specs:
+            value = spec.value if isinstance(spec, ConstantArgument) else None
+            if not isinstance(spec, ConstantArgument):
+                value = copier.resolve(by_name.get(spec.name, Absent()), reader, early=True)
+                if isinstance(value, Node) and value not in frame_of and value.op == "get_attr":
+                    frame_of[value] = reader
+            found.append(value)
+        return tuple(found)
+
+    for frame in working.tree.frames()[1:]:
+        name = frame.recorded if frame.recorded in recorded else frame.path
+        if frame.parent is None or frame.part or name not in recorded:
+            continue
+        signature = recorded.get(frame.call_name)
+        inputs: tuple[Leaf, ...] = ()
+        outputs: tuple[Leaf, ...] = ()
+        marks = copier.marked.get(frame, {})
+        if signature is not None:
+            inputs = leaves(signature.inputs, frame.parent)
+            outputs = leaves(signature.outputs, frame)
+        elif len(marks) == 2:
+            signature = recorded[name]
+            inputs, outputs = marks["module_call_inputs"], marks["module_call_outputs"]
+        if signature is None or (len(inputs), len(outputs)) != (
+            signature.in_spec.num_leaves,
+            signature.out_spec.num_leaves,
+        ):
+            working.refusals.setdefault(frame.path, NO_CALL)
+            continue
+        if any(
+            isinstance(leaf, Node) and leaf not in inputs and not is_inside(leaf, frame)
+            for leaf in outputs
+        ):
+            working.refusals.setdefault(frame.path, RETURNS_OTHERS)
+            continue
+        # The caller has no value that the call itself computes.
+        inputs = tuple([Absent() if is_inside(leaf, frame) else leaf for leaf in inputs])
+        working.preserved[frame] = PreservedCall(_structure(frame, signature), inputs, outputs)
+
+
+def _structure(frame: Frame, signature: Any) -> CallSignature:
+    """Return the structure of a call, with eager's parameter names if its class is loaded."""
+    count = signature.in_spec.child(0).num_children
+    known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
+    names, others = argument_variables(signature.in_spec, known)
+    return CallSignature(signature.in_spec, signature.out_spec, names, others)
+
+
+def _eager_names(type_name: str | None, count: int) -> list[str]:
+    outer, _, name = (type_name or "").rpartition(".")
+    # Not by getattr: a module may import others when it is asked for a name.
+    cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+        return []
+    return _parameters(cls.forward)[:count]
+
+
+@lru_cache(1024)
+def _parameters(forward: Any) -> list[str]:
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return []
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _refuse_missing_calls(
+    trace: Trace, working: WorkingGraph, recorded: Mapping[str, Any]
+) -> None:
+    """Refuse modules with recorded calls that the program has no node of."""
+    canonical = trace.paths.canonical
+    frames = working.tree.frames()
+    called = {canonical(frame.path) for frame in frames}
+    calls = {(canonical(frame.path), frame.index) for frame in frames}
+    for name in recorded:
+        path, _, number = (name, "", "0") if name in trace.paths else name.rpartition("@")
+        if (canonical(path), int(number)) not in calls:
+            reason = SOME_CALLS if canonical(path) in called else NO_CALL
+            working.refusals.setdefault(path, reason)
+
+
+def _refuse_branches(trace: Trace, working: WorkingGraph) -> None:
+    """Refuse modules whose state a branch or a loop reads: its graph has no calls of modules."""
+    for read, placeholder in working.reads.items():
+        if any(isinstance(user.target, HigherOrderOperator) for user in read.users):
+            for name in trace.state.names_of(placeholder):
+                working.refusals.setdefault(name.rpartition(".")[0], NO_CALL)
+
+
+def preserve_flat_calls(working: WorkingGraph) -> None:
+    """Give signatures of flat values to the calls without a recorded one."""
+    for frame in working.tree.frames()[1:]:
+        if frame not in working.preserved and frame.all_nodes():
+            working.preserved[frame] = flat_call(frame)
+
+
+def flat_call(frame: Frame) -> PreservedCall:
+    """Return the call that takes the values which ``frame`` reads, and returns those others read.
+
+    Values are taken in the order of their first use and returned in the order of computation.
+    """
+    nodes = sorted(frame.all_nodes())
+    inside = set(nodes)
+    # Reading a size is no use of a tensor yet.
+    order = sorted(nodes, key=lambda node: node.target is _SIZE)
+    inputs = tuple(
+        dict.fromkeys(
+            source for node in order for source in node.all_input_nodes if source not in inside
+        )
+    )
+    outputs = tuple(node for node in nodes if any(user not in inside for user in node.users))
+    return PreservedCall(flat_signature(len(inputs), len(outputs)), inputs, outputs)
+
+
+_SIZE = torch.ops.aten.sym_size.int
+
+
+# Operators that return their argument.
+
+
+def read_arguments_directly(working: WorkingGraph) -> None:
+    """Make readers outside of a call read the call's argument instead of an alias inside.
+
+    ``x.to(x.dtype)`` and ``x.add_(1)`` return ``x``. Export uses the operator's name for the
+    tensor from then on, so that later readers of ``x``, such as a residual connection, seem to
+    read a value inside the module. Results of the call stay results.
+
+    Args:
+        working: The working graph with its output; changed.
+    """
+    targets = {node.target for node in working.graph.nodes if node.op == "call_function"}
+    if not working.preserved or not any(map(_may_return_argument, targets)):
+        return
+    frame_of = working.tree.node_frames()
+    named_by: dict[Node, list[Frame]] = {}
+    for frame, call in working.preserved.items():
+        for leaf in call.nodes((*call.inputs, *call.outputs)):
+            named_by.setdefault(leaf, []).append(frame)
+    for node, inner in frame_of.items():
+        source = _argument_outside(node, inner, frame_of)
+        if source is None:
+            continue
+        # First the leaves: a call around may return the node as its own result.
+        for frame in sorted(named_by.get(node, ()), key=lambda frame: -frame.depth):
+            call = working.preserved[frame]
+            caller = frame.parent or frame
+            inputs, outputs = call.inputs, call.outputs
+            if _is_only_argument(working, node, inner, caller):
+                inputs = tuple([source if leaf is node else leaf for leaf in inputs])
+            if _is_only_argument(working, node, inner, frame):
+                outputs = tuple([source if leaf is node else leaf for leaf in outputs])
+            working.preserved[frame] = replace(call, inputs=inputs, outputs=outputs)
+            named_by.setdefault(source, []).append(frame)
+        for user in list(node.users):
+            reader = frame_of.get(user, working.tree.root)
+            if _is_only_argument(working, node, inner, reader):
+                user.replace_input_with(node, source)
+
+
+def _is_only_argument(working: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
+    """Return whether ``reader`` is outside of a call of which ``node`` is not a result."""
+    calls = [
+        working.preserved[frame]
+        for frame in inner.around(inner.common(reader))
+        if frame in working.preserved
+    ]
+    return bool(calls) and not any(node in call.outputs for call in calls)
+
+
+def _argument_outside(node: Node, inner: Frame, frame_of: Mapping[Node, Frame]) -> Node | None:
+    """Return the tensor from outside of ``inner`` that ``node`` is, or None."""
+    source = node
+    while (argument := argument_of(source)) is not None:
+        source = argument
+        if source.op == "get_attr":
+            # State, which each module reads by its own name.
+            return None
+        if frame_of.get(source) is not inner:
+            return source
+    return None
+
+
+_RETURN_ARGUMENT = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("to", "type_as", "to_dense", "contiguous", "sum_to_size", "flatten"),
+        *("_autocast_to_full_precision", "_autocast_to_reduced_precision"),
+        *("_cast_Byte", "_cast_Char", "_cast_Double", "_cast_Float"),
+        *("_cast_Half", "_cast_Int", "_cast_Long", "_cast_Short"),
+        *("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors"),
+        *("positive", "real", "conj_physical", "resolve_conj", "resolve_neg"),
+    )
+)
+"""Operators that return an argument where there is nothing to compute."""
+
+
+@lru_cache(4096)
+def _may_return_argument(target: Any) -> bool:
+    return isinstance(target, OpOverload) and (
+        returns_written(target) or schema_of(target).name in _RETURN_ARGUMENT
+    )
+
+
+def argument_of(node: Node) -> Node | None:
+    """Return the argument that the operator ``node`` returns, or None if it computes a value."""
+    call, number = node, None
+    if is_getitem(node) and isinstance(node.args[0], Node):
+        call, number = node.args[0], node.args[1]
+    if call.op != "call_function" or not call.args or not _may_return_argument(call.target):
+        return None
+    source: Any = call.args[0]
+    if number is None and returns_written(call.target):
+        return source if isinstance(source, Node) else None
+    if isinstance(source, (tuple, list)) and isinstance(number, int):
+        source = source[number] if number < len(source) else None
+    elif number:
+        return None  # a mask
+    schema = schema_of(call.target)
+    if schema.name not in _RETURN_ARGUMENT:
+        return None
+    names = [argument.name for argument in schema.arguments]
+    options = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    is_new = options.get("copy") is True or (
+        options.get("train") is True and options.get("p") != 0
+    )
+    is_same = isinstance(source, Node) and not is_new and _layout(node) == _layout(source)
+    return source if is_same and _layout(node) is not None else None
+
+
+def _layout(node: Node) -> object:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    # As text: comparing symbolic sizes would add guards.
+    return (value.dtype, value.device, value.layout, str(value.shape), str(value.stride()))
+
+
+def program_signature(program: ExportedProgram) -> Any:
+    """Return the recorded signature of the outermost module, or None."""
+    return program.module_call_graph[0].signature

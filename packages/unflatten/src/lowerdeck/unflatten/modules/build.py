@@ -1,0 +1,238 @@
+"""Merge equal calls into specializations, and build the hierarchy of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from lowerdeck.unflatten._torch_private import (
+    buffers_of,
+    children_of,
+    parameters_of,
+    unsaved_buffers_of,
+)
+from lowerdeck.unflatten.codegen import Source, call_target, write_source
+from lowerdeck.unflatten.contract import RecordedCall
+from lowerdeck.unflatten.cut.graphs import GraphBuilder
+from lowerdeck.unflatten.cut.working_graph import attribute_modules
+from lowerdeck.unflatten.modules.body import Body
+from lowerdeck.unflatten.modules.container import Container
+from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
+from lowerdeck.unflatten.modules.module import InterpreterModule, class_with
+from lowerdeck.unflatten.specializations import Site
+from lowerdeck.unflatten.trace.calls import Frame
+from lowerdeck.unflatten.trace.names import ModulePaths
+from lowerdeck.unflatten.trace.state import ProgramState, StateKind
+
+IN_PARTS = "is computed in several parts, interrupted by other modules whose results it reads"
+
+
+@dataclass(slots=True)
+class _Specializations:
+    """The distinct calls of one module."""
+
+    by_key: dict[object, int] = field(default_factory=dict)
+    bodies: list[Body] = field(default_factory=list)
+
+
+class ModuleBuilder:
+    """Builds all modules below the outermost one.
+
+    Equal calls are written once, and their graphs are built when they are read. Modules of equal
+    code get one class.
+
+    Args:
+        graphs: Builds the graphs.
+        paths: The modules.
+        no_signature: The reason why a call without a signature cannot be replaced.
+    """
+
+    def __init__(self, graphs: GraphBuilder, paths: ModulePaths, no_signature: str) -> None:
+        self.graphs = graphs
+        self.paths = paths
+        self.no_signature = no_signature
+        working = graphs.working
+        self._refusals = {paths.canonical(path): why for path, why in working.refusals.items()}
+        self._sources: dict[object, Source] = {}
+        self._numbers: dict[Frame, int] = {}
+        self._recorded: dict[Frame, RecordedCall] = {}
+        self._modules: dict[str, _Specializations] = {}
+        self._functions: dict[object, FunctionType] = {}
+        self._classes: dict[object, type] = {}
+
+    def share(self) -> None:
+        """Find the specializations of each module, and the targets of its calls."""
+        root = self.graphs.working.tree.root
+        for frames, is_several in _callees_first(root, self.paths):
+            name = self.paths.canonical(frames[0].path)
+            module = self._modules.setdefault(name, _Specializations())
+            for frame in frames:
+                self._add(module, name, frame)
+            first = module.bodies[0]
+            has_number = is_several or len(module.bodies) > 1 or first.is_dispatched
+            for frame in frames:
+                number = self._numbers[frame] if has_number else None
+                region = self.graphs.regions[frame]
+                self.graphs.targets[region] = call_target(frame.accessor, number)
+
+    def _add(self, module: _Specializations, name: str, frame: Frame) -> None:
+        graphs = self.graphs
+        call = graphs.working.preserved.get(frame)
+        signature = graphs.signature(frame)
+        structure = graphs.structure(frame)
+        attributes: Mapping[str, torch.nn.Module] = {}
+        source = self._sources.get(structure)
+        if source is None:
+            graph = graphs.build(frame)
+            attributes = attribute_modules(graph, graphs.working.attributes)
+            source = write_source(graph, signature, attributes, is_checked=True)
+            self._sources[structure] = source
+        # Even equal parts of calls differ: none of them is the whole call.
+        key = (source.key, len(module.bodies) if frame.part else None)
+        number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
+        inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])
+        recorded = RecordedCall(inputs, call.outputs if call is not None else ())
+        self._recorded[frame] = recorded
+        if number == len(module.bodies):
+            if graphs.working.attributes and not attributes:
+                graph = graphs.build(frame)
+                attributes = attribute_modules(graph, graphs.working.attributes)
+            refusal = self._refusals.get(name, "")
+            if frame.part:
+                refusal = IN_PARTS
+            elif signature is None and not refusal:
+                refusal = self.no_signature
+            module.bodies.append(
+                Body(
+                    name,
+                    partial(graphs.build, frame),
+                    signature,
+                    attributes,
+                    frame.type_name,
+                    source,
+                    [recorded],
+                    self.sites(frame),
+                    refusal=refusal,
+                    is_part=bool(frame.part),
+                )
+            )
+            return
+        body = module.bodies[number]
+        body.calls.append(recorded)
+        for site, other in zip(body.sites, self.sites(frame), strict=True):
+            site.calls += other.calls
+
+    def sites(self, frame: Frame) -> list[Site]:
+        """Return the calls in the code of a call, in the order of its steps."""
+        sites: list[Site] = []
+        for child in self.graphs.callees(frame):
+            call = self.graphs.working.preserved.get(child)
+            signature = self.graphs.signature(child)
+            site = Site(child.accessor, self.paths.canonical(child.path), self._numbers[child])
+            if signature is not None and call is not None:
+                site.out_spec = signature.out_spec
+                site.carries, site.needs = signature.carries, signature.needs
+            site.calls.append(self._recorded[child])
+            sites.append(site)
+        return sites
+
+    def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
+        """Install every module under ``root`` in eager's order; return them by canonical name."""
+        canonical = self.paths.canonical
+        modules: dict[str, torch.nn.Module] = {"": root}
+        for name in self.paths.order:
+            first = canonical(name)
+            if first not in modules:
+                modules[first] = self._module(self._modules.get(first))
+            if name:
+                outer, _, last = name.rpartition(".")
+                children_of(modules[canonical(outer)]).setdefault(last, modules[first])
+        return modules
+
+    def _module(self, module: _Specializations | None) -> torch.nn.Module:
+        if module is None:
+            return Container()
+        first, *others = module.bodies
+        first.others = others
+        kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule
+        sources = (kind, *[id(body.source) for body in module.bodies])
+        cls = self._classes.get(sources)
+        if cls is None:
+            functions = tuple([self._function(body) for body in module.bodies])
+            key = (kind, *map(id, functions))
+            cls = self._classes.get(key) or class_with(kind, first, functions)
+            self._classes[key] = self._classes[sources] = cls
+        return kind(first, cls)
+
+    def _function(self, body: Body) -> FunctionType:
+        source = body.latest()
+        key = (source.key, source.comments)
+        function = self._functions.get(key)
+        if function is None:
+            function = self._functions[key] = source.compile()
+        return function
+
+
+def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[Frame], bool]]:
+    """Yield all calls of a module together, after those of every module that it calls.
+
+    So the number of a module's specializations is known before its callers are written. The calls
+    of recursive modules come one by one, with True if the module has several calls.
+    """
+    calls: dict[str, list[Frame]] = {}
+    in_order = _in_call_order(root)[:-1]
+    for frame in in_order:
+        calls.setdefault(paths.canonical(frame.path), []).append(frame)
+    if len(calls) == len(in_order):
+        for frame in in_order:
+            yield [frame], False
+        return
+    callees: dict[str, dict[str, None]] = {}
+    for frame in in_order:
+        if frame.parent is not None:
+            outer = callees.setdefault(paths.canonical(frame.parent.path), {})
+            outer.setdefault(paths.canonical(frame.path))
+    try:
+        modules = list(TopologicalSorter(callees).static_order())
+    except CycleError:
+        for frame in in_order:
+            yield [frame], len(calls[paths.canonical(frame.path)]) > 1
+        return
+    for module in modules:
+        if module in calls:
+            yield calls[module], False
+
+
+def _in_call_order(root: Frame) -> list[Frame]:
+    """Return every frame after the frames below it, siblings in the order of their calls."""
+    order, stack = [], [root]
+    while stack:
+        frame = stack.pop()
+        order.append(frame)
+        stack.extend(frame.children)
+    return order[::-1]
+
+
+def install_state(
+    modules: Mapping[str, torch.nn.Module], state: ProgramState, paths: ModulePaths
+) -> None:
+    """Give each module its parameters, buffers and constants."""
+    for entry, value in state.copies():
+        outer, _, last = entry.name.rpartition(".")
+        module: Any = modules[paths.canonical(outer)]
+        match entry.kind:
+            case StateKind.PARAMETER:
+                parameters_of(module)[last] = value
+            case StateKind.BUFFER:
+                buffers_of(module)[last] = value
+            case StateKind.TRANSIENT_BUFFER:
+                buffers_of(module)[last] = value
+                unsaved_buffers_of(module).add(last)
+            case StateKind.CONSTANT:
+                module.__dict__[last] = value

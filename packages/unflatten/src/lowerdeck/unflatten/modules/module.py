@@ -1,0 +1,274 @@
+"""Modules that run the Python code generated from their graphs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from lowerdeck.unflatten._torch_private import (
+    buffers_of,
+    children_of,
+    module_state,
+    parameters_of,
+)
+from lowerdeck.unflatten.codegen import OWN_NAMES, lookup
+from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.modules.body import Body
+from lowerdeck.unflatten.modules.container import child_at
+from lowerdeck.unflatten.modules.views import GraphView, print_readable
+from lowerdeck.unflatten.specializations import CHECKS, FUNCTIONS, Function, dispatcher
+from lowerdeck.unflatten.swaps import Refusing
+
+_MARK = "_lowerdeck_generated_class"
+_SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
+"""Descriptions of the program, which never change: copies share them."""
+
+
+class GeneratedModule(Refusing):
+    """Base of modules with generated code.
+
+    Each has its own class with a ``forward``, shared by modules of equal code.
+    """
+
+    def __init__(self, body: Body, generated_class: type | None = None) -> None:
+        # Not by torch.nn.Module.__init__, which takes several times as long for the same.
+        self.__dict__.update(module_state())
+        self.__dict__[PRIVATE] = body
+        if generated_class is not None:
+            # Not by torch.nn.Module.__setattr__, which looks at the kind of value.
+            object.__setattr__(self, "__class__", generated_class)
+        else:
+            GeneratedModule.recompile(self)
+
+    @property
+    def check_input_constraints(self) -> bool:
+        """Whether calls are checked against the recorded ones, here and in all modules below."""
+        is_checked: bool = self.__dict__.get(CHECKS, True)
+        return is_checked
+
+    @check_input_constraints.setter
+    def check_input_constraints(self, is_checked: bool) -> None:
+        """Switch the checks of this module and of all modules below on or off."""
+        for module in self.modules():
+            if isinstance(module, GeneratedModule):
+                module.__dict__[CHECKS] = is_checked
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of this module; call ``recompile`` after editing it."""
+        graph: Graph = self.__dict__[PRIVATE].graph
+        return graph
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        """Run another graph from now on."""
+        self.__dict__[PRIVATE].built = graph
+        GeneratedModule.recompile(self)
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The graph as a ``torch.fx.GraphModule`` with this module's children and state.
+
+        It takes and returns the flat values of the graph. Its own ``recompile`` generates this
+        module's code again, as with ``torch.export.unflatten``.
+
+        Raises:
+            UnflattenError: torch.fx cannot write code for it, because a child is called with a
+                keyword that is no Python name.
+        """
+        body: Body = self.__dict__[PRIVATE]
+        if body.view is None:
+            try:
+                body.view = GraphView(self, body.graph, body.attributes, _recompiled)
+            except SyntaxError as error:
+                raise UnflattenError(
+                    f"torch.fx cannot write code for the graph of a {body.type_name}: {error}. A "
+                    "child may be called with a keyword that is no Python name, such as 'a-b'. "
+                    "`code` shows what runs, and `graph` is the graph."
+                ) from error
+        view: GraphModule = body.view
+        return view
+
+    @property
+    def code(self) -> str:
+        """The Python source of ``forward``, with the model's own lines as comments.
+
+        A module with several specializations has a function for each of them.
+        """
+        body: Body = self.__dict__[PRIVATE]
+        return body.text()
+
+    def recompile(self) -> None:
+        """Generate ``forward`` again after the graph was edited."""
+        body: Body = self.__dict__[PRIVATE]
+        body.view = None
+        self.__class__ = class_with(_plain_class(type(self)), body, body.compile())
+
+    def finalize(self) -> None:
+        """Generate ``forward`` again: torch's name for ``recompile``."""
+        GeneratedModule.recompile(self)
+
+    def type_name(self) -> str | None:
+        """Return the qualified name of the eager module's type, or None if it is not known."""
+        name: str | None = self.__dict__[PRIVATE].type_name
+        return name
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the module; another floating-point dtype is then accepted in all its calls."""
+        super()._apply(fn, recurse)
+        floats = (torch.float32, torch.float16, torch.bfloat16)
+        if any(fn(torch.empty(0, dtype=dtype)).dtype is not dtype for dtype in floats):
+            for body in self.__dict__[PRIVATE].specializations:
+                body.is_moved = True
+        return self
+
+    def extra_repr(self) -> str:
+        """Return the text of the eager class, where this module has the attributes for it."""
+        try:
+            return super().extra_repr()
+        except (AttributeError, KeyError):
+            # Restored types never ran their constructor.
+            return ""
+
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except (AttributeError, KeyError):
+            return torch.nn.Module.__repr__(self)
+
+    def __copy__(self) -> Self:
+        module = object.__new__(type(self))
+        module.__dict__.update(self.__dict__)
+        module.__dict__[PRIVATE] = copy.deepcopy(self.__dict__[PRIVATE])
+        return module
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        # Also for deep copies, which look up other methods on the object: a wrapper that forwards
+        # attributes would then be copied by the method of the module in it.
+        state = dict(self.__dict__)
+        body: Body = state.pop(PRIVATE)
+        shared = _Shared({name: state.pop(name) for name in _SHARED.intersection(state)})
+        return _restore_class, (_Class(type(self)),), (body, state, shared)
+
+    def __setstate__(self, state: Any) -> None:
+        body, attributes, shared = state
+        self.__dict__.update(attributes)
+        self.__dict__.update(shared.attributes)
+        self.__dict__[PRIVATE] = body
+        if _MARK not in vars(type(self)):
+            GeneratedModule.recompile(self)
+
+
+class InterpreterModule(GeneratedModule):
+    """One submodule of the eager hierarchy, running the code of its own graph.
+
+    The name is torch's; nothing is interpreted. Parameters, buffers and children are eager's.
+    """
+
+    def __getitem__(self, key: int | str) -> torch.nn.Module:
+        return child_at(self, key)
+
+    def print_readable(
+        self,
+        print_output: bool = True,
+        include_stride: bool = False,  # noqa: ARG002
+        include_device: bool = False,  # noqa: ARG002
+        colored: bool = False,  # noqa: ARG002
+    ) -> str:
+        """Return the code of this module and of all below it, and print it if wanted.
+
+        Args:
+            print_output: Whether to print.
+            include_stride: Ignored; accepted as torch's method accepts it.
+            include_device: Ignored; accepted as torch's method accepts it.
+            colored: Ignored; accepted as torch's method accepts it.
+        """
+        return print_readable(self, "InterpreterModule", print_output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Attributes that copies share."""
+
+    attributes: Mapping[str, Any]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """The generated class of a module: copies share it, unpickled modules generate it again."""
+
+    cls: type
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_plain_class(self.cls),)
+
+
+def _restore_class(generated: _Class) -> GeneratedModule:
+    module: GeneratedModule = generated.cls.__new__(generated.cls)
+    return module
+
+
+def _plain_class(cls: type) -> type:
+    while _MARK in vars(cls):
+        cls = cls.__bases__[0]
+    return cls
+
+
+def _recompiled(module: torch.nn.Module, view: GraphView) -> None:
+    if isinstance(module, GeneratedModule):
+        GeneratedModule.recompile(module)
+        module.__dict__[PRIVATE].view = view
+
+
+def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
+    """Make ``module`` an instance of ``eager_type``, too; it still runs its own code."""
+    body: Body = module.__dict__[PRIVATE]
+    body.eager_type = eager_type
+    cls = type(module)
+    module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
+
+
+def shadow_own_names(module: torch.nn.Module) -> None:
+    """Make children and state accessible whose names are also names of our attributes."""
+    if not isinstance(module, GeneratedModule):
+        return
+    names: set[str] = set()
+    for table in (children_of(module), parameters_of(module), buffers_of(module)):
+        names.update(name for name in OWN_NAMES.intersection(table) if name[:2] != "__")
+    if names:
+        body: Body = module.__dict__[PRIVATE]
+        body.shadowed = tuple(sorted(names))
+        cls = type(module)
+        module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
+
+
+def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
+    """Return a subclass of ``base`` that runs these functions, one for each specialization."""
+    namespace: dict[str, Any] = {
+        "forward": dispatcher(functions) if body.is_dispatched else functions[0],
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+        FUNCTIONS: tuple(functions),
+        _MARK: True,
+    }
+    namespace.update((name, _shadow(name)) for name in body.shadowed)
+    eager_type = body.eager_type
+    if eager_type is None or issubclass(base, eager_type):
+        return type(base.__name__, (base,), namespace)
+    return type(eager_type.__name__, (base, eager_type), namespace)
+
+
+def _shadow(name: str) -> property:
+    return property(lambda module: lookup(module, name))

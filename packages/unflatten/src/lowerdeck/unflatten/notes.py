@@ -1,0 +1,40 @@
+"""Node metadata by which ``export_preserving`` passes facts about modules to ``unflatten``.
+
+They are stored in ``node.meta["custom"]``, which saved programs keep.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.torch_base import graphs_of
+
+NOT_RECORDED = "lowerdeck_not_recorded"
+"""Modules without a recorded signature, with the reason."""
+
+MODULE_NUMBERS = "lowerdeck_module_numbers"
+"""Identity of modules that share all their state: equal numbers are one module."""
+
+PASS_THROUGH = "lowerdeck_itself"
+"""Marks an alias node that stands for a result that is an argument of the same call."""
+
+
+def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
+    """Return the facts stored under ``key``, by module name."""
+    notes: dict[str, Any] = {}
+    for graph_module in graphs_of(program.graph_module):
+        for node in graph_module.graph.nodes:
+            if custom := node.meta.get("custom"):
+                notes.update(custom.get(key, {}))
+    return notes
+
+
+def is_pass_through(node: Node) -> bool:
+    """Return whether ``node`` is an alias that stands for its argument itself."""
+    if node.target is not torch.ops.aten.alias.default:
+        return False
+    return PASS_THROUGH in (node.meta.get("custom") or ())

@@ -1,0 +1,252 @@
+"""Run calls: check changed children, and select one specialization of a module.
+
+Wrappers, hooks and a module's own ``__call__`` pass eager's arguments only. Everything else waits
+in thread-local state during the call: whether calls are checked, the specialization that a caller
+means, and the values that pass beside arguments and results.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten._torch_private import has_hooks
+from lowerdeck.unflatten.call_signature import PENDING
+from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.contract import (
+    RecordedCall,
+    check,
+    describe,
+    raise_for_result,
+)
+from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
+
+if TYPE_CHECKING:
+    from lowerdeck.unflatten.modules.body import Body
+
+Function = Callable[..., Any]
+
+CHECKS = "check_input_constraints"
+"""Attribute of a module that switches its checks."""
+
+FUNCTIONS = "specializations..functions"
+"""Attribute of a generated class with its functions; a dot is in no name of state or a child."""
+
+OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
+
+
+class _Run(threading.local):
+    """State of the calls on this thread.
+
+    Attributes:
+        mode: ``OUTSIDE``: the next call of a generated module checks its arguments. ``CHECKED``:
+            the caller is an unchanged generated module. ``UNCHECKED``: checks are switched off.
+        pending: The specialization that the caller means.
+    """
+
+    # Not a context variable: compilers cannot trace these.
+    def __init__(self) -> None:
+        self.mode: int = OUTSIDE
+        self.pending: PendingCall | None = None
+
+
+RUN = _Run()
+
+
+@dataclass(slots=True)
+class Site:
+    """One call in the code of a module.
+
+    Attributes:
+        path: The caller's name of the child.
+        name: The child's canonical name.
+        number: The specialization.
+        out_spec: Structure of the result; None if the child has no signature.
+        calls: The recorded calls made here.
+        carries: Number of values that the child returns beside its result.
+        needs: Number of values that only a generated child can use.
+    """
+
+    path: str
+    name: str
+    number: int = 0
+    out_spec: pytree.TreeSpec | None = None
+    calls: list[RecordedCall] = field(default_factory=list)
+    carries: int = 0
+    needs: int = 0
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """The specialization that a caller means, and the values beside arguments and result.
+
+    Attributes:
+        name: Canonical name of the module.
+        number: The specialization.
+        extra_inputs: Values that the code reads beside its arguments.
+        extra_outputs: Values that others read beside its result, once it has run.
+        is_taken: Whether the module ran it.
+    """
+
+    name: str
+    number: int
+    extra_inputs: tuple[Any, ...] = ()
+    extra_outputs: tuple[Any, ...] | None = None
+    is_taken: bool = False
+
+
+def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Check the arguments of a module that no unchanged parent calls, and run it.
+
+    Generated code calls this with its own arguments.
+    """
+    function = getattr(type(module), FUNCTIONS)[0]
+    return _run_checked(module, module.__dict__[PRIVATE], function, args, kwargs)
+
+
+def _run_checked(
+    module: torch.nn.Module,
+    body: Body,
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    is_checked = module.__dict__.get(CHECKS, True)
+    if is_checked:
+        args, kwargs = body.check_arguments(module, args, kwargs)
+    RUN.mode = CHECKED if is_checked else UNCHECKED
+    try:
+        return function(module, *args, **kwargs)
+    finally:
+        RUN.mode = OUTSIDE
+
+
+def enter(module: torch.nn.Module, child: Any, number: int) -> Function:
+    """Return the callable of a child with a recorded signature: itself if it is unchanged.
+
+    Args:
+        module: The calling module.
+        child: The child, or a module in its place.
+        number: Number of the call site.
+    """
+    site: Site = module.__dict__[PRIVATE].sites[number]
+    body = child.__dict__.get(PRIVATE)
+    if body is not None and body.name == site.name and not has_hooks(child):
+        return child  # type: ignore[no-any-return]
+    return partial(_call_changed, module, child, site)
+
+
+def _call_changed(
+    module: torch.nn.Module, child: Function, site: Site, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a changed child, and check its result."""
+    mode = RUN.mode
+    if mode != CHECKED or site.out_spec is None:
+        return child(*args, **kwargs)
+    RUN.mode = OUTSIDE
+    try:
+        result = child(*args, **kwargs)
+    finally:
+        RUN.mode = mode
+    if isinstance(result, torch.fx.Proxy):
+        return result
+    leaves, structure = pytree.tree_flatten(result)
+    if structure != site.out_spec:
+        raise_for_result(f"the structure {structure}", f"{site.out_spec}", site.path)
+    arguments = pytree.tree_leaves((args, kwargs))
+    any_float = module.__dict__[PRIVATE].is_moved
+    mismatch = check(site.calls, arguments, leaves, any_float=any_float)
+    if mismatch is not None:
+        raise_for_result(describe(mismatch.value), mismatch.recorded, site.path)
+    return result
+
+
+def call_specialization(
+    module: torch.nn.Module, child: Function, number: int, extras: tuple[Any, ...]
+) -> Function:
+    """Return the callable that runs one specialization of a child, through whatever wraps it.
+
+    Args:
+        module: The calling module.
+        child: The child, or a module in its place, which computes extra inputs itself.
+        number: Number of the call site.
+        extras: Values that the child reads beside its arguments.
+
+    Returns:
+        A callable; it returns a pair of the result and the extra outputs, if there are any.
+    """
+    return partial(_call_pending, module, child, number, extras)
+
+
+def _call_pending(
+    module: torch.nn.Module,
+    child: Function,
+    number: int,
+    extras: tuple[Any, ...],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    site: Site = module.__dict__[PRIVATE].sites[number]
+    pending = PendingCall(site.name, site.number, extras)
+    before = RUN.pending
+    RUN.pending = pending
+    try:
+        result = enter(module, child, number)(*args, **kwargs)
+    finally:
+        RUN.pending = before
+    if not pending.is_taken and (site.needs or site.carries):
+        raise UnflattenError(
+            f"a {type(child).__name__} replaced {site.path!r}, which exchanges "
+            f"{site.needs + site.carries} values with other modules beside its arguments and its "
+            "result. Export the model with the replacement in it."
+        )
+    return (result, pending.extra_outputs) if site.carries else result
+
+
+def dispatcher(functions: Sequence[Function]) -> Function:
+    """Return a ``forward`` that runs the specialization that the caller means."""
+
+    @functools.wraps(functions[0])
+    def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        first: Body = self.__dict__[PRIVATE]
+        pending = RUN.pending
+        if pending is None or pending.name != first.name or pending.number >= len(functions):
+            _raise_alone(first, len(functions))
+            return None
+        body, function = first.specializations[pending.number], functions[pending.number]
+        pending.is_taken = True
+        RUN.pending = None
+        try:
+            if body.signature is not None and body.signature.has_extras:
+                kwargs[PENDING] = pending
+            if RUN.mode or torch.compiler.is_compiling():
+                return function(self, *args, **kwargs)
+            bound = inspect.signature(function).bind(self, *args, **kwargs)
+            return _run_checked(self, body, function, bound.args[1:], bound.kwargs)
+        finally:
+            RUN.pending = pending
+
+    return forward
+
+
+def _raise_alone(body: Body, count: int) -> None:
+    name = body.type_name or "module"
+    if count > 1:
+        raise InputConstraintError(
+            f"a {name} with {count} specializations was called without its caller, which selects "
+            "one. Call call_modules()[number] of the module. Another thread and the recomputation "
+            "of activations do not know the caller either."
+        )
+    raise UnflattenError(
+        f"a {name} was called alone, but it exchanges values with other modules beside its "
+        "arguments and its result. Call it as a part of the whole module."
+    )

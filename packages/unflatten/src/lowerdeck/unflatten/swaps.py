@@ -1,0 +1,214 @@
+"""The table of modules that can be replaced, and the refusal to replace or hook the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, overload
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten.call_signature import one_line
+from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.cut.signatures import NO_CALL
+from lowerdeck.unflatten.errors import UnflattenError
+
+_EXCHANGES = (
+    "exchanges {} values with other modules beside its arguments and its result, so that it can "
+    "be wrapped or hooked, but not replaced or called alone"
+)
+_SEVERAL = "has {} specializations: call call_modules()[number] of the module alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Possible changes of one module.
+
+    Attributes:
+        path: Its name.
+        replaceable: Whether an eager module of the same signature may replace it.
+        callable_alone: Whether it computes its result from its arguments and its own state.
+        reason: Why one of these is not so, or "".
+        called: Whether the program has a call of it.
+    """
+
+    path: str
+    replaceable: bool
+    callable_alone: bool
+    reason: str = ""
+    called: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTable(Sequence[Swap]):
+    """A row for each module of the program, outer ones first; prints as a table.
+
+    Attributes:
+        rows: The rows.
+    """
+
+    rows: tuple[Swap, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> Swap: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Swap, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Swap | tuple[Swap, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        width = max((len(one_line(row.path)) for row in self.rows), default=0)
+        return "\n".join(
+            f"{one_line(row.path):<{width}}  {'replace' if row.replaceable else '-------'}  "
+            f"{'call' if row.callable_alone else '----'}  {one_line(row.reason)}".rstrip()
+            for row in self.rows
+        )
+
+
+def swap_table(root: torch.nn.Module) -> SwapTable:
+    """Return the possible changes of each module under ``root``."""
+    rows = (_row(path, module) for path, module in root.named_modules() if path)
+    return SwapTable(tuple(rows))
+
+
+def _row(path: str, module: torch.nn.Module) -> Swap:
+    body = module.__dict__.get(PRIVATE)
+    if not isinstance(module, Refusing):
+        return Swap(path, replaceable=True, callable_alone=True)
+    refusal = refusal_of(module)
+    if body is None:
+        is_called = any(PRIVATE in inner.__dict__ for inner in module.modules())
+        reason = refusal or "is not called itself, only the modules in it"
+        return Swap(path, not refusal and is_called, False, reason, called=False)
+    exchanged, count = _exchanged(body), len(body.specializations)
+    is_alone = not exchanged and count == 1 and not body.is_part
+    reasons = [refusal] if refusal else []
+    if exchanged and not body.is_part:
+        reasons.append(_EXCHANGES.format(exchanged))
+    if count > 1 and not body.is_part:
+        reasons.append(_SEVERAL.format(count))
+    return Swap(path, not refusal and not _needs(body), is_alone, "; ".join(reasons))
+
+
+def _exchanged(body: Any) -> int:
+    signatures = [one.signature for one in body.specializations if one.signature is not None]
+    return max((each.carried + each.carries for each in signatures), default=0)
+
+
+def _needs(body: Any) -> int:
+    """Return the number of values that a replacement could not exchange with other modules."""
+    signatures = [one.signature for one in body.specializations if one.signature is not None]
+    return max((each.needs + each.carries for each in signatures), default=0)
+
+
+def refusal_of(module: torch.nn.Module) -> str:
+    """Return why a module can neither be replaced nor hooked, or "" if it can."""
+    body = module.__dict__.get(PRIVATE)
+    if body is not None:
+        return next((one.refusal for one in body.specializations if one.refusal), "")
+    if not isinstance(module, Refusing):
+        return ""
+    inside = [(name, inner) for name, inner in module.named_modules() if inner is not module]
+    if not any(PRIVATE in inner.__dict__ or not isinstance(inner, Refusing) for _, inner in inside):
+        return NO_CALL
+    for name, inner in inside:
+        if PRIVATE in inner.__dict__ and (reason := refusal_of(inner)):
+            return f"has the child {name!r}, which {reason}"
+    return ""
+
+
+class Refusing(torch.nn.Module):
+    """Base of generated modules; refuses changes of which the program has no call."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward":
+            self._lowerdeck_refuse("hooked")
+        elif name in self._modules or isinstance(value, torch.nn.Module):
+            check_replacement(self, name, value)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in children_of(self):
+            check_replacement(self, name, None)
+        super().__delattr__(name)
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Add or replace a child, as ``torch.nn.Module`` does.
+
+        Raises:
+            UnflattenError: The program has no call or no signature of the present child.
+        """
+        check_replacement(self, name, module)
+        super().add_module(name, module)
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook, as ``torch.nn.Module`` does.
+
+        Raises:
+            UnflattenError: The program has no call or no signature of this module.
+        """
+        self._lowerdeck_refuse("hooked")
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook; see ``register_forward_hook``."""
+        self._lowerdeck_refuse("hooked")
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook; see ``register_forward_hook``."""
+        self._lowerdeck_refuse("hooked")
+        return super().register_full_backward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook; see ``register_forward_hook``."""
+        self._lowerdeck_refuse("hooked")
+        return super().register_full_backward_pre_hook(*args, **kwargs)
+
+    def _lowerdeck_refuse(self, action: str) -> None:
+        if reason := refusal_of(self):
+            body = self.__dict__.get(PRIVATE)
+            name = f" {body.name!r}" if body is not None else ""
+            raise UnflattenError(f"this module{name} cannot be {action}: it {reason}.")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move plain tensors to another device with the buffers; they keep their dtype."""
+        super()._apply(fn, recurse)
+        for name, value in self.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                # The result for an empty tensor has the new device, at no cost.
+                device = fn(torch.empty(0, dtype=value.dtype, device=value.device)).device
+                if device != value.device and device.type != "meta":
+                    self.__dict__[name] = value.to(device)
+        return self
+
+
+def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
+    """Check that another module may take the place of a child.
+
+    Raises:
+        UnflattenError: The program has no call or no signature of the child.
+    """
+    old = children_of(holder).get(name)
+    if old is None or new is old or not isinstance(old, Refusing):
+        return
+    body = old.__dict__.get(PRIVATE)
+    if reason := refusal_of(old):
+        raise UnflattenError(f"{name!r} cannot be replaced: it {reason}.")
+    if body is not None and _needs(body) and not _contains(new, old):
+        raise UnflattenError(
+            f"{name!r} cannot be replaced: it {_EXCHANGES.format(_exchanged(body))}. Export the "
+            "model with the replacement in it."
+        )
+
+
+def _contains(new: Any, old: torch.nn.Module) -> bool:
+    modules: Iterator[torch.nn.Module] = new.modules() if isinstance(new, torch.nn.Module) else iter(())
+    return any(inner is old for inner in modules)

@@ -1,0 +1,282 @@
+"""Build the tree of module calls from ``nn_module_stack``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
+from lowerdeck.unflatten.trace.modes import Item, Role
+from lowerdeck.unflatten.trace.names import ModulePaths
+
+CALLED_ELSEWHERE = "is called by a module that does not own it, which computes that call itself"
+
+_CALL_INDEX = re.compile(r"@([0-9]{1,18})\Z")
+
+Step = tuple[str, int, str | None]
+"""One entry of a module stack: path, index of the call, name of the type."""
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One call of one module; frames are compared by identity.
+
+    Attributes:
+        path: Name of the module as the caller knows it, from the root; ``""`` for the root.
+        index: Number of the call of that name, in order of execution.
+        parent: The calling frame; None for the root.
+        depth: Number of frames around this one.
+        type_name: Qualified name of the eager module's type, or None.
+        recorded: The name under which the program records the call, where it differs.
+        part: 0, or the number of the piece where one call had to be split.
+        nodes: Nodes directly in the call, in order.
+        children: The calls made by this one, in order.
+    """
+
+    path: str
+    index: int
+    parent: Frame | None
+    depth: int
+    type_name: str | None = None
+    recorded: str = ""
+    part: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    children: list[Frame] = field(default_factory=list)
+
+    @property
+    def call_name(self) -> str:
+        """The name of this call in the module call graph: ``path`` or ``path@index``."""
+        path = self.recorded or self.path
+        return f"{path}@{self.index}" if self.index else path
+
+    @property
+    def accessor(self) -> str:
+        """The attribute path from the caller's module to this one's."""
+        if self.parent is None or not self.parent.path:
+            return self.path
+        return self.path[len(self.parent.path) + 1 :]
+
+    def common(self, other: Frame) -> Frame:
+        """Return the innermost frame around this one and ``other``."""
+        frame = self
+        while frame is not other:
+            if frame.depth >= other.depth and frame.parent is not None:
+                frame = frame.parent
+            elif other.parent is not None:
+                other = other.parent
+        return frame
+
+    def around(self, outer: Frame | None = None) -> list[Frame]:
+        """Return this frame and the calls around it inside of ``outer``, innermost first."""
+        frames = []
+        frame: Frame | None = self
+        while frame is not None and frame is not outer:
+            frames.append(frame)
+            frame = frame.parent
+        return frames
+
+    def all_nodes(self) -> list[Node]:
+        """Return the nodes of this call and of the calls below it."""
+        if not self.children:
+            return list(self.nodes)
+        nodes: list[Node] = []
+        queue = [self]
+        for frame in queue:
+            nodes += frame.nodes
+            queue += frame.children
+        return nodes
+
+    def first_node(self) -> Node | None:
+        """Return the first node of this call or of a call below it."""
+        firsts = [self.nodes[0]] if self.nodes else []
+        queue = list(self.children)
+        for frame in queue:
+            queue += frame.children
+            firsts += frame.nodes[:1]
+        return min(firsts, default=None)
+
+
+@dataclass(slots=True)
+class CallTree:
+    """All calls of a program.
+
+    Attributes:
+        root: The call of the outermost module.
+        frame_of: The innermost call around each item.
+        marked: The call of each tracepoint left in the graph.
+        refusals: Modules with calls that cannot be replaced, with the reason.
+    """
+
+    root: Frame
+    frame_of: dict[Item, Frame]
+    marked: dict[Node, Frame] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def frames(self) -> list[Frame]:
+        """Return every frame, parents before their children."""
+        frames = [self.root]
+        for frame in frames:
+            frames.extend(frame.children)
+        return frames
+
+    def node_frames(self) -> dict[Node, Frame]:
+        """Return the frame of each node that was entered into one."""
+        return {node: frame for frame in self.frames() for node in frame.nodes}
+
+    def release(self) -> None:
+        """Drop the references to the program, so that it is not kept alive."""
+        for scope in {item.scope for item in self.frame_of}:
+            scope.items.clear()
+        self.frame_of.clear()
+        self.marked.clear()
+
+
+def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
+    """Return the tree of calls with the frame of each item.
+
+    Nodes are entered into ``Frame.nodes`` later.
+
+    Args:
+        items: The program's steps.
+        paths: The modules, for stacks that name a module through another owner.
+    """
+    root = Frame("", 0, None, 0, _root_type(items))
+    builder = _Builder(paths, CallTree(root, {}))
+    tree = builder.tree
+    without_stack: list[Item] = []
+    marked: dict[Node, tuple[Step, ...]] = {}
+    for item in items:
+        steps = module_stack(item.node, paths)
+        if steps is None:
+            without_stack.append(item)
+            continue
+        if item.node.target is TRACEPOINT:
+            # The caller runs it, in the caller's mode.
+            marked[item.node] = steps
+            steps = steps[:-1]
+        tree.frame_of[item] = builder.enter(steps)
+    tree.marked.update(
+        (node, builder.frames[steps]) for node, steps in marked.items() if steps in builder.frames
+    )
+    _adopt(tree, without_stack)
+    _close_transforms(tree, items)
+    return tree
+
+
+def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
+    """Return the calls around ``node`` without the root, or None if none are recorded."""
+    stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")
+    if not stack or (len(stack) == 1 and EMPTY_STACK_KEY in stack):
+        return None
+    return tuple(
+        [
+            (path, _call_index(key, traced), _name(type_))
+            for key, (traced, type_) in stack.items()
+            if (path := paths.eager(traced))
+        ]
+    )
+
+
+def _call_index(key: str, path: str) -> int:
+    # A module may itself be named "n@1": then the key ends with the whole path.
+    if key.endswith(path):
+        return 0
+    match = _CALL_INDEX.search(key)
+    return int(match.group(1)) if match else 0
+
+
+def _name(type_: object) -> str:
+    if isinstance(type_, str):
+        return type_
+    return f"{getattr(type_, '__module__', '')}.{getattr(type_, '__qualname__', type_)}"
+
+
+def _root_type(items: Iterable[Item]) -> str | None:
+    for item in items:
+        for path, type_ in item.node.meta.get("nn_module_stack", {}).values():
+            if not path:
+                return _name(type_)
+    return None
+
+
+class _Builder:
+    def __init__(self, paths: ModulePaths, tree: CallTree) -> None:
+        self.paths = paths
+        self.tree = tree
+        self.frames: dict[tuple[Step, ...], Frame] = {(): tree.root}
+        self.calls: dict[tuple[Frame, str, int], Frame] = {}
+
+    def enter(self, steps: tuple[Step, ...]) -> Frame:
+        """Return the frame of a module stack, created if needed."""
+        known = self.frames.get(steps)
+        if known is not None:
+            return known
+        frame = self.tree.root
+        for path, index, type_name in steps:
+            inner = self.paths.under(frame.path, path)
+            if inner is None:
+                # The owner of this module is not on the stack, for example in a recursive call.
+                # The nodes stay in the calling frame.
+                self.tree.refusals.setdefault(path, CALLED_ELSEWHERE)
+                continue
+            key = (frame, inner, index)
+            child = self.calls.get(key)
+            if child is None:
+                child = Frame(inner, index, frame, frame.depth + 1, type_name, path)
+                frame.children.append(child)
+                self.calls[key] = child
+            frame = child
+        self.frames[steps] = frame
+        return frame
+
+
+def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
+    """Put the end of a vmap level, or of another transform, into the call that began it.
+
+    Strict export gives the end to the caller; the call would then leave the level open.
+    """
+    opened: list[Item] = []
+    for item in items:
+        name = getattr(item.node.target, "__name__", "")
+        if name.endswith("_increment_nesting"):
+            opened.append(item)
+        elif name.endswith("_decrement_nesting") and opened:
+            tree.frame_of[item] = tree.frame_of[opened.pop()]
+
+
+def _adopt(tree: CallTree, items: Sequence[Item]) -> None:
+    """Give items without a module stack to the innermost call around all their neighbours.
+
+    A pass may have added several nodes in a row: neighbours are the next ones with a stack.
+    """
+    before: dict[Node, Frame | None] = {item.node: None for item in items}
+    after = dict(before)
+
+    def around(item: Item, nodes: Iterable[Node], passed: dict[Node, Frame | None]) -> None:
+        frames: list[Frame] = []
+        for node in nodes:
+            if node.op == "output":
+                frames.append(tree.root)
+            elif node in passed:
+                frames += [frame] if (frame := passed[node]) is not None else []
+            elif node.op != "get_attr" and node in item.scope.items:
+                frames.append(tree.frame_of[item.scope.items[node]])
+        result = frames[0] if frames else None
+        for frame in frames[1:]:
+            result = frame if result is None else result.common(frame)
+        passed[item.node] = result
+
+    computing = [item for item in items if item.role is Role.COMPUTE]
+    for item in items:
+        if item.role is not Role.COMPUTE:
+            tree.frame_of[item] = tree.root
+    for item in computing:
+        around(item, item.node.all_input_nodes, before)
+    for item in reversed(computing):
+        around(item, item.node.users, after)
+        first, second = before[item.node], after[item.node]
+        both = first.common(second) if first is not None and second is not None else None
+        tree.frame_of[item] = both or first or second or tree.root

@@ -1,0 +1,360 @@
+"""Flatten the regions that run under another mode, and place their borders in module calls.
+
+Export wraps nodes that run without gradients or under autocast in an operator with a subgraph.
+The modules called in there belong to the hierarchy, so the subgraph is written as steps between
+an enter and an exit step.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION, TRACEPOINT
+
+if TYPE_CHECKING:
+    from lowerdeck.unflatten.trace.calls import CallTree, Frame
+
+MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
+"""From operator to the number of its arguments that describe the mode."""
+
+_DTYPE_CHECK = torch.ops.aten._assert_tensor_metadata.default
+
+
+class Role(Enum):
+    """Kind of a step; values cross a region's border also where the mode stays unchanged."""
+
+    COMPUTE = "compute"
+    ENTER = "enter"
+    PAUSE = "pause"
+    RESUME = "resume"
+    EXIT = "exit"
+    PASS_IN = "pass in"
+    PASS_OUT = "pass out"
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """One graph of the program, the outermost one or that of a region.
+
+    Attributes:
+        module: The graph module.
+        items: The item of each node.
+        computes: Whether it, or a region inside, has a step that computes.
+    """
+
+    module: GraphModule
+    items: dict[Node, Item] = field(default_factory=dict)
+    computes: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One step of the program.
+
+    Attributes:
+        node: The node; for the borders of a region, the region's operator.
+        scope: The graph of the node.
+        role: The kind of step.
+        inner: For borders, the region's graph.
+    """
+
+    node: Node
+    scope: Scope
+    role: Role = Role.COMPUTE
+    inner: Scope | None = None
+
+
+def region_arguments(node: Node) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+    """Return the mode, the body and the operands of a region's operator."""
+    count = MODE_REGIONS[node.target]
+    return node.args[:count], node.args[count], node.args[count + 1 :]
+
+
+def flatten_regions(module: GraphModule) -> Iterator[Item]:
+    """Yield the steps of ``module`` in order, including those of mode regions.
+
+    Export's assertions of dtypes before conversions are left out: eager has none, and they would
+    forbid autocast and ``module.to(dtype)``.
+    """
+    outermost = Scope(module)
+    # A stack of iterators, because regions nest.
+    stack: list[tuple[Scope, Iterator[Node], Item | None]] = [
+        (outermost, iter(module.graph.nodes), None)
+    ]
+    while stack:
+        scope, nodes, border = stack[-1]
+        for node in nodes:
+            if node.op in {"placeholder", "output"} or node.target is _DTYPE_CHECK:
+                continue
+            inner = _body(node, scope)
+            if inner is not None:
+                enter = Item(node, scope, Role.ENTER, inner)
+                yield enter
+                stack.append((inner, iter(inner.module.graph.nodes), enter))
+                break
+            if unpacks_region(node) or _only_names_a_body(node):
+                continue
+            item = Item(node, scope)
+            scope.items[node] = item
+            for around, _, _ in stack:
+                around.computes = True
+            yield item
+        else:
+            stack.pop()
+            if border is not None:
+                yield Item(border.node, border.scope, Role.EXIT, border.inner)
+
+
+def _is_region(node: Any) -> bool:
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    # By identity: hashing an operator is a call into Python.
+    return node.target is AUTOCAST_REGION or node.target is GRAD_MODE_REGION
+
+
+def _body(node: Node, scope: Scope) -> Scope | None:
+    if not _is_region(node):
+        return None
+    body = region_arguments(node)[1]
+    if isinstance(body, Node) and body.op == "get_attr":
+        body = scope.module.get_submodule(str(body.target))
+    return Scope(body) if isinstance(body, GraphModule) else None
+
+
+def unpacks_region(node: Node) -> bool:
+    """Return whether a node takes one value out of a region's operator, or of a tracepoint."""
+    if node.target is not operator.getitem:
+        return False
+    source = node.args[0]
+    return _is_region(source) or (isinstance(source, Node) and source.target is TRACEPOINT)
+
+
+def _only_names_a_body(node: Node) -> bool:
+    return node.op == "get_attr" and bool(node.users) and all(map(_is_region, node.users))
+
+
+# Placing the borders.
+
+_Spans = Mapping["Frame", tuple[int, int]]
+
+
+def place_mode_switches(tree: CallTree, items: list[Item]) -> None:
+    """Move the borders of mode regions into the calls that switch the mode.
+
+    Strict export gives each region to the outermost module, but a call that runs partly inside a
+    region must enter and leave the mode itself. Export also merges the end of a call that
+    switches gradients on with its caller's next steps into one region; that one is divided.
+
+    Args:
+        tree: The calls around each step; those of borders are changed.
+        items: The steps; steps that divide a region are added.
+    """
+    _join_regions(tree, items)
+    regions = list(_regions(items))
+    if not regions:
+        return
+    spans = _spans(tree, items)
+    added: dict[int, tuple[Item, Item]] = {}
+    moved: set[Frame] = set()
+    for enter, leave in regions:
+        runs = _runs(tree, items, enter, leave, spans)
+        if not runs:
+            continue
+        opener = items[enter]
+        owners = [_owner(tree, items, opener, run, spans) for run in runs]
+        if opener.node.target is AUTOCAST_REGION:
+            moved.update(owner for owner in owners if owner is not tree.frame_of[opener])
+        tree.frame_of[opener], tree.frame_of[items[leave]] = owners[0], owners[-1]
+        for number, run in enumerate(runs[1:], start=1):
+            pause = Item(opener.node, opener.scope, Role.PAUSE, opener.inner)
+            resume = Item(opener.node, opener.scope, Role.RESUME, opener.inner)
+            tree.frame_of[pause], tree.frame_of[resume] = owners[number - 1], owners[number]
+            added[run[0]] = (pause, resume)
+    for frame in moved:
+        if _runs_under_autocast(tree, items, frame):
+            tree.refusals.setdefault(frame.path, UNCERTAIN_AUTOCAST)
+    if added:
+        items[:] = [
+            step
+            for position, item in enumerate(items)
+            for step in (*added.get(position, ()), item)
+        ]
+
+
+UNCERTAIN_AUTOCAST = (
+    "runs under autocast, which the program attributes to it or to its caller; export with "
+    "strict=False to decide"
+)
+
+
+def _runs_under_autocast(tree: CallTree, items: Sequence[Item], frame: Frame) -> bool:
+    """Return whether every step of a call runs under autocast."""
+    depth = 0
+    for item in items:
+        if item.role is not Role.COMPUTE:
+            if item.node.target is AUTOCAST_REGION:
+                depth += {Role.ENTER: 1, Role.EXIT: -1}.get(item.role, 0)
+        elif not depth and frame in tree.frame_of[item].around():
+            return False
+    return True
+
+
+def _join_regions(tree: CallTree, items: Sequence[Item]) -> None:
+    """Merge adjacent regions of one mode by changing the roles of the borders between them.
+
+    Export splits a region where a module in it switches the same mode on again, and where it
+    switches another one. Regions without a computing step are dropped the same way.
+    """
+    pairs = list(_regions(items))
+    by_start = {enter: number for number, (enter, _) in enumerate(pairs)}
+
+    def following(number: int) -> int | None:
+        """Return the region that begins at the end of this one, skipping empty ones."""
+        opener, position = items[pairs[number][0]], pairs[number][1] + 1
+        while position < len(items):
+            next_region = by_start.get(position)
+            if items[position].role in {Role.PASS_IN, Role.PASS_OUT}:
+                position += 1
+            elif (
+                next_region is None
+                or _computes(items[position])
+                or _same_mode(opener, items[position])
+            ):
+                return next_region
+            else:
+                position = pairs[next_region][1] + 1
+        return None
+
+    joined: set[int] = set()
+    for number in sorted(range(len(pairs)), key=lambda number: pairs[number][0]):
+        if number in joined:
+            continue
+        group = [number]
+        while (second := following(group[-1])) is not None:
+            third = following(second)
+            numbers = (group[-1], second, second if third is None else third)
+            if not _continues(tree, *(items[pairs[position][0]] for position in numbers)):
+                break
+            group.append(second)
+        joined.update(group)
+        borders = [items[position] for part in group for position in pairs[part]]
+        if any(map(_computes, borders)):
+            borders = borders[1:-1]
+        for item in borders:
+            item.role = Role.PASS_IN if item.role is Role.ENTER else Role.PASS_OUT
+
+
+def _continues(tree: CallTree, first: Item, second: Item, third: Item) -> bool:
+    """Return whether the mode of region ``first`` stays on in ``second``, which follows it.
+
+    Args:
+        tree: The calls around each step.
+        first: The enter step of a region.
+        second: The enter step of the next region.
+        third: The enter step of the one after that, or again ``second``.
+    """
+    if not _same_mode(first, second):
+        return False
+    outer, inner = tree.frame_of[first], tree.frame_of[second]
+    if outer is inner:
+        return True
+    if outer.common(inner) is not outer:
+        # Two calls, each of which switches the mode on for itself.
+        return False
+    # A call that finds the mode switched on restores it at its end, which begins a third region.
+    restored = third is not second and _same_mode(second, third) and tree.frame_of[third] is inner
+    return restored or not _computes(first)
+
+
+def _computes(border: Item) -> bool:
+    return border.inner is not None and border.inner.computes
+
+
+def _same_mode(first: Item, second: Item) -> bool:
+    return (
+        first.node.target is second.node.target
+        and region_arguments(first.node)[0] == region_arguments(second.node)[0]
+    )
+
+
+def _regions(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
+    """Yield the positions of both borders of each region, inner regions first."""
+    opened: list[int] = []
+    for position, item in enumerate(items):
+        if item.role is Role.ENTER:
+            opened.append(position)
+        elif item.role is Role.EXIT:
+            yield opened.pop(), position
+
+
+def _runs(
+    tree: CallTree, items: Sequence[Item], enter: int, leave: int, spans: _Spans
+) -> list[tuple[int, int]]:
+    """Return the parts of a region such that no call continues from one part to outside of it.
+
+    Calls around the whole region do not count.
+    """
+    inside = [tree.frame_of[item] for item in items[enter:leave] if item.role is Role.COMPUTE]
+    if not inside:
+        return []
+    around = reduce(lambda first, second: first.common(second), inside)
+
+    def leaving(frame: Frame) -> Frame | None:
+        """Return the innermost call around ``frame`` that continues outside of the region."""
+        while frame is not around and frame.parent is not None:
+            if spans[frame][0] < enter or spans[frame][1] > leave:
+                return frame
+            frame = frame.parent
+        return None
+
+    starts: list[int] = []
+    current: Frame | None = None
+    depth = 0
+    for position in range(enter + 1, leave):
+        item = items[position]
+        depth += {Role.ENTER: 1, Role.EXIT: -1}.get(item.role, 0)
+        if item.role is not Role.COMPUTE:
+            continue
+        frame = leaving(tree.frame_of[item])
+        if not starts:
+            starts.append(enter + 1)
+        elif frame is not current:
+            if depth:
+                # A region inside of this one cannot be divided with it.
+                return [(enter + 1, leave)]
+            starts.append(position)
+        current = frame
+    return list(zip(starts, [*starts[1:], leave], strict=True))
+
+
+def _owner(
+    tree: CallTree, items: Sequence[Item], opener: Item, run: tuple[int, int], spans: _Spans
+) -> Frame:
+    """Return the call that switches the mode for a part of a region."""
+    start, stop = run
+    inside = [tree.frame_of[item] for item in items[start:stop] if item.role is Role.COMPUTE]
+    innermost = reduce(lambda first, second: first.common(second), inside)
+    owner = tree.frame_of[opener].common(innermost)
+    for frame in reversed(innermost.around()):
+        first, last = spans[frame]
+        if frame.depth > owner.depth and (first < start or last >= stop):
+            owner = frame
+    return owner
+
+
+def _spans(tree: CallTree, items: Sequence[Item]) -> dict[Frame, tuple[int, int]]:
+    """Return the first and the last position at which each call computes."""
+    spans: dict[Frame, tuple[int, int]] = {}
+    for position, item in enumerate(items):
+        if item.role is Role.COMPUTE:
+            for frame in tree.frame_of[item].around():
+                spans[frame] = (spans.get(frame, (position,))[0], position)
+    return spans

@@ -1,0 +1,377 @@
+"""Names of the program's modules, and the names that are one shared module.
+
+Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
+Strict export keys each called module by its identity, but keeps one name of a non-persistent
+buffer, the last, and the first name of each called module. Both keep one name of a plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
+from lowerdeck.unflatten.notes import MODULE_NUMBERS, notes_of
+from lowerdeck.unflatten.trace.modes import Item, Role, region_arguments
+from lowerdeck.unflatten.trace.state import ProgramState, StateEntry, StateKind
+
+
+class ModulePaths:
+    """All module names of a program, grouped by the module that they name.
+
+    Attributes:
+        order: Every name in eager's order; the root is ``""``.
+        merged: Names merged only because they have the same state, by the first of them.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.order: list[str] = []
+        self.merged: dict[str, list[str]] = {}
+        self._known: set[str] = set()
+        self._first: dict[str, str] = {}
+        self._pairs: list[tuple[str, str]] = []
+        self._canonical: dict[str, str] = {"": ""}
+        for name in names:
+            self.add(name)
+        self._tracer_root = None if TRACER_ROOT in self._known else TRACER_ROOT
+
+    def add(self, name: str) -> None:
+        """Add a name, and the missing names of the modules around it."""
+        if name in self._known:
+            return
+        outer, _, _ = name.rpartition(".")
+        if outer:
+            self.add(outer)
+        elif name and "" not in self._known:
+            self.add("")
+        self._known.add(name)
+        self.order.append(name)
+
+    def eager(self, path: str) -> str:
+        """Return eager's name for a path of a stack, which may start at the tracer's root."""
+        root = self._tracer_root
+        if root is None or not path.startswith(root):
+            return path
+        return "" if path == root else path.removeprefix(root + ".")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def alias(self, first: str, second: str) -> None:
+        """Merge two names of one module; ``first`` becomes canonical."""
+        one, two = self.canonical(first), self.canonical(second)
+        if one != two:
+            self._first[two] = one
+            self._canonical = {"": ""}
+            self._pairs.append((first, second))
+
+    def settle(self) -> None:
+        """Repeat the merges that later merges of outer modules have undone."""
+        changed = True
+        while changed:
+            changed = False
+            for first, second in list(self._pairs):
+                if self.canonical(first) != self.canonical(second):
+                    self.alias(first, second)
+                    changed = True
+
+    def canonical(self, name: str) -> str:
+        """Return the first name of the module that ``name`` names."""
+        result = self._canonical.get(name)
+        if result is None:
+            outer, dot, last = name.rpartition(".")
+            result = self.canonical(outer) + dot + last if dot else name
+            while result in self._first:
+                result = self._first[result]
+            self._canonical[name] = result
+        return result
+
+    def under(self, owner: str, name: str) -> str | None:
+        """Return the name of module ``name`` under ``owner``, or None if it has none."""
+        prefix = owner + "." if owner else ""
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return name
+        module, start = self.canonical(name), self.canonical(owner)
+        if module.startswith(start + ".") and prefix + module[len(start) + 1 :] in self._known:
+            return prefix + module[len(start) + 1 :]
+        for other in self.order:
+            if other.startswith(prefix) and self.canonical(other) == module:
+                return other
+        return None
+
+    def attribute(self, owner: str, name: str) -> str | None:
+        """Return the path from module ``owner`` to the state ``name``, or None if outside."""
+        if not owner:
+            return name
+        if name.startswith(owner + "."):
+            return name[len(owner) + 1 :]
+        holder, dot, last = name.rpartition(".")
+        if not dot:
+            return None
+        start, whole = self.canonical(owner), self.canonical(holder)
+        if whole == start:
+            return last
+        return f"{whole[len(start) + 1 :]}.{last}" if whole.startswith(start + ".") else None
+
+
+def module_names(program: ExportedProgram) -> Iterator[str]:
+    """Yield the names of all modules, without entries for repeated preserved calls."""
+    names = {entry.fqn for entry in program.module_call_graph}
+    is_lowered = any(map(is_delegate, program.graph_module.children()))
+    for entry in program.module_call_graph:
+        base, at, number = entry.fqn.rpartition("@")
+        # A module may itself be named "n@1".
+        may_be_call = at and number.isdecimal() and base in names
+        # Lowering removes signatures, also those of repeated calls.
+        is_call = entry.signature is not None or (
+            is_lowered and not _is_module(program, entry.fqn)
+        )
+        if not (may_be_call and is_call):
+            yield entry.fqn
+
+
+def _is_module(program: ExportedProgram, name: str) -> bool:
+    stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
+    return any(key.startswith(name + ".") for key in program.state_dict) or any(
+        path == name for stack in stacks for path, _ in stack.values()
+    )
+
+
+def is_delegate(module: object) -> bool:
+    """Return whether a graph's child is a delegate of a lowered program."""
+    return hasattr(module, "backend_id") and hasattr(module, "original_module")
+
+
+_SAVED = frozenset({StateKind.PARAMETER, StateKind.BUFFER})
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Facts about called modules from module stacks, by name.
+
+    Attributes:
+        types: The type of each called module.
+        identities: Its identity, in strict programs.
+    """
+
+    types: dict[str, object] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+
+
+def find_shared_modules(
+    paths: ModulePaths, items: Sequence[Item], state: ProgramState, program: ExportedProgram
+) -> None:
+    """Merge the names of shared modules in ``paths``, and add missing names to ``state``.
+
+    Strict identities and the notes of ``export_preserving`` decide. Otherwise two modules of one
+    type whose whole state is the same tensors are taken for one: a program cannot distinguish
+    them from one module with two names.
+
+    Args:
+        paths: The names; changed.
+        items: The program's steps.
+        state: The program's state; changed.
+        program: The program.
+    """
+    calls = _read_calls(paths, items)
+    is_strict = bool(calls.identities)
+    kinds = _SAVED if is_strict else _SAVED | {StateKind.TRANSIENT_BUFFER}
+    numbers: dict[str, int] = notes_of(program, MODULE_NUMBERS)
+    first: dict[int, str] = {}
+    for path in paths.order if numbers else ():
+        if path in numbers:
+            paths.alias(first.setdefault(numbers[path], path), path)
+    paths.settle()
+    if state.has_aliases():
+        _merge_equal_state(paths, calls, _state_under(state, kinds), numbers)
+        paths.settle()
+    if is_strict:
+        _merge_foreign_callers(paths, items, state, calls)
+    if reads := list(dict.fromkeys(_foreign_reads(paths, items, state))):
+        _find_lost_names(reads, paths, state, calls, kinds)
+    paths.settle()
+
+
+def _merge_equal_state(
+    paths: ModulePaths,
+    calls: _Calls,
+    states: Mapping[str, tuple[object, ...]],
+    numbers: Mapping[str, int],
+) -> None:
+    types, identities = calls.types, calls.identities
+    by_state: dict[tuple[object, ...], dict[tuple[object, int | None], str]] = {}
+    # Called modules have a type and come first: a tied Linear and Embedding are two modules, and
+    # a name that is never called belongs to one of them.
+    position = {path: index for index, path in enumerate(paths.order)}
+    for path in sorted(position, key=lambda path: path not in types):
+        tensors = states.get(path)
+        if not tensors:
+            continue
+        alike = by_state.setdefault(tensors, {})
+        kind = types[path] if path in types else next((known for known, _ in alike), None)
+        other = alike.setdefault((kind, numbers.get(path)), path)
+        if other == path:
+            continue
+        one, two = identities.get(other), identities.get(path)
+        if one is not None and two is not None and one != two:
+            continue
+        if path not in numbers and (one is None or one != two):
+            paths.merged.setdefault(other, [other]).append(path)
+        paths.alias(*sorted((other, path), key=position.__getitem__))
+        if two is not None:
+            identities[other] = two
+
+
+def _merge_foreign_callers(
+    paths: ModulePaths, items: Iterable[Item], state: ProgramState, calls: _Calls
+) -> None:
+    """Merge a caller with the module under whose name it calls a child of its own."""
+    seen: set[str] = set()
+    states: dict[str, tuple[object, ...]] | None = None
+    for item in items:
+        stack = item.node.meta.get("nn_module_stack")
+        if not stack or next(reversed(stack)) in seen:
+            continue
+        seen.add(next(reversed(stack)))
+        names = [paths.eager(traced) for traced, _ in stack.values()]
+        for caller, called in pairwise(names):
+            if not caller or paths.under(caller, called) is not None:
+                continue
+            outer, _, last = called.rpartition(".")
+            if not outer or outer in calls.types or f"{caller}.{last}" not in paths:
+                continue
+            states = _state_under(state, _SAVED) if states is None else states
+            if _look_alike(caller, outer, _children(paths), states):
+                paths.alias(caller, outer)
+
+
+def _children(paths: ModulePaths) -> dict[str, list[str]]:
+    """Return the names of each module's children."""
+    children: dict[str, list[str]] = {}
+    for path in paths.order:
+        outer, _, last = path.rpartition(".")
+        children.setdefault(outer, []).append(last)
+    return children
+
+
+def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
+    calls = _Calls()
+    first: dict[str, str] = {}
+    for item in items:
+        for key, (traced, type_name) in item.node.meta.get("nn_module_stack", {}).items():
+            path = paths.eager(traced)
+            if not path or key == EMPTY_STACK_KEY or (path in calls.types and key in first):
+                continue
+            calls.types.setdefault(path, type_name)
+            paths.add(path)
+            identity = key.partition("@")[0]
+            if identity.isdecimal():
+                calls.identities[path] = identity
+                paths.alias(first.setdefault(identity, path), path)
+    return calls
+
+
+def _state_under(
+    state: ProgramState, kinds: frozenset[StateKind]
+) -> dict[str, tuple[object, ...]]:
+    """Return for each module the relative names, kinds and identities of the state under it."""
+    states: dict[str, list[object]] = {}
+    for entry in state.entries.values():
+        owner = entry.name if entry.kind in kinds else ""
+        while "." in owner:
+            owner = owner.rpartition(".")[0]
+            fact = (entry.name[len(owner) :], entry.kind, entry.identity)
+            states.setdefault(owner, []).append(fact)
+    return {owner: tuple(facts) for owner, facts in states.items()}
+
+
+def _find_lost_names(
+    reads: Iterable[tuple[str, StateEntry]],
+    paths: ModulePaths,
+    state: ProgramState,
+    calls: _Calls,
+    kinds: frozenset[StateKind],
+) -> None:
+    """Restore names of tensors of which the program kept another name.
+
+    A module that reads a tensor of another module of its type owns the tensor too. If that other
+    module is never called and looks like the reader, the two are one module.
+    """
+    types = {paths.canonical(path): name for path, name in calls.types.items()}
+    states = _state_under(state, kinds)
+    children = _children(paths)
+    for reader, entry in reads:
+        owner, _, last = entry.name.rpartition(".")
+        one, two = paths.canonical(reader), paths.canonical(owner)
+        if not owner or one == two or f"{reader}.{last}" in state.entries:
+            continue
+        if two in types:
+            if types[two] == types.get(one):
+                state.add_name(f"{reader}.{last}", entry)
+        elif calls.identities and _look_alike(reader, owner, children, states):
+            paths.alias(*_outermost(reader, owner, children, states, calls))
+
+
+def _foreign_reads(
+    paths: ModulePaths, items: Sequence[Item], state: ProgramState
+) -> Iterator[tuple[str, StateEntry]]:
+    """Yield modules that read a tensor of another module, with the tensor."""
+    wanted = {
+        name: state.entries[target]
+        for name, target in state.targets.items()
+        if target in state.entries
+        and state.entries[target].kind not in _SAVED
+        and not target.rpartition(".")[2].startswith("lifted_")
+    }
+    if not wanted:
+        return
+    operands: dict[Node, Any] = {}
+    for item in items:
+        if item.role is Role.ENTER and item.inner is not None:
+            inner = item.inner.module.graph.find_nodes(op="placeholder")
+            for node, operand in zip(inner, region_arguments(item.node)[2], strict=True):
+                operands[node] = (
+                    operands.get(operand, operand) if isinstance(operand, Node) else None
+                )
+        if item.role is not Role.COMPUTE:
+            continue
+        for source in item.node.all_input_nodes:
+            read = operands.get(source, source)
+            entry = wanted.get(read.name) if isinstance(read, Node) else None
+            stack = item.node.meta.get("nn_module_stack")
+            if entry is None or not stack or read.op != "placeholder":
+                continue
+            reader = paths.eager(next(reversed(stack.values()))[0])
+            if reader and not entry.name.startswith(reader + "."):
+                yield reader, entry
+
+
+def _look_alike(
+    one: str,
+    two: str,
+    children: Mapping[str, Sequence[str]],
+    states: Mapping[str, tuple[object, ...]],
+) -> bool:
+    return children.get(one) == children.get(two) and states.get(one) == states.get(two)
+
+
+def _outermost(
+    one: str,
+    two: str,
+    children: Mapping[str, Sequence[str]],
+    states: Mapping[str, tuple[object, ...]],
+    calls: _Calls,
+) -> tuple[str, str]:
+    """Return the outermost modules around two shared modules that are shared too."""
+    while True:
+        outer, _, last = one.rpartition(".")
+        other, _, other_last = two.rpartition(".")
+        fits = outer and other and outer != other and last == other_last
+        if not fits or other in calls.types or not _look_alike(outer, other, children, states):
+            return one, two
+        one, two = outer, other
