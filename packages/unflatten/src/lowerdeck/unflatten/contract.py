@@ -19,6 +19,7 @@ from torch.fx import Node, Proxy
 
 from lowerdeck.torch_base import SYMBOLS, expression_of, plain_number, returns_written
 from lowerdeck.unflatten.errors import InputConstraintError
+from lowerdeck.unflatten.notes import RESULT, UNREAD
 
 
 class TensorRecord(NamedTuple):
@@ -79,10 +80,12 @@ class RecordedCall:
     Attributes:
         inputs: Leaves of the arguments: nodes of the working graph, or constants.
         outputs: Leaves of the result.
+        path: Name of the module.
     """
 
     inputs: Sequence[Any]
     outputs: Sequence[Any] = ()
+    path: str = ""
 
     @cached_property
     def arguments(self) -> tuple[Record, ...]:
@@ -93,9 +96,15 @@ class RecordedCall:
     def results(self) -> tuple[Record, ...]:
         """The record of each leaf of the result; the root's own results accept any value."""
         return tuple(
-            None if isinstance(leaf, Node) and _is_only_returned(leaf) else _leaf_record(leaf)
+            None
+            if isinstance(leaf, Node) and (self._is_unread(leaf) or _is_only_returned(leaf))
+            else _leaf_record(leaf)
             for leaf in self.outputs
         )
+
+    def _is_unread(self, leaf: Node) -> bool:
+        """Return whether nothing reads an argument as the result of this module."""
+        return self.path in (leaf.meta.get("custom") or {}).get(UNREAD, ())
 
     @cached_property
     def aliases(self) -> tuple[tuple[int, int], ...]:
@@ -104,6 +113,8 @@ class RecordedCall:
         pairs: list[tuple[int, int]] = []
         for position, leaf in enumerate((*self.inputs, *self.outputs)):
             if not isinstance(leaf, Node) or not isinstance(leaf.meta.get("val"), torch.Tensor):
+                continue
+            if position >= len(self.inputs) and self._is_unread(leaf):
                 continue
             for source in _same_tensor(leaf):
                 if first.setdefault(source, position) != position:
@@ -147,6 +158,8 @@ _ALIAS = torch.ops.aten.alias.default
 def _same_tensor(leaf: Node) -> list[Node]:
     """Return ``leaf`` and the values that in-place operators returned as ``leaf``."""
     nodes = [leaf]
+    if RESULT in (leaf.meta.get("custom") or ()):
+        return nodes
     while nodes[-1].args and returns_written(nodes[-1].target):
         source = nodes[-1].args[0]
         if not isinstance(source, Node):

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, export
 from torch.fx import traceback
 
-from lowerdeck.torch_base import SYMBOLS, HigherOrderOperator, graphs_of, pytree
+from lowerdeck.torch_base import (
+    SYMBOLS,
+    HigherOrderOperator,
+    MemoryUse,
+    graphs_of,
+    pytree,
+    writes_in_place,
+)
 from lowerdeck.unflatten._torch_private import hooks_in_forward
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.notes import MODULE_NUMBERS, NOT_RECORDED, PASS_THROUGH
+from lowerdeck.unflatten.notes import (
+    MODULE_NUMBERS,
+    NOT_RECORDED,
+    PASS_THROUGH,
+    RESULT,
+    UNREAD,
+    is_pass_through,
+)
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -76,56 +90,83 @@ def export_preserving(
         for path, module in model.named_modules(remove_duplicate=False)
         if path and not refusal_of(module)
     }
-    observed = _Observed()
+    observed: dict[str, str] = {}
+    is_strict = bool(options.get("strict"))
 
-    def run(paths: Sequence[str]) -> ExportedProgram:
-        shapes = {"dynamic_shapes": dynamic_shapes, **options}
+    def run(paths: Sequence[str], **more: Any) -> ExportedProgram:
+        settings = {"dynamic_shapes": dynamic_shapes, **options, **more}
         keywords = dict(kwargs) if kwargs is not None else None
         names = tuple(paths)
-        with _state_restored(model), _observing(modules, names, observed):
-            return export(model, args, keywords, preserve_module_call_signature=names, **shapes)
+        # Strict export traces hooks, and would drop what they record.
+        sink = None if settings.get("strict") else observed
+        with _state_restored(model), _observing(model, modules, names, sink):
+            return export(model, args, keywords, preserve_module_call_signature=names, **settings)
 
     with ExitStack() as stack:
         for module in dict.fromkeys(modules.values()):
             stack.enter_context(hooks_in_forward(module))
-        program = _export_recordable(run, list(modules), observed)
-    if observed.unrecordable:
-        _store_note(program, NOT_RECORDED, observed.unrecordable)
+        program = _export_recordable(run, list(modules), observed, is_strict=is_strict)
+    _drop_aliases(program)
+    if observed:
+        _store_note(program, NOT_RECORDED, observed)
     if numbers := _numbers_of_tied(model):
         _store_note(program, MODULE_NUMBERS, numbers)
     _drop_unused_names(program, model)
     return program
 
 
-@dataclass
-class _Observed:
-    """Modules whose signature cannot be recorded, with the reason."""
-
-    unrecordable: dict[str, str] = field(default_factory=dict)
-
-
 def _export_recordable(
-    run: Callable[[Sequence[str]], ExportedProgram], paths: Sequence[str], observed: _Observed
+    run: Callable[..., ExportedProgram],
+    paths: Sequence[str],
+    observed: dict[str, str],
+    *,
+    is_strict: bool,
 ) -> ExportedProgram:
-    """Return the program with the signatures of all modules that can be recorded."""
+    """Return the program with the signatures of all modules that can be recorded.
+
+    Args:
+        run: Exports with the signatures of these modules.
+        paths: All modules.
+        observed: The modules that cannot be recorded, with the reason; filled.
+        is_strict: Whether ``run`` exports strictly.
+    """
     try:
         program = run(paths)
     except Exception:
         # torch's error does not name the module: observe all of them without signatures.
-        plain = run(())
-        if not observed.unrecordable:
+        run((), strict=False)
+        if not observed and not is_strict:
             raise
     else:
-        if not observed.unrecordable:
+        if is_strict and _has_containers(program):
+            run((), strict=False)
+        if not observed:
             return program
-        plain = program
-    recordable = [path for path in paths if path not in observed.unrecordable]
+    recordable = [path for path in paths if path not in observed]
     try:
         return run(recordable)
     except Exception as error:
         reason = f"has a signature with which torch.export fails ({type(error).__name__})"
-        observed.unrecordable.update(dict.fromkeys(recordable, reason))
-        return plain
+        observed.update(dict.fromkeys(recordable, reason))
+        return run(())
+
+
+def _has_containers(program: ExportedProgram) -> bool:
+    """Return whether a module takes or returns a mutable container."""
+    signatures = [entry.signature for entry in program.module_call_graph if entry.fqn]
+    specs = [
+        spec
+        for signature in signatures
+        if signature is not None
+        for spec in (*signature.in_spec.child(0).children(), signature.out_spec)
+    ]
+    return any(_is_mutable(spec) for spec in specs)
+
+
+def _is_mutable(spec: pytree.TreeSpec) -> bool:
+    if spec.is_leaf() or spec.type is tuple:
+        return any(map(_is_mutable, spec.children()))
+    return True
 
 
 @contextmanager
@@ -156,65 +197,129 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _observing(
-    modules: Mapping[str, torch.nn.Module], recorded: Sequence[str], observed: _Observed
+    model: torch.nn.Module,
+    modules: Mapping[str, torch.nn.Module],
+    recorded: Sequence[str],
+    observed: dict[str, str] | None,
 ) -> Iterator[None]:
-    """Record which modules cannot be recorded, and mark results that are arguments."""
+    """Observe which modules cannot be recorded, and mark results that are arguments.
+
+    Args:
+        model: The model.
+        modules: The modules by name.
+        recorded: The names of those with a recorded signature.
+        observed: The modules that cannot be recorded, with the reason; filled. None if hooks are
+            traced.
+    """
     names = set(recorded)
+    containers: list[tuple[str, Any, _Leaves]] = []
     with ExitStack() as stack:
+
+        def install_late(_: torch.nn.Module, __: Any) -> None:
+            # Behind export's own hooks, which copy the containers of recorded modules.
+            for path, module in modules.items():
+                late = partial(_keep_container, path, containers)
+                stack.callback(module.register_forward_hook(late).remove)
+
         for path, module in modules.items():
-            before, after = _hooks(path, path in names, observed)
-            handle = module.register_forward_pre_hook(before, with_kwargs=True)
-            stack.callback(handle.remove)
+            observer = _Observer(path, path in names, containers, observed)
+            if observed is not None:
+                handle = module.register_forward_pre_hook(observer.before, with_kwargs=True)
+                stack.callback(handle.remove)
+            after = observer.after if observed is not None else _mark_recorded(path, path in names)
             handle = module.register_forward_hook(after, with_kwargs=True)
             stack.callback(handle.remove)
+        if observed is not None:
+            stack.callback(model.register_forward_pre_hook(install_late).remove)
         yield
+        for path, container, leaves in containers if observed is not None else ():
+            if observed is not None and _differ(pytree.tree_flatten(container), leaves):
+                observed.setdefault(path, "returns a container that is changed afterwards")
 
 
-def _hooks(
-    path: str, is_recorded: bool, observed: _Observed
-) -> tuple[Callable[..., None], Callable[..., Any]]:
-    """Return the hooks of one module."""
-    unrecordable = observed.unrecordable
-    structures: list[object] = []
-    arguments: list[list[Any]] = []
+_Leaves = tuple[list[Any], pytree.TreeSpec]
+
+
+def _keep_container(
+    path: str, containers: list[tuple[str, Any, _Leaves]], _: Any, __: Any, result: Any
+) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        return
+    leaves = pytree.tree_flatten(result)
+    if _is_mutable(leaves[1]):
+        containers.append((path, result, leaves))
+
+
+def _mark_recorded(path: str, is_recorded: bool) -> Callable[..., Any]:
+    """Return the hook of strict export; it has no module, which export would name by the hook."""
+
+    def after(_: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        return _mark_pass_through(path, args, kwargs, result) if is_recorded else None
+
+    return after
+
+
+class _Observer:
+    """Hooks that observe one module in non-strict export."""
+
+    def __init__(
+        self,
+        path: str,
+        is_recorded: bool,
+        containers: list[tuple[str, Any, _Leaves]],
+        observed: dict[str, str] | None,
+    ) -> None:
+        self.path = path
+        self.is_recorded = is_recorded
+        self.containers = containers
+        self.observed = observed if observed is not None else {}
+        self.structure: object = None
+        self.arguments: list[list[_Leaves]] = []
 
     # A hook's side effect in a branch would be refused; this function is called while tracing,
     # and not traced.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def note_branch() -> None:
-        unrecordable[path] = _IN_BRANCH
+    def note_branch(self) -> None:
+        """Record that the module is called in a branch or a loop."""
+        self.observed[self.path] = _IN_BRANCH
 
-    def before(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the leaves of the arguments."""
         if not torch.compiler.is_dynamo_compiling():
-            arguments.append([pytree.tree_flatten(value) for value in (*args, *kwargs.values())])
+            values = (*args, *kwargs.values())
+            self.arguments.append([pytree.tree_flatten(value) for value in values])
 
     def after(
-        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
+        """Observe one call; return the result with aliases, or None to keep it."""
         if torch.compiler.is_dynamo_compiling():
-            if not torch.compiler.is_exporting():
-                note_branch()
-                return None
-            return _mark_pass_through(args, kwargs, result) if is_recorded else None
-        for value, (leaves, spec) in zip((*args, *kwargs.values()), arguments.pop(), strict=True):
-            now, now_spec = pytree.tree_flatten(value)
-            if spec != now_spec or any(map(_differ, leaves, now)):
-                unrecordable.setdefault(path, f"changes a {type(value).__name__} in place")
+            self.note_branch()
+            return None
+        for value, leaves in zip((*args, *kwargs.values()), self.arguments.pop(), strict=True):
+            if _is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
+                self.refuse(f"changes a {type(value).__name__} in place")
         taken, in_spec = pytree.tree_flatten((args, kwargs))
         returned, out_spec = pytree.tree_flatten(result)
-        for verb, leaves in (("takes", taken), ("returns", returned)):
-            other = next((leaf for leaf in leaves if not _is_recordable(leaf)), None)
+        for verb, values in (("takes", taken), ("returns", returned)):
+            other = next((leaf for leaf in values if not _is_recordable(leaf)), None)
             if other is not None:
-                unrecordable.setdefault(path, f"{verb} {_describe(other)}")
-        structures.append((in_spec, out_spec))
-        if structures[0] != structures[-1]:
-            unrecordable.setdefault(path, "is called with arguments of several structures")
-        return _mark_pass_through(args, kwargs, result) if is_recorded else None
+                self.refuse(f"{verb} {_describe(other)}")
+        if self.structure not in (None, (in_spec, out_spec)):
+            self.refuse("is called with arguments of several structures")
+        self.structure = (in_spec, out_spec)
+        if not self.is_recorded:
+            return None
+        if _is_mutable(out_spec):
+            self.containers.append((self.path, result, (returned, out_spec)))
+        return _mark_pass_through(self.path, args, kwargs, result)
 
-    return before, after
+    def refuse(self, reason: str) -> None:
+        """Record that the signature cannot be recorded."""
+        self.observed.setdefault(self.path, reason)
 
 
-def _mark_pass_through(args: Any, kwargs: Any, result: Any) -> Any:
+def _mark_pass_through(path: str, args: Any, kwargs: Any, result: Any) -> Any:
     """Return the result with aliases for tensors that are arguments; None if there are none.
 
     A program has one node for an argument and a result that are the same tensor, and no node of a
@@ -228,19 +333,23 @@ def _mark_pass_through(args: Any, kwargs: Any, result: Any) -> Any:
 
     if not any(map(is_given, pytree.tree_leaves(result))):
         return None
-    return pytree.tree_map(lambda leaf: _alias(leaf) if is_given(leaf) else leaf, result)
+    return pytree.tree_map(lambda leaf: _alias(leaf, path) if is_given(leaf) else leaf, result)
 
 
-def _alias(leaf: torch.Tensor) -> Any:
+def _alias(leaf: torch.Tensor, path: str) -> Any:
     # Strict export keeps annotations of nodes, non-strict export must be asked to.
     is_strict = torch.compiler.is_dynamo_compiling()
     with nullcontext() if is_strict else traceback.preserve_node_meta():
-        with traceback.annotate({PASS_THROUGH: True}):
+        with traceback.annotate({PASS_THROUGH: path}):
             return torch.ops.aten.alias.default(leaf)
 
 
-def _differ(one: object, other: object) -> bool:
-    return one is not other
+def _differ(one: _Leaves, other: _Leaves) -> bool:
+    """Return whether a container has other leaves than before."""
+    return one[1] != other[1] or any(
+        first is not second and (isinstance(first, torch.Tensor) or first != second)
+        for first, second in zip(one[0], other[0], strict=True)
+    )
 
 
 def _is_recordable(leaf: object) -> bool:
@@ -297,6 +406,47 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
         own = {path: notes[path] for path in paths if path in notes}
         if own:
             node.meta["custom"] = {**(node.meta.get("custom") or {}), key: own}
+
+
+def _drop_aliases(program: ExportedProgram) -> None:
+    """Erase aliases that decomposing would lose: those without readers, and of written memory.
+
+    A written argument that is not read after its module returned it is marked as a result.
+    """
+    graphs = [module.graph for module in graphs_of(program.graph_module)]
+    aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]
+    if not aliases:
+        return
+    memory = MemoryUse.of_program(program)
+    has_writes = any(map(writes_in_place, graphs_of(program.graph_module)))
+    renamed: dict[str, str] = {}
+    for graph, node in reversed(aliases):
+        source: Any = node.args[0]
+        is_outermost = graph is program.graph
+        is_written = bool(memory.writers(node)) if is_outermost else has_writes
+        if node.users and not is_written:
+            continue
+        if is_written and node.users and is_outermost:
+            group = memory.group(source)
+            alike = [other for other in graph.nodes if other < node and memory.group(other) is group]
+            if not any(user > node for other in alike for user in other.users):
+                custom = source.meta.get("custom") or {}
+                source.meta["custom"] = {**custom, RESULT: True}
+        custom = node.meta["custom"]
+        unread = {**custom.get(UNREAD, {}), **({} if node.users else {custom[PASS_THROUGH]: True})}
+        if unread:
+            notes = source.meta.get("custom") or {}
+            source.meta["custom"] = {**notes, UNREAD: {**notes.get(UNREAD, {}), **unread}}
+        renamed[node.name] = source.name
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+    signatures = [entry.signature for entry in program.module_call_graph if entry.signature]
+    leaves = [leaf for each in signatures for leaf in (*each.inputs, *each.outputs)]
+    for leaf in (*leaves, *(spec.arg for spec in program.graph_signature.output_specs)):
+        while getattr(leaf, "name", None) in renamed:
+            leaf.name = renamed[leaf.name]
+    for module in graphs_of(program.graph_module) if renamed else ():
+        module.recompile()
 
 
 def _drop_unused_names(program: ExportedProgram, model: torch.nn.Module) -> None:

@@ -22,6 +22,12 @@ MODULE_NUMBERS = "lowerdeck_module_numbers"
 PASS_THROUGH = "lowerdeck_itself"
 """Marks an alias node that stands for a result that is an argument of the same call."""
 
+RESULT = "lowerdeck_returned"
+"""Marks an argument that was written in place and returned, and is read as the result only."""
+
+UNREAD = "lowerdeck_unread_result"
+"""Modules that return a node as it was given, without a reader of the result."""
+
 
 def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
     """Return the facts stored under ``key``, by module name."""

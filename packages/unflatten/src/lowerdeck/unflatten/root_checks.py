@@ -37,7 +37,8 @@ class RootGuards:
     ) -> None:
         self.labels = signature.leaf_labels([node.meta.get("val") for node in placeholders])
         names = [re.sub(r"^([^\[]+)", r"['\1']", label) for label in self.labels]
-        unique = [f"input {number}" for number in range(len(names))]
+        # Names of no argument, as error messages quote them.
+        unique = [f"_input_{number}_" for number in range(len(names))]
         texts = []
         for condition in conditions:
             text = _INPUT.sub(lambda match: f"L[{unique[int(match[1])]!r}]", condition)
@@ -71,8 +72,8 @@ class RootGuards:
             self._function(*leaves)
         except AssertionError as error:
             message = str(error)
-            for number, label in reversed(list(enumerate(self.labels))):
-                message = message.replace(f"input {number}", label)
+            for name, label in zip(self._names, self.labels, strict=True):
+                message = message.replace(name, label)
             raise InputConstraintError(
                 f"{message}. The program was exported for sizes that meet this condition: pass "
                 "such sizes, or export again with these. check_input_constraints = False skips "

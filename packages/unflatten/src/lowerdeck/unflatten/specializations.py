@@ -68,7 +68,6 @@ class Site:
     Attributes:
         path: The caller's name of the child.
         name: The child's canonical name.
-        number: The specialization.
         out_spec: Structure of the result; None if the child has no signature.
         calls: The recorded calls made here.
         carries: Number of values that the child returns beside its result.
@@ -77,7 +76,6 @@ class Site:
 
     path: str
     name: str
-    number: int = 0
     out_spec: pytree.TreeSpec | None = None
     calls: list[RecordedCall] = field(default_factory=list)
     carries: int = 0
@@ -170,7 +168,11 @@ def _call_changed(
 
 
 def call_specialization(
-    module: torch.nn.Module, child: Function, number: int, extras: tuple[Any, ...]
+    module: torch.nn.Module,
+    child: Function,
+    number: int,
+    specialization: int,
+    extras: tuple[Any, ...],
 ) -> Function:
     """Return the callable that runs one specialization of a child, through whatever wraps it.
 
@@ -178,25 +180,27 @@ def call_specialization(
         module: The calling module.
         child: The child, or a module in its place, which computes extra inputs itself.
         number: Number of the call site.
+        specialization: Number of the specialization.
         extras: Values that the child reads beside its arguments.
 
     Returns:
         A callable; it returns a pair of the result and the extra outputs, if there are any.
     """
-    return partial(_call_pending, module, child, number, extras)
+    return partial(_call_pending, module, child, number, specialization, extras)
 
 
 def _call_pending(
     module: torch.nn.Module,
     child: Function,
     number: int,
+    specialization: int,
     extras: tuple[Any, ...],
     /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     site: Site = module.__dict__[PRIVATE].sites[number]
-    pending = PendingCall(site.name, site.number, extras)
+    pending = PendingCall(site.name, specialization, extras)
     before = RUN.pending
     RUN.pending = pending
     try:

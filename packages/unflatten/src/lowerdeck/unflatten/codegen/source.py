@@ -327,7 +327,7 @@ class _Writer:
         if site is not None and (EXTRA_INPUTS in kwargs or specialization is not None):
             extras = self.argument(kwargs.pop(EXTRA_INPUTS, ()))
             function = self.object_name(call_specialization)
-            called = f"{function}(self, {module}, {site}, {extras})"
+            called = f"{function}(self, {module}, {site}, {specialization or 0}, {extras})"
         elif site is not None:
             called = f"{self.object_name(enter)}(self, {module}, {site})"
         return f"{called}({self.arguments(node.args, kwargs)})"

@@ -104,7 +104,11 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
 
 
 def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, Any]) -> None:
-    by_name = {node.name: value for node, value in copier.values.items()}
+    # Signatures name nodes of the outermost graph first; regions reuse their names.
+    nodes = [node for node in trace.program.graph.nodes if node in copier.values]
+    by_name = {node.name: copier.values[node] for node in nodes}
+    for node, value in copier.values.items():
+        by_name.setdefault(node.name, value)
     working = copier.working
     frame_of = working.tree.node_frames()
 

@@ -97,7 +97,8 @@ class ModuleBuilder:
         key = (source.key, len(module.bodies) if frame.part else None)
         number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
         inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])
-        recorded = RecordedCall(inputs, call.outputs if call is not None else ())
+        outputs = call.outputs if call is not None else ()
+        recorded = RecordedCall(inputs, outputs, frame.path)
         self._recorded[frame] = recorded
         if number == len(module.bodies):
             if graphs.working.attributes and not attributes:
@@ -134,7 +135,7 @@ class ModuleBuilder:
         for child in self.graphs.callees(frame):
             call = self.graphs.working.preserved.get(child)
             signature = self.graphs.signature(child)
-            site = Site(child.accessor, self.paths.canonical(child.path), self._numbers[child])
+            site = Site(child.accessor, self.paths.canonical(child.path))
             if signature is not None and call is not None:
                 site.out_spec = signature.out_spec
                 site.carries, site.needs = signature.carries, signature.needs
