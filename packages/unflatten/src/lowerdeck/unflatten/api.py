@@ -177,9 +177,9 @@ def _root(
         attribute_modules(graph, working.attributes),
         frame.type_name,
         calls=[RecordedCall(working.inputs)],
-        sites=builder.sites(frame),
         guards=root_guards(program, working.inputs, signature),
     )
+    builder.add_sites(frame, body.sites)
     root = UnflattenedModule(body)
     root.__dict__.update(
         graph_signature=_copy_signature(program.graph_signature),

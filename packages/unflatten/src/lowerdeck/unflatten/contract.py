@@ -201,6 +201,8 @@ def check(
     mismatch: Mismatch | None = None
     matching: list[tuple[RecordedCall, dict[str, Any]]] = []
     for call in calls:
+        if len(call.arguments) != len(arguments):
+            continue
         sizes: dict[str, Any] = {}
         found = _compare(call.arguments, arguments, sizes, any_float)
         found = found or _compare_aliases(call, arguments)
@@ -213,6 +215,8 @@ def check(
         return mismatch
     mismatch = None
     for call, sizes in matching or [(call, {}) for call in calls]:
+        if len(call.results) != len(results):
+            continue
         found = _compare(call.results, results, sizes, any_float, len(arguments))
         found = found or _compare_aliases(call, (*arguments, *results))
         if found is None:

@@ -63,23 +63,17 @@ RUN = _Run()
 
 @dataclass(slots=True)
 class Site:
-    """One call in the code of a module.
+    """The calls of one child in the code of a module.
 
     Attributes:
-        path: The caller's name of the child.
         name: The child's canonical name.
         out_spec: Structure of the result; None if the child has no signature.
-        calls: The recorded calls made here.
-        carries: Number of values that the child returns beside its result.
-        needs: Number of values that only a generated child can use.
+        calls: The recorded calls.
     """
 
-    path: str
     name: str
     out_spec: pytree.TreeSpec | None = None
     calls: list[RecordedCall] = field(default_factory=list)
-    carries: int = 0
-    needs: int = 0
 
 
 @dataclass(slots=True)
@@ -127,23 +121,31 @@ def _run_checked(
         RUN.mode = OUTSIDE
 
 
-def enter(module: torch.nn.Module, child: Any, number: int) -> Function:
+def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
     """Return the callable of a child with a recorded signature: itself if it is unchanged.
 
     Args:
         module: The calling module.
         child: The child, or a module in its place.
-        number: Number of the call site.
+        path: The caller's name of the child.
     """
-    site: Site = module.__dict__[PRIVATE].sites[number]
+    site: Site | None = module.__dict__[PRIVATE].sites.get(path)
+    if site is None:
+        return child  # type: ignore[no-any-return]
     body = child.__dict__.get(PRIVATE)
     if body is not None and body.name == site.name and not has_hooks(child):
         return child  # type: ignore[no-any-return]
-    return partial(_call_changed, module, child, site)
+    return partial(_call_changed, module, child, site, path)
 
 
 def _call_changed(
-    module: torch.nn.Module, child: Function, site: Site, /, *args: Any, **kwargs: Any
+    module: torch.nn.Module,
+    child: Function,
+    site: Site,
+    path: str,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Call a changed child, and check its result."""
     mode = RUN.mode
@@ -158,62 +160,62 @@ def _call_changed(
         return result
     leaves, structure = pytree.tree_flatten(result)
     if structure != site.out_spec:
-        raise_for_result(f"the structure {structure}", f"{site.out_spec}", site.path)
+        raise_for_result(f"the structure {structure}", f"{site.out_spec}", path)
     arguments = pytree.tree_leaves((args, kwargs))
     any_float = module.__dict__[PRIVATE].is_moved
     mismatch = check(site.calls, arguments, leaves, any_float=any_float)
     if mismatch is not None:
-        raise_for_result(describe(mismatch.value), mismatch.recorded, site.path)
+        raise_for_result(describe(mismatch.value), mismatch.recorded, path)
     return result
 
 
 def call_specialization(
     module: torch.nn.Module,
     child: Function,
+    path: str,
     number: int,
-    specialization: int,
-    extras: tuple[Any, ...],
+    extras: tuple[Any, ...] = (),
+    *,
+    has_outputs: bool = False,
 ) -> Function:
     """Return the callable that runs one specialization of a child, through whatever wraps it.
 
     Args:
         module: The calling module.
         child: The child, or a module in its place, which computes extra inputs itself.
-        number: Number of the call site.
-        specialization: Number of the specialization.
+        path: The caller's name of the child.
+        number: Number of the specialization.
         extras: Values that the child reads beside its arguments.
-
-    Returns:
-        A callable; it returns a pair of the result and the extra outputs, if there are any.
+        has_outputs: The child returns values beside its result; the callable returns a pair.
     """
-    return partial(_call_pending, module, child, number, specialization, extras)
+    return partial(_call_pending, module, child, path, number, extras, has_outputs)
 
 
 def _call_pending(
     module: torch.nn.Module,
     child: Function,
+    path: str,
     number: int,
-    specialization: int,
     extras: tuple[Any, ...],
+    has_outputs: bool,
     /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    site: Site = module.__dict__[PRIVATE].sites[number]
-    pending = PendingCall(site.name, specialization, extras)
+    site: Site | None = module.__dict__[PRIVATE].sites.get(path)
+    pending = PendingCall(site.name if site is not None else path, number, extras)
     before = RUN.pending
     RUN.pending = pending
     try:
-        result = enter(module, child, number)(*args, **kwargs)
+        result = enter(module, child, path)(*args, **kwargs)
     finally:
         RUN.pending = before
-    if not pending.is_taken and (site.needs or site.carries):
+    if has_outputs and not pending.is_taken:
         raise UnflattenError(
-            f"a {type(child).__name__} replaced {site.path!r}, which exchanges "
-            f"{site.needs + site.carries} values with other modules beside its arguments and its "
-            "result. Export the model with the replacement in it."
+            f"a {type(child).__name__} replaced {path!r}, of which other modules read values that "
+            "are not its result. Export the model with the replacement in it."
         )
-    return (result, pending.extra_outputs) if site.carries else result
+    return (result, pending.extra_outputs) if has_outputs else result
 
 
 def dispatcher(functions: Sequence[Function]) -> Function:

@@ -34,7 +34,7 @@ from lowerdeck.unflatten.codegen.failures import (
     with_handler,
 )
 from lowerdeck.unflatten.codegen.targets import RESERVED_NAMES, lookup, split_call_target
-from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, SITE
+from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.notes import is_pass_through
 from lowerdeck.unflatten.specializations import RUN, call_specialization, enter, start
 
@@ -323,13 +323,17 @@ class _Writer:
         path, specialization = split_call_target(str(node.target))
         kwargs = dict(node.kwargs)
         called = module = self.attribute(path, is_module=True)
-        site = node.meta.get(SITE)
-        if site is not None and (EXTRA_INPUTS in kwargs or specialization is not None):
-            extras = self.argument(kwargs.pop(EXTRA_INPUTS, ()))
+        extras = kwargs.pop(EXTRA_INPUTS, ())
+        if SITE in node.meta and (specialization is not None or extras):
             function = self.object_name(call_specialization)
-            called = f"{function}(self, {module}, {site}, {specialization or 0}, {extras})"
-        elif site is not None:
-            called = f"{self.object_name(enter)}(self, {module}, {site})"
+            options = f"{specialization or 0}"
+            if extras or EXTRA_OUTPUTS in node.meta:
+                options += f", {self.argument(extras)}"
+            if EXTRA_OUTPUTS in node.meta:
+                options += ", has_outputs=True"
+            called = f"{function}(self, {module}, {path!r}, {options})"
+        elif SITE in node.meta:
+            called = f"{self.object_name(enter)}(self, {module}, {path!r})"
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
@@ -343,7 +347,7 @@ class _Writer:
                 # Not by name, which searches parameters and buffers first: a third of the cost of
                 # a call. Inner parts may be attributes of a wrapper.
                 text = f"{text}._modules[{part!r}]"
-            elif (is_module or index < len(parts) - 1) and not is_name(part):
+            elif not is_module and index < len(parts) - 1 and not is_name(part):
                 # As torch's containers do it: compilers know the name of such a child.
                 text = f"{text}._modules[{part!r}]"
             elif part in RESERVED_NAMES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from threading import Lock
 from typing import Any, cast
 
@@ -22,8 +21,11 @@ from lowerdeck.unflatten.trace.calls import Frame
 EXTRA_INPUTS = "_lowerdeck_carried"
 """Keyword of a graph's call for the values that are no arguments of eager's module."""
 
-SITE = "site"
-"""Meta of a call: its number in the caller's list of call sites."""
+EXTRA_OUTPUTS = "has_extra_outputs"
+"""Meta of a call that returns a pair: its result, and the values that are no result."""
+
+SITE = "is_site"
+"""Meta of a call of a module with a signature or with specializations."""
 
 _META = ("val", "stack_trace", "nn_module_stack")
 
@@ -92,10 +94,9 @@ class GraphBuilder:
             elif region is not None:
                 for node in self.plan.inputs(region):
                     _add_placeholder(graph, env, node)
-            sites = count()
             for step in self.plan.steps(region):
                 if isinstance(step, Region):
-                    _CallBuilder(self, graph, env, step).add(next(sites))
+                    _CallBuilder(self, graph, env, step).add()
                 else:
                     env[step] = copy_node(graph, step, env)
             if region is not None:
@@ -119,15 +120,6 @@ class GraphBuilder:
         else:
             result = tuple([env[node] for node in self.plan.outputs(region)])
         add_node(graph, "output", "output", (result,), "output")
-
-    def callees(self, frame: Frame) -> list[Frame]:
-        """Return the calls that a call makes, in the order of its steps."""
-        if len(frame.children) < 2:
-            return frame.children
-        region = self.regions[frame] if frame.parent is not None else None
-        return [
-            self._frames[step] for step in self.plan.steps(region) if isinstance(step, Region)
-        ]
 
     def structure(self, frame: Frame) -> tuple[object, ...]:
         """Return a key that is equal for calls whose graphs have the same source.
@@ -199,18 +191,18 @@ class _CallBuilder:
         label = self.target.partition("..")[0].replace(".", "_")
         self.label = label if label.isidentifier() else f"_{label}"
 
-    def add(self, site: int) -> None:
-        """Add the call, which is number ``site`` of its caller."""
+    def add(self) -> None:
+        """Add the call."""
         frame = self.builder._frames[self.region]
         call = self.builder.working.preserved.get(frame)
         if call is not None:
-            self._add_structured(frame, call, site)
+            self._add_structured(frame, call)
             return
         inputs = self.builder.plan.inputs(self.region)
         args = tuple([self.env[node] for node in inputs])
         node = add_node(self.graph, "call_module", self.target, args, self.label)
         if ".." in self.target:
-            node.meta[SITE] = site
+            node.meta[SITE] = True
         self._describe(node)
         if self.builder.plan.returns_bare(self.region):
             self.env[self.outputs[0]] = node
@@ -218,7 +210,7 @@ class _CallBuilder:
         for index, output in enumerate(self.outputs):
             self._bind(output, self._function(operator.getitem, (node, index)))
 
-    def _add_structured(self, frame: Frame, call: PreservedCall, site: int) -> None:
+    def _add_structured(self, frame: Frame, call: PreservedCall) -> None:
         env = self.env
         extra_inputs, extra_outputs = self.builder.extras(frame, call)
         leaves = iter(
@@ -232,10 +224,11 @@ class _CallBuilder:
         node = add_node(
             self.graph, "call_module", self.target, tuple(args), self.label, dict(kwargs)
         )
-        node.meta[SITE] = site
+        node.meta[SITE] = True
         self._describe(node)
         result = node
         if extra_outputs:
+            node.meta[EXTRA_OUTPUTS] = True
             result = self._function(operator.getitem, (node, 0))
             others = self._function(operator.getitem, (node, 1))
             for index, output in enumerate(extra_outputs):

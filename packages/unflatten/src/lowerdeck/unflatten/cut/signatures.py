@@ -133,20 +133,17 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
         name = frame.recorded if frame.recorded in recorded else frame.path
         if frame.parent is None or frame.part or name not in recorded:
             continue
-        signature = recorded.get(frame.call_name)
-        inputs: tuple[Leaf, ...] = ()
-        outputs: tuple[Leaf, ...] = ()
+        own = recorded.get(frame.call_name)
+        signature = own or recorded[name]
+        counts = (signature.in_spec.num_leaves, signature.out_spec.num_leaves)
         marks = copier.marked.get(frame, {})
-        if signature is not None:
-            inputs = leaves(signature.inputs, frame.parent)
-            outputs = leaves(signature.outputs, frame)
-        elif len(marks) == 2:
-            signature = recorded[name]
-            inputs, outputs = marks["module_call_inputs"], marks["module_call_outputs"]
-        if signature is None or (len(inputs), len(outputs)) != (
-            signature.in_spec.num_leaves,
-            signature.out_spec.num_leaves,
-        ):
+        if own is not None and (len(own.inputs), len(own.outputs)) == counts:
+            inputs, outputs = leaves(own.inputs, frame.parent), leaves(own.outputs, frame)
+        else:
+            # Export leaves the tracepoints of calls inside mode regions in the graph.
+            inputs = marks.get("module_call_inputs", ())
+            outputs = marks.get("module_call_outputs", ())
+        if (len(inputs), len(outputs)) != counts:
             working.refusals.setdefault(frame.path, NO_CALL)
             continue
         if any(

@@ -36,7 +36,7 @@ class Body:
         type_name: Qualified name of the eager module's type.
         source: The source generated last.
         calls: The recorded calls of this specialization.
-        sites: The calls that its code makes, in order.
+        sites: The calls of each child, in all specializations.
         others: The further specializations of the module.
         refusal: Reason why the module cannot be replaced or hooked, or "".
         is_part: It is a part of a call that other modules interrupt.
@@ -54,7 +54,7 @@ class Body:
     type_name: str | None = None
     source: Source | None = None
     calls: list[RecordedCall] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
+    sites: dict[str, Site] = field(default_factory=dict)
     others: Sequence[Body] = ()
     refusal: str = ""
     is_part: bool = False

@@ -39,6 +39,7 @@ class _Specializations:
 
     by_key: dict[object, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
+    sites: dict[str, Site] = field(default_factory=dict)
 
 
 class ModuleBuilder:
@@ -100,6 +101,7 @@ class ModuleBuilder:
         outputs = call.outputs if call is not None else ()
         recorded = RecordedCall(inputs, outputs, frame.path)
         self._recorded[frame] = recorded
+        self.add_sites(frame, module.sites)
         if number == len(module.bodies):
             if graphs.working.attributes and not attributes:
                 graph = graphs.build(frame)
@@ -118,30 +120,24 @@ class ModuleBuilder:
                     frame.type_name,
                     source,
                     [recorded],
-                    self.sites(frame),
+                    module.sites,
                     refusal=refusal,
                     is_part=bool(frame.part),
                 )
             )
             return
-        body = module.bodies[number]
-        body.calls.append(recorded)
-        for site, other in zip(body.sites, self.sites(frame), strict=True):
-            site.calls += other.calls
+        module.bodies[number].calls.append(recorded)
 
-    def sites(self, frame: Frame) -> list[Site]:
-        """Return the calls in the code of a call, in the order of its steps."""
-        sites: list[Site] = []
-        for child in self.graphs.callees(frame):
+    def add_sites(self, frame: Frame, sites: dict[str, Site]) -> None:
+        """Add the calls that a call makes to the call sites of its module."""
+        for child in frame.children:
             call = self.graphs.working.preserved.get(child)
-            signature = self.graphs.signature(child)
-            site = Site(child.accessor, self.paths.canonical(child.path))
-            if signature is not None and call is not None:
-                site.out_spec = signature.out_spec
-                site.carries, site.needs = signature.carries, signature.needs
+            site = sites.get(child.accessor)
+            if site is None:
+                out_spec = call.signature.out_spec if call is not None else None
+                name = self.paths.canonical(child.path)
+                site = sites[child.accessor] = Site(name, out_spec)
             site.calls.append(self._recorded[child])
-            sites.append(site)
-        return sites
 
     def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Install every module under ``root`` in eager's order; return them by canonical name."""

@@ -12,11 +12,11 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.cut.graphs import SITE
+from lowerdeck.unflatten.cut.graphs import EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.notes import PASS_THROUGH
 
-_KEPT_META = ("stack_trace", "nn_module_stack", "closes", SITE)
+_KEPT_META = ("stack_trace", "nn_module_stack", "closes", SITE, EXTRA_OUTPUTS)
 
 NodeRecord = tuple[str, str, Any, Any, Any, dict[str, Any]]
 """Kind, name, target, arguments, keyword arguments and meta of a node."""
