@@ -1,4 +1,4 @@
-"""Private parts of torch that this package uses, in one file so that a new torch breaks one file."""
+"""Private parts of torch that this package uses, in one file for each new release of torch."""
 
 from __future__ import annotations
 

@@ -342,12 +342,12 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
         return leaves
     if isinstance(value, Proxy) and spec.type in {tuple, list, dict}:
         keys = spec.context if spec.type is dict else range(spec.num_children)
+        items: Any = value
+        parts = [(items[key], child) for key, child in zip(keys, spec.children(), strict=True)]
         return [
             leaf
-            for key, child in zip(keys, spec.children(), strict=True)
-            for leaf in (
-                [value[key]] if child.is_leaf() else flatten_like(value[key], child, path)
-            )
+            for item, child in parts
+            for leaf in ([item] if child.is_leaf() else flatten_like(item, child, path))
         ]
     raise InputStructureError(
         f"{path!r} differs in structure from the recorded one: found {_describe(value)}, "

@@ -145,9 +145,7 @@ def _leaf_record(leaf: Any) -> Record:
 
 def _is_only_returned(leaf: Node) -> bool:
     """Return whether the program returns a value without computing anything from it."""
-    users = [
-        user for user in leaf.users if user.op != "output" and user.target is not _ALIAS
-    ]
+    users = [user for user in leaf.users if user.op != "output" and user.target is not _ALIAS]
     aliases = [user for user in leaf.users if user.target is _ALIAS]
     return bool(leaf.users) and not users and all(map(_is_only_returned, aliases))
 
@@ -288,14 +286,16 @@ def _same_constant(expected: Any, value: Any) -> bool:
 def _compare_aliases(call: RecordedCall, values: Sequence[Any]) -> Mismatch | None:
     for first, second in call.aliases:
         if second < len(values) and values[first] is not values[second]:
-            if isinstance(values[second], Proxy) or call_accepts_copy(values[first], values[second]):
+            if isinstance(values[second], Proxy) or _reads_same_memory(
+                values[first], values[second]
+            ):
                 continue
             return Mismatch(second, "the same tensor as another one of this call", values[second])
     return None
 
 
-def call_accepts_copy(first: Any, second: Any) -> bool:
-    """Return whether two tensor objects read the same memory alike, as recomputation makes them."""
+def _reads_same_memory(first: Any, second: Any) -> bool:
+    """Return whether two tensor objects read the same memory alike, as copies for autograd do."""
     return (
         isinstance(first, torch.Tensor)
         and isinstance(second, torch.Tensor)

@@ -339,9 +339,9 @@ def _mark_pass_through(path: str, args: Any, kwargs: Any, result: Any) -> Any:
 def _alias(leaf: torch.Tensor, path: str) -> Any:
     # Strict export keeps annotations of nodes, non-strict export must be asked to.
     is_strict = torch.compiler.is_dynamo_compiling()
-    with nullcontext() if is_strict else traceback.preserve_node_meta():
-        with traceback.annotate({PASS_THROUGH: path}):
-            return torch.ops.aten.alias.default(leaf)
+    keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
+    with keeping, traceback.annotate({PASS_THROUGH: path}):
+        return torch.ops.aten.alias.default(leaf)
 
 
 def _differ(one: _Leaves, other: _Leaves) -> bool:
@@ -428,7 +428,9 @@ def _drop_aliases(program: ExportedProgram) -> None:
             continue
         if is_written and node.users and is_outermost:
             group = memory.group(source)
-            alike = [other for other in graph.nodes if other < node and memory.group(other) is group]
+            alike = [
+                other for other in graph.nodes if other < node and memory.group(other) is group
+            ]
             if not any(user > node for other in alike for user in other.users):
                 custom = source.meta.get("custom") or {}
                 source.meta["custom"] = {**custom, RESULT: True}

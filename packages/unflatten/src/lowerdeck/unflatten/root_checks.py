@@ -99,7 +99,9 @@ def root_guards(
     if is_fixed or any("val" not in node.meta for node in placeholders):
         return None
     try:
-        return RootGuards(placeholders, program.range_constraints, size_conditions(program), signature)
+        return RootGuards(
+            placeholders, program.range_constraints, size_conditions(program), signature
+        )
     except (SyntaxError, TypeError, KeyError) as error:
         raise UnsupportedProgramError(
             f"The program's size conditions cannot be read ({error}). Export it again."

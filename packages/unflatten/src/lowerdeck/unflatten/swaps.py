@@ -116,7 +116,9 @@ def refusal_of(module: torch.nn.Module) -> str:
     if not isinstance(module, Refusing):
         return ""
     inside = [(name, inner) for name, inner in module.named_modules() if inner is not module]
-    if not any(PRIVATE in inner.__dict__ or not isinstance(inner, Refusing) for _, inner in inside):
+    if not any(
+        PRIVATE in inner.__dict__ or not isinstance(inner, Refusing) for _, inner in inside
+    ):
         return NO_CALL
     for name, inner in inside:
         if PRIVATE in inner.__dict__ and (reason := refusal_of(inner)):
@@ -180,7 +182,8 @@ class Refusing(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move plain tensors to another device with the buffers; they keep their dtype."""
-        super()._apply(fn, recurse)
+        apply: Any = super()._apply
+        apply(fn, recurse)
         for name, value in self.__dict__.items():
             if isinstance(value, torch.Tensor):
                 # The result for an empty tensor has the new device, at no cost.
@@ -210,5 +213,7 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
 
 
 def _contains(new: Any, old: torch.nn.Module) -> bool:
-    modules: Iterator[torch.nn.Module] = new.modules() if isinstance(new, torch.nn.Module) else iter(())
+    modules: Iterator[torch.nn.Module] = (
+        new.modules() if isinstance(new, torch.nn.Module) else iter(())
+    )
     return any(inner is old for inner in modules)

@@ -59,17 +59,17 @@ class GraphBuilder:
         if not extra_inputs and not extra_outputs:
             return call.signature
         needs = sum(map(_is_computed, extra_inputs))
-        counts = {"carried": len(extra_inputs), "carries": len(extra_outputs), "needs": needs}
-        return replace(call.signature, **counts)
+        return replace(
+            call.signature, carried=len(extra_inputs), carries=len(extra_outputs), needs=needs
+        )
 
     def extras(self, frame: Frame, call: PreservedCall) -> tuple[list[Node], list[Node]]:
         """Return the values that a call reads and returns beside its signature."""
         region = self.regions[frame]
         inputs, outputs = self.plan.inputs(region), self.plan.outputs(region)
         leaves = (*call.inputs, *call.outputs)
-        if len(inputs) == len(call.inputs) and len(outputs) == len(call.outputs) == 1:
-            if inputs == call.inputs and outputs == call.outputs:
-                return [], []
+        if len(outputs) == 1 and inputs == call.inputs and outputs == call.outputs:
+            return [], []
         return (
             [node for node in inputs if node not in call.inputs],
             [node for node in outputs if node not in leaves],
@@ -113,7 +113,9 @@ class GraphBuilder:
     ) -> None:
         result: Any
         if call is not None:
-            leaves = [env[leaf] if isinstance(leaf, Node) else constant(leaf) for leaf in call.outputs]
+            leaves = [
+                env[leaf] if isinstance(leaf, Node) else constant(leaf) for leaf in call.outputs
+            ]
             result = (*leaves, *(env[node] for node in extra_outputs))
         elif self.plan.returns_bare(region):
             result = env[self.plan.outputs(region)[0]]
@@ -135,7 +137,10 @@ class GraphBuilder:
         call = self.working.preserved.get(frame)
         if call is not None:
             key.append(self._spec_number(call.signature))
-            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.inputs]
+            key += [
+                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
+                for leaf in call.inputs
+            ]
         for step in plan.steps(region):
             if isinstance(step, Region):
                 self._add_call(key, step, numbers)
@@ -155,7 +160,10 @@ class GraphBuilder:
             )
             numbers[step] = len(numbers)
         if call is not None:
-            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.outputs]
+            key += [
+                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
+                for leaf in call.outputs
+            ]
         key.append((plan.returns_bare(region), *[numbers[node] for node in plan.outputs(region)]))
         return tuple(key)
 
@@ -166,7 +174,10 @@ class GraphBuilder:
         key.append((self.targets[region], plan.returns_bare(region), *inputs))
         if call is not None:
             key.append(self._spec_number(call.signature))
-            key += [numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {}) for leaf in call.inputs]
+            key += [
+                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
+                for leaf in call.inputs
+            ]
             key += [outputs.index(leaf) if leaf in outputs else None for leaf in call.outputs]
         for node in outputs:
             numbers[node] = len(numbers)
@@ -216,9 +227,7 @@ class _CallBuilder:
         leaves = iter(
             [env[leaf] if isinstance(leaf, Node) else constant(leaf) for leaf in call.inputs]
         )
-        args, kwargs = (
-            self._argument(spec, leaves) for spec in call.signature.in_spec.children()
-        )
+        args, kwargs = (self._argument(spec, leaves) for spec in call.signature.in_spec.children())
         if extra_inputs or extra_outputs:
             kwargs = {**kwargs, EXTRA_INPUTS: tuple([env[node] for node in extra_inputs])}
         node = add_node(

@@ -336,7 +336,8 @@ def argument_of(node: Node) -> Node | None:
         source = source[number] if number < len(source) else None
     elif number:
         return None  # a mask
-    schema = schema_of(call.target)
+    target: Any = call.target
+    schema = schema_of(target)
     if schema.name not in _RETURN_ARGUMENT:
         return None
     names = [argument.name for argument in schema.arguments]

@@ -74,7 +74,7 @@ class _Sizes:
         """Move reads of a size out of calls that are not given the tensor."""
         for node in list(self.graph.find_nodes(op="call_function", target=_SIZE)):
             frame, source = self.frame_of[node], node.args[0]
-            owner = self.frame_of.get(source, self.working.tree.root)  # type: ignore[arg-type]
+            owner = self.frame_of.get(source, self.working.tree.root)
             if any(
                 call in self.working.preserved
                 and source not in self.working.preserved[call].inputs

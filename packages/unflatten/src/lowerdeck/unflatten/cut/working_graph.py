@@ -149,7 +149,7 @@ class ProgramCopier:
             values[node] = self._read_attribute(node, item.scope, frame)
             return
         if node.target is TRACEPOINT:
-            self._pass_mark(node, frame, position)
+            self._pass_mark(node, frame)
             return
         if unpacks_region(node):
             return
@@ -172,7 +172,7 @@ class ProgramCopier:
             first = values.get(node.args[0]) if isinstance(node.args[0], Node) else None
             values[node] = first if isinstance(first, StateRead) else copied
 
-    def _pass_mark(self, node: Node, frame: Frame, position: int) -> None:
+    def _pass_mark(self, node: Node, frame: Frame) -> None:
         """Record the leaves that a tracepoint marks; its readers read these leaves."""
         kind = str(node.kwargs["kind"])
         path = self.trace.paths.eager(str(node.kwargs["path"]))

@@ -100,7 +100,7 @@ class Container(Refusing):
 
 def _refusal(change: str) -> UnflattenError:
     return UnflattenError(
-        f"{change!r} adds or removes children, and the program calls those that were exported. Put "
+        f"{change!r} adds or removes children, and the program calls the exported ones. Put "
         "a module around a child (layers[1] = Sequential(layers[1], more)) to compute more, an "
         "Identity in its place to compute nothing, or export the changed model."
     )

@@ -20,9 +20,7 @@ ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
 """Returns the module that takes the place of a generated child, given its name and the child."""
 
 
-def restore_types(
-    modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None
-) -> None:
+def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
     """Make each child an instance of its eager class, too.
 
     Args:
@@ -102,7 +100,7 @@ _OPTIONAL = {
     "affine": ("weight", "bias"),
     "elementwise_affine": ("weight", "bias"),
 }
-"""Parameters of torch's layers that are None if the layer was created without them, by argument."""
+"""Parameters that are None in layers of torch created without them, by the argument."""
 
 
 def _add_missing(cls: type, module: torch.nn.Module) -> None:

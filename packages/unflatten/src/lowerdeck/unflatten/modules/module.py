@@ -216,7 +216,8 @@ class _Class:
 
 
 def _restore_class(generated: _Class) -> GeneratedModule:
-    module: GeneratedModule = generated.cls.__new__(generated.cls)
+    cls: Any = generated.cls
+    module: GeneratedModule = cls.__new__(cls)
     return module
 
 

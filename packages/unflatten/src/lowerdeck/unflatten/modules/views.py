@@ -79,9 +79,7 @@ def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> st
         type_name = _type_of(inner)
         name = type_name.rpartition(".")[2]
         shown = name if is_name(name) else kind
-        parts.append(
-            f"class {shown}(torch.nn.Module):  # {one_line(path or kind)}: {type_name}"
-        )
+        parts.append(f"class {shown}(torch.nn.Module):  # {one_line(path or kind)}: {type_name}")
         body = inner.__dict__.get(PRIVATE)
         parts.append(indent(body.text() if body is not None else NO_CODE, "    "))
     text = "\n".join(parts)

@@ -314,9 +314,7 @@ def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -
         around = context.tree.frame_of[context.items[position]].around()
         if write.frame in around:
             continue
-        if any(
-            write.value.name in context.arguments.get(frame.call_name, ()) for frame in around
-        ):
+        if any(write.value.name in context.arguments.get(frame.call_name, ()) for frame in around):
             continue
         views = _aliases_of(user)
         last = max(
