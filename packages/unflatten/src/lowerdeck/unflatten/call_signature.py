@@ -7,6 +7,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -240,6 +241,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
+@lru_cache(4096)
 def is_name(text: object) -> bool:
     """Return whether Python source can write ``text`` as a name and means that very text by it.
 

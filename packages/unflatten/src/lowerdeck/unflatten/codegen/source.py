@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from operator import attrgetter
 from types import FunctionType
@@ -451,6 +452,12 @@ def _base(node: Node) -> str:
     else:
         target = node.target
         words = str(packet_name(target) or getattr(target, "__name__", str(target)))
+    return _variable(words)
+
+
+@lru_cache(4096)
+def _variable(words: str) -> str:
+    """Return a variable's name without the serial number of a node."""
     base = _SERIAL.sub("", _WORD.sub("_", words)).lstrip("_") or "value"
     if base[0].isdigit():
         return "value" if base.isdigit() else f"value_{base}"

@@ -274,14 +274,13 @@ class ProgramCopier:
 
     def _read(self, placeholder: str, frame: Frame, *, early: bool) -> Node:
         """Return the read of state in the innermost call around ``frame`` whose module owns it."""
-        names, paths = self.trace.state.names_of(placeholder), self.trace.paths
-        owner, path = self.working.tree.root, names[0]
-        for outer in frame.around():
-            known = (paths.attribute(outer.path, name) for name in names)
-            inner_path = next((text for text in known if text is not None), None)
-            if inner_path is not None:
-                owner, path = outer, inner_path
-                break
+        read = self._reads.get((frame, placeholder))
+        if read is not None:
+            return read
+        own, prefix = self.trace.state.targets[placeholder], frame.path + "."
+        owner, path = frame, own[len(prefix) :]
+        if not own.startswith(prefix):
+            owner, path = self._owner(placeholder, frame)
         key = (owner, placeholder)
         read = self._reads.get(key)
         if read is None:
@@ -290,6 +289,16 @@ class ProgramCopier:
             self._reads[key] = read
             self.working.reads[read] = placeholder
         return read
+
+    def _owner(self, placeholder: str, frame: Frame) -> tuple[Frame, str]:
+        """Return the innermost call around ``frame`` that owns some state, and its path there."""
+        names, paths = self.trace.state.names_of(placeholder), self.trace.paths
+        for outer in frame.around():
+            for name in names:
+                path = paths.attribute(outer.path, name)
+                if path is not None:
+                    return outer, path
+        return self.working.tree.root, names[0]
 
     def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
         name = path.replace(".", "_")

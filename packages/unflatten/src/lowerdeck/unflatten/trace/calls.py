@@ -171,13 +171,13 @@ def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
     stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")
     if not stack or (len(stack) == 1 and EMPTY_STACK_KEY in stack):
         return None
-    return tuple(
-        [
-            (path, _call_index(key, traced), _name(type_))
-            for key, (traced, type_) in stack.items()
-            if (path := paths.eager(traced))
-        ]
-    )
+    steps: list[Step] = []
+    for key, (traced, type_) in stack.items():
+        path = paths.eager(traced) if traced[:1] == "_" else traced
+        if path:
+            index = _call_index(key, traced) if "@" in key else 0
+            steps.append((path, index, type_ if type(type_) is str else _name(type_)))
+    return tuple(steps)
 
 
 def _call_index(key: str, path: str) -> int:
