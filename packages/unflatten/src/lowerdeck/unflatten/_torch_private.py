@@ -24,6 +24,7 @@ from lowerdeck.torch_base import with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
+    "CALL_MODULE",
     "EMPTY_STACK_KEY",
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
@@ -120,6 +121,10 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
     """Make ``module`` use the tables of children, parameters and buffers of ``owner``."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
+
+
+CALL_MODULE = torch.nn.Module._call_impl.__code__
+"""The code that calls the ``forward`` of a module."""
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -170,13 +170,15 @@ def _root(
     program, working, frame = trace.program, graphs.working, trace.tree.root
     graph = graphs.build(frame)
     signature = _signature(program, working, adapter, trace.mutations)
+    recorded = RecordedCall(working.inputs)
     body = Body(
         "",
         graph,
         signature,
         attribute_modules(graph, working.attributes),
         frame.type_name,
-        calls=[RecordedCall(working.inputs)],
+        calls=[recorded],
+        records=recorded.arguments,
         guards=root_guards(program, working.inputs, signature),
     )
     builder.add_sites(frame, body.sites)

@@ -202,7 +202,7 @@ def check(
         if len(call.arguments) != len(arguments):
             continue
         sizes: dict[str, Any] = {}
-        found = _compare(call.arguments, arguments, sizes, any_float)
+        found = compare(call.arguments, arguments, sizes, any_float)
         found = found or _compare_aliases(call, arguments)
         if found is None:
             matching.append((call, sizes))
@@ -215,7 +215,7 @@ def check(
     for call, sizes in matching or [(call, {}) for call in calls]:
         if len(call.results) != len(results):
             continue
-        found = _compare(call.results, results, sizes, any_float, len(arguments))
+        found = compare(call.results, results, sizes, any_float, len(arguments))
         found = found or _compare_aliases(call, (*arguments, *results))
         if found is None:
             return None
@@ -223,13 +223,22 @@ def check(
     return mismatch
 
 
-def _compare(
+def compare(
     records: Sequence[Record],
     values: Sequence[Any],
     sizes: dict[str, Any],
     any_float: bool,
     start: int = 0,
 ) -> Mismatch | None:
+    """Return None if leaves match their records, else the first mismatch.
+
+    Args:
+        records: The records.
+        values: The leaves.
+        sizes: The value of each symbol; filled.
+        any_float: Accept any floating-point dtype where one was recorded.
+        start: Position of the first leaf.
+    """
     for position, (record, value) in enumerate(zip(records, values, strict=True), start):
         if record is None or isinstance(value, Proxy):
             continue

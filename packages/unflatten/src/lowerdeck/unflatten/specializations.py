@@ -18,16 +18,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten._torch_private import has_hooks
+from lowerdeck.unflatten._torch_private import CALL_MODULE, has_hooks
 from lowerdeck.unflatten.call_signature import PENDING
 from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.contract import (
     RecordedCall,
     check,
+    compare,
     describe,
     raise_for_result,
 )
-from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
+from lowerdeck.unflatten.errors import (
+    InputConstraintError,
+    InputStructureError,
+    UnflattenError,
+)
 
 if TYPE_CHECKING:
     from lowerdeck.unflatten.modules.body import Body
@@ -37,8 +42,8 @@ Function = Callable[..., Any]
 CHECKS = "check_input_constraints"
 """Attribute of a module that switches its checks."""
 
-FUNCTIONS = "specializations..functions"
-"""Attribute of a generated class with its functions; a dot is in no name of state or a child."""
+FUNCTIONS = "_lowerdeck_functions"
+"""Attribute of a generated class with its functions."""
 
 OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
 
@@ -121,6 +126,22 @@ def _run_checked(
         RUN.mode = OUTSIDE
 
 
+def check_compiling(module: torch.nn.Module, *leaves: Any) -> None:
+    """Check the arguments of the outermost module while a compiler traces it.
+
+    Compilers see the constants, ranks and static sizes, and tie the result to these.
+    """
+    body: Body = module.__dict__[PRIVATE]
+    if body.records is None or not module.__dict__.get(CHECKS, True):
+        return
+    mismatch = compare(body.records, leaves, {}, body.is_moved)
+    if mismatch is not None:
+        raise InputConstraintError(
+            f"argument {mismatch.position} of this module was recorded as {mismatch.recorded}; "
+            "found another value while compiling. Pass what was recorded, or export again."
+        )
+
+
 def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
     """Return the callable of a child with a recorded signature: itself if it is unchanged.
 
@@ -129,6 +150,8 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         child: The child, or a module in its place.
         path: The caller's name of the child.
     """
+    if child is None:
+        raise UnflattenError(f"the child {path!r} was set to None. Put a module there.")
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
     if site is None:
         return child  # type: ignore[no-any-return]
@@ -154,6 +177,14 @@ def _call_changed(
     RUN.mode = OUTSIDE
     try:
         result = child(*args, **kwargs)
+    except TypeError as error:
+        if _is_raised_by_call(error):
+            raise InputStructureError(
+                f"{path!r}, a {_type_name(child)}, was called with other arguments than the "
+                f"recorded ones: {error}. Pass the recorded arguments, or export the model with "
+                "this call."
+            ) from error
+        raise
     finally:
         RUN.mode = mode
     if isinstance(result, torch.fx.Proxy):
@@ -167,6 +198,23 @@ def _call_changed(
     if mismatch is not None:
         raise_for_result(describe(mismatch.value), mismatch.recorded, path)
     return result
+
+
+def _is_raised_by_call(error: TypeError) -> bool:
+    """Return whether Python refused the arguments of a module's ``forward``."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code is CALL_MODULE
+
+
+def _type_name(child: Any) -> str:
+    body = child.__dict__.get(PRIVATE)
+    name: str | None = body.type_name if body is not None else None
+    if name is None and isinstance(child, torch.nn.Module):
+        inner = (module.__dict__.get(PRIVATE) for module in child.modules())
+        name = next((one.type_name for one in inner if one is not None), None)
+    return name or type(child).__name__
 
 
 def call_specialization(

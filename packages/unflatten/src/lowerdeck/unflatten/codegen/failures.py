@@ -15,6 +15,7 @@ from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten.call_signature import one_line
 from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.errors import UnflattenError
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Beginning of the names of generated files."""
@@ -60,6 +61,10 @@ def name_source(module: torch.nn.Module) -> None:
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None or len(error.args) != 1:
         return
+    if type(error) is KeyError and _is_last_frame_ours(error):
+        raise UnflattenError(
+            f"this module calls its child {error.args[0]!r}, which was deleted. Put one there."
+        ) from error
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
         return
@@ -97,6 +102,11 @@ def _caller_of(module: torch.nn.Module, source: str) -> str:
             if own and location(frames[-1]) == source:
                 return location(own[-1])
     return ""
+
+
+def _is_last_frame_ours(error: BaseException) -> bool:
+    steps = list(_steps(error.__traceback__))
+    return bool(steps) and steps[-1][0].startswith(FILE_PREFIX)
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:

@@ -37,7 +37,13 @@ from lowerdeck.unflatten.codegen.failures import (
 from lowerdeck.unflatten.codegen.targets import RESERVED_NAMES, lookup, split_call_target
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.notes import is_pass_through
-from lowerdeck.unflatten.specializations import RUN, call_specialization, enter, start
+from lowerdeck.unflatten.specializations import (
+    RUN,
+    call_specialization,
+    check_compiling,
+    enter,
+    start,
+)
 
 _TAKES_PARTS = (operator.getitem, flatten_like)
 _SERIAL = re.compile(r"(_\d+)+$")
@@ -132,6 +138,7 @@ def write_source(
     attributes: Mapping[str, object] | None = None,
     *,
     is_checked: bool = False,
+    is_root: bool = False,
 ) -> Source:
     """Return the source of a function that computes what ``graph`` does.
 
@@ -140,8 +147,10 @@ def write_source(
         signature: Structure of arguments and result; without it they are flat.
         attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
         is_checked: Check the arguments where the function is not called by an unchanged parent.
+        is_root: Check static properties of the arguments while a compiler traces.
     """
-    return _Writer(graph, signature, attributes or {}, is_checked=is_checked).write()
+    writer = _Writer(graph, signature, attributes or {}, is_checked=is_checked, is_root=is_root)
+    return writer.write()
 
 
 class _Writer:
@@ -152,11 +161,13 @@ class _Writer:
         attributes: Mapping[str, object],
         *,
         is_checked: bool,
+        is_root: bool,
     ) -> None:
         self.graph = graph
         self.signature = signature
         self.attributes = attributes
         self.is_checked = is_checked
+        self.is_root = is_root
         self.lines: list[str] = []
         self.comments: list[str] = []
         self.names: dict[str, object] = {}
@@ -219,6 +230,11 @@ class _Writer:
         self.leaves = [self.local[node] for node in placeholders]
         for text in signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
+        if self.is_root:
+            is_compiling = self.object_name(torch.compiler.is_compiling)
+            function = self.object_name(check_compiling)
+            self.line(f"if {is_compiling}():")
+            self.line(f"    {function}({', '.join(['self', *self.leaves])})")
 
     def _check_entry(self, arguments: str) -> None:
         if self.is_checked:

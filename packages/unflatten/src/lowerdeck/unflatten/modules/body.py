@@ -11,9 +11,9 @@ import torch
 from torch.fx import Graph
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.call_signature import CallSignature
+from lowerdeck.unflatten.call_signature import ADAPTER, CallSignature
 from lowerdeck.unflatten.codegen import Source, write_source
-from lowerdeck.unflatten.contract import RecordedCall, check, raise_for_argument
+from lowerdeck.unflatten.contract import Record, RecordedCall, check, raise_for_argument
 from lowerdeck.unflatten.modules.pickling import (
     record_graph,
     record_module,
@@ -41,6 +41,7 @@ class Body:
         refusal: Reason why the module cannot be replaced or hooked, or "".
         is_part: It is a part of a call that other modules interrupt.
         is_moved: The module was moved to another floating-point dtype.
+        records: The records of the arguments, for the outermost module.
         guards: Size conditions of the whole program, for the outermost module.
         shadowed: Our attribute names that the model gave to a child or to state.
         eager_type: The eager class that the module is an instance of, too.
@@ -59,6 +60,7 @@ class Body:
     refusal: str = ""
     is_part: bool = False
     is_moved: bool = False
+    records: tuple[Record, ...] | None = None
     guards: RootGuards | None = None
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
@@ -83,7 +85,9 @@ class Body:
 
     def write(self) -> Source:
         """Return the source of the graph as it is now."""
-        self.source = write_source(self.graph, self.signature, self.attributes, is_checked=True)
+        self.source = write_source(
+            self.graph, self.signature, self.attributes, is_checked=True, is_root=not self.name
+        )
         return self.source
 
     def latest(self) -> Source:
@@ -119,7 +123,10 @@ class Body:
             if signature is None:
                 labels = [f"value {number}" for number in range(len(leaves))]
             else:
-                labels = signature.leaf_labels(leaves)
+                adapter = module.__dict__[ADAPTER] if signature.adapts else None
+                labels = adapter.get_flat_arg_paths() if adapter is not None else []
+                if len(labels) != len(leaves):
+                    labels = signature.leaf_labels(leaves)
             raise_for_argument(mismatch, labels, self.type_name or "this module")
         if self.guards is not None and not torch.compiler.is_exporting():
             self.guards.check(leaves)
@@ -140,7 +147,7 @@ class Body:
             name: getattr(self, name)
             for name in (
                 *("signature", "type_name", "calls", "sites", "others", "refusal", "is_part"),
-                *("is_moved", "guards", "shadowed", "eager_type"),
+                *("is_moved", "records", "guards", "shadowed", "eager_type"),
             )
         }
         return _restore_body, (self.name, graph, attributes, options)
