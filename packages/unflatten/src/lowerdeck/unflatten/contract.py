@@ -295,23 +295,27 @@ def _same_constant(expected: Any, value: Any) -> bool:
 def _compare_aliases(call: RecordedCall, values: Sequence[Any]) -> Mismatch | None:
     for first, second in call.aliases:
         if second < len(values) and values[first] is not values[second]:
-            if isinstance(values[second], Proxy) or _reads_same_memory(
-                values[first], values[second]
-            ):
+            if isinstance(values[second], Proxy) or _are_alike(values[first], values[second]):
                 continue
             return Mismatch(second, "the same tensor as another one of this call", values[second])
     return None
 
 
-def _reads_same_memory(first: Any, second: Any) -> bool:
-    """Return whether two tensor objects read the same memory alike, as copies for autograd do."""
-    return (
-        isinstance(first, torch.Tensor)
-        and isinstance(second, torch.Tensor)
-        and first.shape == second.shape
-        and first.dtype is second.dtype
-        and first.is_set_to(second)
-    )
+def _are_alike(first: Any, second: Any) -> bool:
+    """Return whether readers of two tensors get the same values and gradients."""
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling() or first.requires_grad is not second.requires_grad:
+        return False
+    try:
+        if first.is_set_to(second):
+            return True
+        # The user reads the gradients of leaves one by one.
+        is_read = first.requires_grad and first.is_leaf and torch.is_grad_enabled()
+        return not is_read and first.dtype is second.dtype and torch.equal(first, second)
+    except (NotImplementedError, RuntimeError):
+        # Tensors of a trace or of a torch.func transform have no values.
+        return False
 
 
 def describe(value: Any) -> str:

@@ -132,7 +132,7 @@ class Refusing(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
             self._lowerdeck_refuse("hooked")
-        elif name in self._modules or isinstance(value, torch.nn.Module):
+        elif value is None or isinstance(value, torch.nn.Module):
             check_replacement(self, name, value)
         super().__setattr__(name, value)
 
@@ -199,7 +199,8 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     Raises:
         UnflattenError: The program has no call or no signature of the child.
     """
-    old = children_of(holder).get(name)
+    # Not by attribute: export puts proxies of modules there.
+    old = holder.__dict__.get("_modules", {}).get(name)
     if old is None or new is old or not isinstance(old, Refusing):
         return
     body = old.__dict__.get(PRIVATE)

@@ -31,7 +31,7 @@ class NodeReference:
 
 @dataclass(frozen=True, slots=True)
 class OperatorName:
-    """An operator, by name."""
+    """An operator, or a constant of torch where the namespace is empty, by name."""
 
     namespace: str
     name: str
@@ -43,6 +43,8 @@ class OperatorName:
         Raises:
             UnflattenError: The library that defines it is not loaded.
         """
+        if not self.namespace:
+            return getattr(torch, self.name)
         try:
             packet = getattr(getattr(torch.ops, self.namespace), self.name)
             return packet if self.overload is None else getattr(packet, self.overload)
@@ -132,4 +134,7 @@ def _by_name(item: Any) -> Any:
         return OperatorName(item.namespace, str(packet_name(item)), overload_name(item))
     if isinstance(item, HigherOrderOperator):
         return OperatorName("higher_order", item.__name__, None)
+    if isinstance(item, (torch.memory_format, torch.layout)):
+        # The protocol of torch.save cannot pickle these.
+        return OperatorName("", str(item).removeprefix("torch."), None)
     return item
