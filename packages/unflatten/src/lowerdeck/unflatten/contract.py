@@ -240,7 +240,8 @@ def compare(
         start: Position of the first leaf.
     """
     for position, (record, value) in enumerate(zip(records, values, strict=True), start):
-        if record is None or isinstance(value, Proxy):
+        # A symbolic trace would ignore a proxy for a constant.
+        if record is None or (isinstance(value, Proxy) and not isinstance(record, ConstantRecord)):
             continue
         if isinstance(record, TensorRecord):
             is_match = (

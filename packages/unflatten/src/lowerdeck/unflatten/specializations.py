@@ -205,7 +205,8 @@ def _is_raised_by_call(error: TypeError) -> bool:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return traceback is not None and traceback.tb_frame.f_code is CALL_MODULE
+    file = CALL_MODULE.co_filename
+    return traceback is not None and traceback.tb_frame.f_code.co_filename == file
 
 
 def _type_name(child: Any) -> str:

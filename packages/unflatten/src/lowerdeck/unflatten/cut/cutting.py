@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from lowerdeck.graph_fuser import CycleError, OutlinePlan, Region, plan_outline
 from lowerdeck.unflatten.cut.order import SWITCHES, write_order
+from lowerdeck.unflatten.cut.signatures import flat_call
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.trace.calls import Frame
@@ -116,6 +117,9 @@ def _absorb(
         has_moved = True
         frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
         frame.nodes = sorted((*frame.nodes, *between), key=position.__getitem__)
+        call = working.preserved.get(frame)
+        if call is not None and call.signature.is_flat:
+            working.preserved[frame] = flat_call(frame)
     return has_moved
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Proxy
 
 from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.call_signature import ADAPTER, CallSignature
@@ -118,6 +118,10 @@ class Body:
         """
         signature = self.signature
         leaves = list(args) if signature is None else signature.flatten(module, args, kwargs)
+        for leaf in leaves:
+            if isinstance(leaf, Proxy):
+                # Otherwise a symbolic trace runs writes of buffers once, and does not record them.
+                leaf.tracer.proxy_buffer_attributes = True
         mismatch = check(self.calls, leaves, any_float=self.is_moved)
         if mismatch is not None:
             if signature is None:

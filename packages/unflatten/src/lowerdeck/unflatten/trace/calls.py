@@ -161,7 +161,7 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     tree.marked.update(
         (node, builder.frames[steps]) for node, steps in marked.items() if steps in builder.frames
     )
-    _adopt(tree, without_stack)
+    _adopt(tree, without_stack, items)
     _close_transforms(tree, items)
     return tree
 
@@ -247,11 +247,13 @@ def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
             tree.frame_of[item] = tree.frame_of[opened.pop()]
 
 
-def _adopt(tree: CallTree, items: Sequence[Item]) -> None:
+def _adopt(tree: CallTree, items: Sequence[Item], all_items: Sequence[Item]) -> None:
     """Give items without a module stack to the innermost call around all their neighbours.
 
-    A pass may have added several nodes in a row: neighbours are the next ones with a stack.
+    A pass may have added several nodes in a row: neighbours are the next ones with a stack. A
+    mode region is a neighbour of the values that it reads, as its operator.
     """
+    regions = {item.node: item for item in (all_items if items else ()) if item.role is Role.ENTER}
     before: dict[Node, Frame | None] = {item.node: None for item in items}
     after = dict(before)
 
@@ -262,8 +264,10 @@ def _adopt(tree: CallTree, items: Sequence[Item]) -> None:
                 frames.append(tree.root)
             elif node in passed:
                 frames += [frame] if (frame := passed[node]) is not None else []
-            elif node.op != "get_attr" and node in item.scope.items:
-                frames.append(tree.frame_of[item.scope.items[node]])
+            elif node.op != "get_attr":
+                neighbour = item.scope.items.get(node) or regions.get(node)
+                if neighbour is not None and neighbour in tree.frame_of:
+                    frames.append(tree.frame_of[neighbour])
         result = frames[0] if frames else None
         for frame in frames[1:]:
             result = frame if result is None else result.common(frame)
