@@ -47,7 +47,7 @@ class ConstantRecord(NamedTuple):
     value: object
 
     def __str__(self) -> str:
-        return repr(self.value)
+        return f"the constant {self.value!r}"
 
 
 Record = TensorRecord | NumberRecord | ConstantRecord | None
@@ -329,10 +329,12 @@ def describe(value: Any) -> str:
 
 def raise_for_argument(mismatch: Mismatch, labels: Sequence[str], type_name: str) -> None:
     """Raise the error for an argument that differs from the recorded one."""
+    is_proxy = isinstance(mismatch.value, Proxy)
+    advice = "give that value in concrete_args" if is_proxy else "pass what was recorded"
     raise InputConstraintError(
         f"argument {labels[mismatch.position]!r} of {type_name} was recorded as "
         f"{mismatch.recorded}; found {describe(mismatch.value)}. The program has no code for "
-        "this: pass what was recorded, put an eager module in its place, or export again with it. "
+        f"this: {advice}, put an eager module in its place, or export again with it. "
         "check_input_constraints = False skips this check."
     )
 
