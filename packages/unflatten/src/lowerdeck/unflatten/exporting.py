@@ -420,6 +420,11 @@ def _drop_aliases(program: ExportedProgram) -> None:
     memory = MemoryUse.of_program(program)
     has_writes = any(map(writes_in_place, graphs_of(program.graph_module)))
     renamed: dict[str, str] = {}
+    # A module also returns the aliases that modules in it return.
+    paths: dict[str, dict[str, bool]] = {}
+    for entry in program.module_call_graph:
+        for leaf in entry.signature.outputs if entry.signature else ():
+            paths.setdefault(leaf.name, {})[entry.fqn.partition("@")[0]] = True
     for graph, node in reversed(aliases):
         source: Any = node.args[0]
         is_outermost = graph is program.graph
@@ -435,7 +440,9 @@ def _drop_aliases(program: ExportedProgram) -> None:
                 custom = source.meta.get("custom") or {}
                 source.meta["custom"] = {**custom, RESULT: True}
         custom = node.meta["custom"]
-        unread = {**custom.get(UNREAD, {}), **({} if node.users else {custom[PASS_THROUGH]: True})}
+        unread = dict(custom.get(UNREAD, {}))
+        if not node.users:
+            unread |= {custom[PASS_THROUGH]: True, **paths.get(node.name, {})}
         if unread:
             notes = source.meta.get("custom") or {}
             source.meta["custom"] = {**notes, UNREAD: {**notes.get(UNREAD, {}), **unread}}
