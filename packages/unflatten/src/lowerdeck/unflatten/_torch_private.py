@@ -36,7 +36,6 @@ __all__ = [
     "buffers_of",
     "children_of",
     "guard_function",
-    "has_hooks",
     "hooks_in_forward",
     "is_decomposed",
     "is_wrapped_by_transform",
@@ -125,18 +124,6 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
 
 CALL_MODULE = torch.nn.Module._call_impl.__code__
 """The code that calls the ``forward`` of a module."""
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether a call of ``module`` runs its own hooks or a replaced ``forward``."""
-    state = module.__dict__
-    return bool(
-        state["_forward_hooks"]
-        or state["_forward_pre_hooks"]
-        or state["_backward_hooks"]
-        or state["_backward_pre_hooks"]
-        or "forward" in state
-    )
 
 
 @contextmanager
