@@ -560,7 +560,7 @@ def browser(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
-    _install_packages(session, "matplotlib")
+    _install_packages(session)
     session.install("--no-deps", "torchao", "torchvision", "timm", "pillow", *DEV)
     session.run("python", "benchmarks/run.py", *session.posargs)
 
