@@ -87,10 +87,6 @@ HAZARDS = {
         ),
         "a 0 there",
     ),
-    "mod by what is moved there": (
-        program("executorch_prim::mod.Scalar", [Int(4), Int(2), Int(0), Int(7)], before=MOVED),
-        "a 0 there",
-    ),
     "floordiv by 0": (numbers("floordiv.int", Int(4), Int(0)), "by 0, which ends"),
     "floordiv by -1": (
         program("executorch_prim::floordiv.int", [Int(4), Int(-1), Int(0), Int(7)], before=TO_0),
@@ -119,10 +115,6 @@ HAZARDS = {
             [3],
             after=JUMP_BACK,
         ),
-        "which nothing writes",
-    ),
-    "a loop that nothing ends": (
-        program("aten::neg.out", [planned(F, 0)] * 3 + [Bool(bool_val=False)], after=JUMP_BACK),
         "which nothing writes",
     ),
     "a group that is computed": (

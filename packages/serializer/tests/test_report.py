@@ -70,6 +70,7 @@ def test_hostile_names_cannot_leave_the_data() -> None:
     assert "<img" not in hostile
     assert "<!--" not in hostile
     hostile.encode()
+    assert "\u202e" not in hostile
     assert data_of(hostile)["file"]["methods"][0]["name"] == pte.printable(HOSTILE)
 
 
