@@ -161,16 +161,9 @@ def check_graph(seed: int) -> None:
             torch.testing.assert_close(found, right, rtol=2e-4, atol=2e-4, msg=f"seed {seed}")
 
 
-@pytest.mark.parametrize("seed", seeds(60))
+@pytest.mark.parametrize("seed", seeds(400))
 def test_a_random_graph_equals_eager(seed: int) -> None:
     check_graph(seed)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("first", range(60, 1060, 50))
-def test_a_thousand_random_graphs_equal_eager(first: int) -> None:
-    for seed in range(first, first + 50):
-        check_graph(seed)
 
 
 SIZE = st.integers(1, 5)

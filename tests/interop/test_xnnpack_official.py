@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from pathlib import Path
 
@@ -71,35 +70,6 @@ def test_decomposed_programs_equal_eager(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model, inputs = model_of(*(NEAR | WRITTEN_OUT)[name][1:])
     check(model, inputs, inputs, folder=tmp_path, decomposed=True)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit"])
-def test_whole_models_are_one_delegate_and_equal_eager(name: str) -> None:
-    model, inputs = importlib.import_module(f"examples.{name}").example()
-    lowered = to_backend(torch.export.export(model, inputs), XnnpackPartitioner())
-    assert_whole(lowered)
-    (outputs,) = run(emit(lowered).to_bytes(), [inputs])
-    with torch.no_grad():
-        torch.testing.assert_close(outputs[0], model(*inputs), rtol=0, atol=1e-4)
-
-
-class Overwrites(nn.Module):
-    table: torch.Tensor
-    row: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.zeros(4, 3))
-        self.register_buffer("row", torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # What is written is an expanded row, which has no such view; the table has.
-        self.table.copy_(self.row)
-        return x + self.table.view(-1)
-
-
-def test_constants_are_viewed_wherever_they_lie_after_folding() -> None:
-    check(Overwrites(), (torch.randn(12),))
 
 
 @pytest.mark.parametrize("mapped", [False, True])

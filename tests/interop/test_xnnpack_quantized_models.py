@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
@@ -21,8 +20,8 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Of, official
-from tests.interop.runs import assert_whole, file_of, run
+from lowerdeck_zoo import official
+from tests.interop.runs import assert_whole, run
 
 from quantized_models import (  # isort: skip
     ANNOTATOR,
@@ -169,33 +168,3 @@ def test_halves_equal_float32_to_their_precision(
     assert kinds & {XnnDatatype.FP16, XnnDatatype.BF16}
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
-
-
-SINGLE: dict[str, Any] = {
-    "of weights": lambda m, x: (m.layer(x), m.layer.weight.sum() * 2),
-    "of results": lambda m, x: (m.layer(x).mean() * 2,),
-    "of inputs": lambda m, x: (m.layer(x), x[0, 0] * 2),
-}
-
-
-@pytest.mark.parametrize("kind", SINGLE)
-def test_single_numbers_of_a_quantised_program(kind: str) -> None:
-    torch.manual_seed(0)
-    model, x = Of(SINGLE[kind], layer=nn.Linear(8, 8)).eval(), torch.randn(3, 8)
-    program = with_pt2e(model, (x,), is_per_channel=True)
-    for found, want in zip(run(file_of(program), [(x,)])[0], program.module()(x), strict=True):
-        torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)
-
-
-def test_convolutions_of_several_sizes_on_one_input() -> None:
-    torch.manual_seed(0)
-    model = Of(
-        lambda m, x: torch.cat([m.one(y := m.squeeze(x)), m.three(y)], 1),
-        squeeze=nn.Conv2d(8, 4, 1),
-        one=nn.Conv2d(4, 8, 1),
-        three=nn.Conv2d(4, 8, 3, padding=1),
-    ).eval()
-    x = torch.randn(1, 8, 10, 10)
-    program = with_pt2e(model, (x,), is_per_channel=True, is_dynamic=True)
-    ((found,),) = run(file_of(program), [(x,)])
-    torch.testing.assert_close(found, program.module()(x), atol=0.03, rtol=0.03)

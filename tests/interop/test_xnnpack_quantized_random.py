@@ -123,31 +123,6 @@ def test_products_of_activations_give_eager_to_a_step(
     assert_to_a_step(Function(model), *inputs)
 
 
-EDGES = torch.tensor([-128.0, -127, -100, -3, -1, 0, 1, 2, 50, 126, 127])
-
-
-POWERS = (-26, -12, -11, -10, -4, 0, 6, 13, 14, 15, 16, 17, 20, 21, 26)
-
-
-@pytest.mark.parametrize("zero", [0, -128, 127])
-@pytest.mark.parametrize("other", [-9, -6, 0, 6])
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "maximum"])
-def test_results_far_finer_or_coarser_than_inputs(name: str, other: int, zero: int) -> None:
-    left, right = torch.meshgrid(EDGES, EDGES, indexing="ij")
-    result, second = Step(1.0, 5), Step(2.0**other, -1 - zero)
-    firsts = [Step(2.0**power, zero) for power in POWERS]
-
-    def model(y: Tensor, *xs: Tensor) -> list[Tensor]:
-        pairs = zip(firsts, xs, strict=True)
-        return [result.quantize(FUNCTIONS[name](first(x), second(y))) for first, x in pairs]
-
-    assert_to_a_step(
-        Function(model),
-        *((right - second.zero) * second.scale,),
-        *((left - first.zero) * first.scale for first in firsts),
-    )
-
-
 @COMMON
 @given(source=STEPS, target=STEPS, seed=st.integers(0, 2**31))
 def test_edge_values_are_quantised_as_documented(source: Step, target: Step, seed: int) -> None:
