@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,24 +162,6 @@ def test_programs_are_in_exirs_classes_for_exirs_tools() -> None:
     assert type(output.mutable_data) is type(None)
 
 
-def test_of_exirs_backends_of_one_name_the_newest_is_taken() -> None:
-    details = pytest.importorskip("executorch.exir.backend.backend_details")
-
-    def made(word: bytes, module: str) -> Any:
-        def preprocess(edge_program: Any, compile_specs: Any) -> Any:
-            return details.PreprocessResult(word)
-
-        members = {"preprocess": staticmethod(preprocess), "__module__": module}
-        return type("SaidTwice", (details.BackendDetails,), members)
-
-    kept = [made(b"first", "one"), made(b"second", "another")]
-    program = exported(SCALED, torch.randn(3, 4))
-    with pytest.warns(UserWarning, match=r"SaidTwice is .* the newest is taken"):
-        lowered = to_backend("SaidTwice", program, [])
-    assert bytes(lowered.processed_bytes) == b"second"
-    assert len(kept) == 2
-
-
 def test_errors_are_those_that_exirs_callers_catch() -> None:
     partitioning = pytest.importorskip("executorch.exir.backend.partitioner")
     exir_ops = pytest.importorskip("executorch.exir.dialects._ops").ops
@@ -198,68 +178,3 @@ def test_errors_are_those_that_exirs_callers_catch() -> None:
         manager.to_backend(Edits())
     with pytest.raises(NotImplementedError, match="Backend NoSuchOne was not found"):
         to_backend("NoSuchOne", manager.exported_program(), [])
-
-
-_RECORDS = """
-import sys, torch
-import executorch.exir
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.devtools import BundledProgram
-from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
-from executorch.devtools.etrecord import generate_etrecord, parse_etrecord
-from lowerdeck import exir_compat
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)).eval()
-x = torch.randn(3, 4)
-exported = torch.export.export(model, (x,))
-path = sys.argv[1]
-
-
-def told(record):
-    program = record.edge_dialect_program
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    handles = {n.meta["debug_handle"] for n in calls}
-    (asked,) = [m for m in record._debug_handle_map.values()]
-    for found in asked.values():
-        assert handles.issuperset([found] if isinstance(found, int) else found), (found, handles)
-    return (
-        [(n.name, str(n.target)) for n in calls],
-        {i: type(one).__name__ for i, one in asked.items() if type(one) is list},
-        record._delegate_map,
-        record._instruction_id_to_num_outs_map,
-        sorted(record.graph_map or ()),
-        [n.name for n in record.exported_program.graph.nodes],
-    )
-
-
-for lowered in (False, True):
-    found = []
-    for api in (executorch.exir, exir_compat):
-        if lowered:
-            way = lambda **more: api.to_edge_transform_and_lower(
-                exported, partitioner=[XnnpackPartitioner()], **more)
-        else:
-            way = lambda **more: api.to_edge(exported, **more)
-        made = way(generate_etrecord=True).to_executorch()
-        made.get_etrecord().save(path)
-        found.append(told(parse_etrecord(path)))
-        # By hand, with a bundled program of ExecuTorch's that holds ours.
-        cases = [MethodTestSuite("forward", [MethodTestCase([x], [model(x)])])]
-        generate_etrecord(path, api.to_edge(exported), BundledProgram(made, cases), exported)
-        (outputs,) = parse_etrecord(path)._reference_outputs["forward"]
-        assert torch.equal(outputs[0], model(x))
-    assert found[0] == found[1], found
-print("equal")
-"""
-
-
-def test_records_for_devtools_equal_exirs(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _RECORDS, str(tmp_path / "record")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "equal\n", done.stdout + done.stderr[-3000:]
