@@ -12,6 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/language-models/tests"))
 
+from lowerdeck_zoo.models.libraries import import_torchvision
+
+import_torchvision()  # transformers imports it, which may be of another build
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from folders import FAMILIES, PROMPT, SMALL, greedy, save_folder, small_model, tokenizer
