@@ -7,6 +7,7 @@ export, ``symbolic_trace``) ends in ``torch.fx.Tracer.trace``, whose calls are c
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from lowerdeck.demo_backends import (
     ExecutorPartitioner,
     SharedWeightsDemoPartitioner,
 )
-from lowerdeck.emitter import emit
+from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
@@ -153,3 +154,15 @@ def test_quantised_programs_are_not_traced_either(mode: str) -> None:
         lower(program, partitioner).to_bytes()
         emit(to_backend(program, partitioner)).to_bytes()
     assert traced == []
+
+
+def test_what_torch_fails_on_while_it_traces_such_a_program_is_named() -> None:
+    pytest.importorskip("torchao")
+    torchao = importlib.import_module("torchao.quantization")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8))
+    torchao.quantize_(model, torchao.Int8DynamicActivationIntxWeightConfig())
+    program = torch.export.export(model, (torch.randn(2, 64),))
+    (node,) = (one for one in program.graph.nodes if "choose_qparams" in str(one.target))
+    node.args = (*node.args[:2], [1, 7], *node.args[3:])
+    with pytest.raises(UnsupportedError, match=f"node '{node.name}'"):
+        emit(program)

@@ -28,7 +28,6 @@ from quantized_models import (  # isort: skip
     QUANTIZE,
     model_and_inputs,
     with_pt2e,
-    with_torchao,
 )
 
 
@@ -112,38 +111,6 @@ def test_inputs_quantised_at_run_time_by_pt2e(name: str, decomposed: bool, tmp_p
     assert XnnDatatype.QDINT8 in kinds
     assert not in_float
     assert float((found - wanted).abs().max()) <= 1.5 * error + 1e-3
-
-
-TORCHAO = [
-    ("Int8DynamicActivationIntxWeightConfig", None, torch.int8, 1e-5),
-    ("Int8DynamicActivationIntxWeightConfig", None, torch.int4, 1e-5),
-    ("Int8DynamicActivationIntxWeightConfig", 32, torch.int4, 0.02),  # scales become bfloat16
-    ("IntxWeightOnlyConfig", None, torch.int8, 1e-5),
-    ("IntxWeightOnlyConfig", None, torch.int4, 1e-5),
-    ("IntxWeightOnlyConfig", 32, torch.int4, 1e-5),
-]
-
-
-@pytest.mark.parametrize(("config", "group", "dtype", "tolerance"), TORCHAO)
-@pytest.mark.parametrize(("name", "unwrapped"), [("mlp", True), ("decoder", False)])
-def test_torchao_equals_the_quantised_program(
-    name: str,
-    config: str,
-    group: int | None,
-    dtype: Any,
-    tolerance: float,
-    unwrapped: bool,
-    tmp_path: Path,
-) -> None:
-    model, inputs = model_and_inputs(name)
-    program = with_torchao(model, inputs, config, group, dtype)
-    program = program.run_decompositions({}) if unwrapped else program
-    with torch.no_grad():
-        wanted = program.module()(*inputs)
-    found, kinds, _ = outputs_of(program, inputs, tmp_path)
-    if config.startswith("Int8"):
-        assert XnnDatatype.QDINT8 in kinds
-    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
