@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -25,9 +24,7 @@ from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
-from tests.interop.runs import check, delegates, file_of, run
-
-from quantized_cases import by_row, qd  # isort: skip
+from tests.interop.runs import delegates, file_of, run
 
 torchao = pytest.importorskip("torchao.quantization")
 pytestmark = [
@@ -254,9 +251,9 @@ def test_what_only_looks_like_a_layer_is_none(way: str, tmp_path: Path) -> None:
         assert (found - one).abs().max() <= max(step, 1 if one.dtype != torch.float32 else 0)
 
 
-def intx(config: str, dtype: torch.dtype, granularity: Any) -> Any:
+def intx(config: str, dtype: torch.dtype, granularity: Any, **options: Any) -> Any:
     named = "granularity" if config == "IntxWeightOnlyConfig" else "weight_granularity"
-    return getattr(torchao, config)(**{"weight_dtype": dtype, named: granularity})
+    return getattr(torchao, config)(**{"weight_dtype": dtype, named: granularity}, **options)
 
 
 def static() -> Any:
@@ -266,6 +263,7 @@ def static() -> Any:
 
 
 # What the page "Quantise for XNNPACK" says of each: what is stored, and what is said.
+ZERO_POINTS = {"weight_mapping_type": torchao.MappingType.ASYMMETRIC}
 DYNAMIC, ALONE = "Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig"
 CONFIGURATIONS: dict[str, tuple[Callable[[], Any], set[str], str]] = {
     "dynamic, rows of int8": (
@@ -279,6 +277,19 @@ CONFIGURATIONS: dict[str, tuple[Callable[[], Any], set[str], str]] = {
     "dynamic, groups of int4": (
         lambda: intx(DYNAMIC, torch.int4, torchao.PerGroup(32)),
         *({"QDINT8", "QBINT4"}, ""),
+    ),
+    # Zero points cost another layer.
+    "dynamic, rows of int8 with zero points": (
+        lambda: intx(DYNAMIC, torch.int8, torchao.PerAxis(0), **ZERO_POINTS),
+        *({"QDINT8", "QCINT8"}, ""),
+    ),
+    "dynamic, groups of int4 with zero points": (
+        lambda: intx(DYNAMIC, torch.int4, torchao.PerGroup(32), **ZERO_POINTS),
+        *({"QDINT8", "QBINT4"}, ""),
+    ),
+    "dynamic, groups of 16 of int4": (
+        lambda: intx(DYNAMIC, torch.int4, torchao.PerGroup(16)),
+        *(set(), "its weight has groups of 16 of 4 bits"),
     ),
     "dynamic, groups of int8": (
         lambda: intx(DYNAMIC, torch.int8, torchao.PerGroup(32)),
@@ -331,61 +342,6 @@ def test_float8_without_a_delegate_is_one_error() -> None:
     torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
     with pytest.raises(MissingKernelError, match="no floats of 8 bits"):
         emit(torch.export.export(model, (torch.randn(1, 256),)))
-
-
-class Weighted(nn.Module):
-    """A layer on rounded rows, whose weight is integers that the runtime does not take as such."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        low, high = (-8, 8) if "4 bits" in kind else (-128, 128)
-        self.register_buffer("weight", torch.randint(low, high, (6, 64), dtype=torch.int8))
-        self.register_buffer("bias", torch.randn(6))
-        if kind == "zero points":
-            zeros = torch.tensor([-128, 127, 0, 5, -90, 60])
-            self.weight[0, 0], self.weight[1, 0] = 127, -128
-        else:
-            zeros = torch.zeros(6, 4 if "16" in kind else 2, dtype=torch.int64)
-        if kind == "zero points of groups of 4 bits":
-            zeros = torch.tensor([[-8, 7], [0, 3], [-2, 1], [5, -8], [0, 0], [7, 7]])
-            self.weight[0] = 7
-            self.weight[5] = 7  # nothing but 0 is left of this row
-        self.register_buffer("zeros", zeros)
-        self.register_buffer("scales", torch.rand(zeros.shape).bfloat16().float() / 50 + 2**-9)
-
-    def real(self) -> Tensor:
-        low, high = (-8, 7) if "4 bits" in self.kind else (-128, 127)
-        args = (self.weight, self.scales.bfloat16().float(), self.zeros)
-        if self.kind == "zero points":
-            found: Tensor = qd.dequantize_per_channel(*args, 0, low, high, torch.int8)
-            return found
-        size = 64 // self.zeros.shape[1]
-        per_group = (*args, low, high, torch.int8, size, torch.float32)
-        grouped: Tensor = qd.dequantize_per_channel_group(*per_group)
-        return grouped
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(by_row(x), self.real(), self.bias).relu()
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("groups of 16 of 4 bits", "groups of 32 of 8 bits"),
-        *("zero points", "zero points of groups of 4 bits"),
-    ],
-)
-def test_layers_of_weights_that_the_runtime_lacks_round_as_in_eager(
-    kind: str, tmp_path: Path
-) -> None:
-    partitioner, inputs = XnnpackPartitioner(), (torch.randn(5, 64),)
-    check(Weighted(kind), inputs, folder=tmp_path, tolerance=1e-4, partitioner=partitioner)
-    # Summaries tell what only other kernels can round; zero points cost another layer, no more.
-    told = any("groups of" in reason for reason in partitioner.in_float.values())
-    left = any("rounds in layers" in reason for reason in partitioner.refused.values())
-    assert told == left == kind.startswith("groups")
 
 
 RANGES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -20,7 +20,7 @@ BEHIND = {
         "serializer/test_read serializer/test_xnnpack_numbers "
         "serializer/serializer_payloads serializer/test_field_check "
         "serializer/test_schema serializer/test_stream "
-        "xnnpack/test_flatbuffer xnnpack/test_runtime interop/test_serializer_payload_types"
+        "xnnpack/test_flatbuffer xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (
         "serializer/serializer_steps serializer/test_steps "
