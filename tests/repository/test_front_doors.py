@@ -44,7 +44,7 @@ BEHIND = {
         "exir-compat/test_managers language-models/test_changes language-models/test_generating "
         "runner/test_commands serializer/test_answers serializer/test_command_line "
         "serializer/test_completion serializer/test_doctor serializer/test_payload_contents "
-        "serializer/test_quiet serializer/test_report_pairing serializer/test_report_trace "
+        "serializer/test_quiet serializer/test_report serializer/test_report_trace "
         "interop/test_language_models interop/test_serializer_payloads"
     ),
 }
