@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def test_decomposed_programs_equal_eager(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model, inputs = model_of(*(NEAR | WRITTEN_OUT)[name][1:])
     check(model, inputs, inputs, folder=tmp_path, decomposed=True)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit"])
+def test_whole_models_are_one_delegate_and_equal_eager(name: str) -> None:
+    model, inputs = importlib.import_module(f"examples.{name}").example()
+    lowered = to_backend(torch.export.export(model, inputs), XnnpackPartitioner())
+    assert_whole(lowered)
+    (outputs,) = run(emit(lowered).to_bytes(), [inputs])
+    with torch.no_grad():
+        torch.testing.assert_close(outputs[0], model(*inputs), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
