@@ -204,3 +204,17 @@ def test_reading_leaves_the_garbage_collector_as_it_was() -> None:
         change()
         pte.deserialize_pte(data)
         assert gc.isenabled() is (change is gc.enable)
+
+
+def test_numbers_of_8_bytes_that_are_not_aligned_are_refused() -> None:
+    program = add_program()
+    program.execution_plan[0].values.append(pte.EValue(pte.DoubleList([1.0])))
+    data = bytearray(pte.serialize_pte(program))
+    numbers = data.index(struct.pack("<Id", 1, 1.0))
+    for at in range(0, numbers, 4):
+        (offset,) = struct.unpack_from("<I", data, at)
+        if at + offset == numbers:
+            struct.pack_into("<I", data, at, offset - 4)
+    struct.pack_into("<I", data, numbers - 4, 1)
+    with pytest.raises(pte.AlignmentError, match="8-byte elements"):
+        pte.verify_pte(data)
