@@ -94,5 +94,5 @@ def test_two_workers_give_equal_bytes(
 def test_what_a_backend_raises_in_a_worker_names_the_partition(
     client: Any, program: ExportedProgram, tmp_path: Path
 ) -> None:
-    with pytest.raises(PreprocessError, match=r"'run 1' with FileNotFoundError"):
+    with pytest.raises(PreprocessError, match=r"'run \d' with FileNotFoundError"):
         lowered_by("Noting", program, tmp_path / "none", executor=client.get_executor())
