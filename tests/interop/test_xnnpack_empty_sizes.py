@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from lowerdeck.emitter import DecompositionError, MissingKernelError, emit
 from lowerdeck.lowered_module import delegation_summary, to_backend
+from lowerdeck.serializer import Hazard, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Of, assert_close, official, program
 from tests.interop.runs import file_of, run
@@ -226,3 +227,22 @@ def test_sizes_may_grow_from_any_first_call(way: str, dtype: torch.dtype, tmp_pa
         for found, call in zip(run(file, calls, tmp_path), calls, strict=True):
             with torch.no_grad():
                 assert_close(found, model(*call), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"), [(nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)], ids=str
+)
+def test_no_images_of_a_varying_height_are_told_of(layer: nn.Module, told: bool) -> None:
+    """The runtime leaves their sizes unset, and no reshape can tell two that vary."""
+    heights = {0: Dim("images", max=9), 2: Dim("height", min=4, max=9)}
+    x = torch.randn(5, 4, 5, 5)
+    images = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
+    lowered = to_backend(images, XnnpackPartitioner())
+    remarks = delegation_summary(lowered).remarks
+    assert any(one.heading == "fails on nothing" for one in remarks) == told
+    hazards: list[Hazard] = []
+    file = emit(lowered).to_bytes()
+    verify_pte(file, on_hazard=hazards.append)
+    assert [one.field for one in hazards] == ["method 'forward'.delegates[0]"] * told
+    # It is the number of images that ends it.
+    run(file, [(torch.ones(2, 4, 4, 5),), (x,)])

@@ -163,3 +163,20 @@ def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
     (entry,) = json.loads(capsys.readouterr().out)["delegates"]
     assert entry["payload"] is None
     assert told in entry["closed"]
+
+
+def test_lines_of_hostile_payloads_are_short(install: Callable[[pte.PayloadGraph], None]) -> None:
+    values = {0: pte.PayloadValue("fp\n32", ("1\n" * 900,), None, "x" * 9000)}
+    nodes = (pte.PayloadNode("Ad\nd" * 900, (0,), (7,)),)
+    install(pte.PayloadGraph(nodes, values, {5: 9}, 0))
+    (line,) = contents_of(memoryview(b"any"), "Mine").lines
+    assert "\n" not in line
+    assert len(line) < 1000
+    assert line.endswith(" -> ?")
+    # A line lists some of a thousand inputs.
+    values, many = {0: pte.PayloadValue("fp32", (2,), None, "x" * 400)}, (0,) * 1000
+    install(pte.PayloadGraph((pte.PayloadNode("Concat", many, many),) * 400, values, {0: 0}, 0))
+    lines = contents_of(memoryview(b"any"), "Mine").lines
+    assert lines[0].count("fp32[2]") == 24
+    assert lines[0].endswith(", ... and 988 more")
+    assert sum(map(len, lines)) < 5_000_000
