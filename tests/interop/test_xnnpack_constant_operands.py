@@ -279,3 +279,17 @@ def test_a_constant_may_be_read_in_two_ways(way: str, tmp_path: Path) -> None:
     x = torch.rand(4, 4)
     assert delegates(to_backend(torch.export.export(model, (x,)), XnnpackPartitioner()))
     assert_runs_as_eager(model, (x,), tmp_path)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("repeated", [(1, 1, 6, 6), (2, 4, 1, 1), (1, 4, 1, 6), (6,), (4, 1, 1)])
+def test_constants_that_repeat(
+    tmp_path: Path, layout: torch.memory_format, repeated: tuple[int, ...]
+) -> None:
+    rows = torch.rand(repeated, generator=torch.Generator().manual_seed(1)) + 1
+    known = rows.expand(IMAGE[-len(repeated) :]).contiguous()
+    functions = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
+    x = torch.randn(IMAGE).contiguous(memory_format=layout)
+    for function in functions:
+        model = Of(lambda x, f=function: (f(known, x), f(x, known)))
+        assert_runs_as_eager(model, (x,), tmp_path)

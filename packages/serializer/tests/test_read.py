@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import mmap
 import struct
+import threading
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
+from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.flatbuffer.assembly import Assembly
 from lowerdeck.serializer.flatbuffer.packing import int_vector
 from lowerdeck.serializer.flatbuffer.skeleton import SLOT
@@ -204,6 +207,25 @@ def test_reading_leaves_the_garbage_collector_as_it_was() -> None:
         change()
         pte.deserialize_pte(data)
         assert gc.isenabled() is (change is gc.enable)
+
+
+def test_threads_do_not_switch_the_collector_on_for_each_other() -> None:
+    inside, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with collector_held():
+            inside.set()
+            let_go.wait(10)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    inside.wait(10)
+    with suppress(RuntimeError), collector_held():
+        raise RuntimeError
+    assert not gc.isenabled()
+    let_go.set()
+    other.join()
+    assert gc.isenabled()
 
 
 def test_numbers_of_8_bytes_that_are_not_aligned_are_refused() -> None:
