@@ -29,7 +29,14 @@ _LAYERS = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+_IMAGE_TOKEN = 99
 _PATCHES = {**_LAYERS, "num_patches": 16, "patch_size": 4}
+
+
+def _words() -> dict[str, torch.Tensor]:
+    words = torch.randint(0, 90, (1, 12))
+    words[0, 2:6] = _IMAGE_TOKEN
+    return {"input_ids": words, "attention_mask": torch.ones_like(words)}
 
 
 def _patches(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
@@ -41,9 +48,38 @@ def _patches(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     }
 
 
+def _llava() -> tuple[Any, dict[str, torch.Tensor]]:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **_LAYERS, image_size=16, patch_size=8, projection_dim=32
+        ),
+        text_config=transformers.LlamaConfig(**_LAYERS, num_key_value_heads=2, vocab_size=100),
+        image_token_id=_IMAGE_TOKEN,
+        image_seq_length=4,
+    )
+    inputs = {**_words(), "pixel_values": torch.randn(1, 3, 16, 16)}
+    return transformers.LlavaForConditionalGeneration(config), inputs
+
+
 def _siglip2() -> tuple[Any, dict[str, torch.Tensor]]:
     model = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**_PATCHES))
     return model, _patches((3, 4), (4, 3))
+
+
+def _lfm2() -> tuple[Any, dict[str, torch.Tensor]]:
+    config = transformers.Lfm2VlConfig(
+        vision_config=transformers.Siglip2VisionConfig(**_PATCHES),
+        text_config=transformers.Lfm2Config(
+            **_LAYERS,
+            num_key_value_heads=2,
+            vocab_size=100,
+            layer_types=["full_attention", "conv"],
+        ),
+        image_token_id=_IMAGE_TOKEN,
+        downsample_factor=2,
+        projector_hidden_size=32,
+    )
+    return transformers.Lfm2VlForConditionalGeneration(config), {**_words(), **_patches((4, 4))}
 
 
 def _grounding_dino() -> tuple[Any, dict[str, torch.Tensor]]:
@@ -84,7 +120,7 @@ def _grounding_dino() -> tuple[Any, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("backend", [None, "XnnpackBackend"])
-@pytest.mark.parametrize("build", [_siglip2, _grounding_dino])
+@pytest.mark.parametrize("build", [_llava, _siglip2, _lfm2, _grounding_dino])
 def test_a_model_that_checks_its_inputs_equals_eager(
     build: Callable[[], tuple[Any, dict[str, torch.Tensor]]], backend: str | None
 ) -> None:
