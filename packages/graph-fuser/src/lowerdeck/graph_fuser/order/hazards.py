@@ -21,9 +21,7 @@ from lowerdeck.torch_base import (
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
 
-def order_hazards(
-    graph: Graph, module: torch.nn.Module | None, nodes: Sequence[Node] | None = None
-) -> list[tuple[Node, Node]]:
+def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[Node, Node]]:
     """Return pairs (before, after) that must keep their order: O(nodes + edges).
 
     Random nodes keep their order among each other, so do nodes with other effects. A node that
@@ -34,9 +32,8 @@ def order_hazards(
     Args:
         graph: The graph.
         module: The module that holds what the graph's nodes name.
-        nodes: The graph's nodes in the order that they run in, where the graph holds another one.
     """
-    nodes = list(graph.nodes) if nodes is None else nodes
+    nodes = list(graph.nodes)
     behaviours = Behaviours(module)
     marked = {
         node: effect

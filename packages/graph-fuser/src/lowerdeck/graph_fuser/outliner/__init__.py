@@ -2,8 +2,7 @@
 
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder
 from lowerdeck.graph_fuser.outliner.checks import check_free
-from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
-from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
+from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import extract, outline
 from lowerdeck.graph_fuser.outliner.partition import (
     FusedPartition,
@@ -16,10 +15,8 @@ from lowerdeck.graph_fuser.outliner.region_graph import RegionGraph
 from lowerdeck.graph_fuser.outliner.splice import replace_inputs
 
 __all__ = [
-    "DeferredGraph",
     "FusedPartition",
     "InputOrder",
-    "Outline",
     "OutlinePlan",
     "OutlinedRegion",
     "RegionGraph",
