@@ -1,0 +1,1 @@
+"""Models of the cases, by subject."""
