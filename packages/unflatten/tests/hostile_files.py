@@ -5,27 +5,17 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export, save
 
-if TYPE_CHECKING:
-
-    class Model(nn.Module):
-        """A module whose attributes may be anything."""
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    Model = nn.Module
-
 WORD = "evilword"
 """Part of every name of the model, where the attacker's text is put later."""
 
 
-class Inner(Model):
+class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.add_module(f"m{WORD}", nn.Linear(2, 2))
@@ -41,7 +31,7 @@ class Inner(Model):
         }
 
 
-class Outer(Model):
+class Outer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.add_module(f"i{WORD}", Inner())

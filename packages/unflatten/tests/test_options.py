@@ -1,181 +1,228 @@
-"""What unflatten offers beyond torch's."""
+"""Options of unflatten, what can be read of its modules, and edits of their graphs."""
 
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import operator
 import pickle
-import traceback
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import export
-from unflatten_comparison import compare, programs  # type: ignore[import-not-found]
+from unflatten_zoo import CASES  # type: ignore[import-not-found]
+from unflatten_zoo.judges import Around, compare_calls, recorded, run  # type: ignore[import-not-found]
+from unflatten_zoo.models import layers  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import UnsupportedProgramError, unflatten
+from lowerdeck.unflatten import (
+    InterpreterModule,
+    UnflattenError,
+    UnsupportedProgramError,
+    export_preserving,
+    unflatten,
+)
 
-if TYPE_CHECKING:
-
-    class Model(nn.Module):
-        """A module whose attributes may be anything."""
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    Model = nn.Module
-
-
-class Stateful(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("state", torch.ones(2))
-        self.bn = nn.BatchNorm1d(2)
-        self.note = "kept"
-
-    def forward(self, x: Tensor) -> Any:
-        old = self.state.clone()
-        self.state.add_(x.detach().mean(0))
-        return self.bn(x) + old
+BY_NAME = {str(case): case for case in CASES}
+X = torch.linspace(-1, 1, 8).view(2, 4)
 
 
-class Outer(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Stateful(), Stateful()])
+def pair() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
 
-    def forward(self, x: Tensor) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        x.add_(1)
-        return x
+
+def test_parameters_are_called_and_default_as_torchs() -> None:
+    theirs = inspect.signature(torch.export.unflatten).parameters
+    mine = inspect.signature(unflatten).parameters
+    assert list(mine)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (mine[name].default, mine[name].kind) == (parameter.default, parameter.kind)
 
 
 def test_functional_graphs_stay_functional() -> None:
-    eager, x = Outer(), torch.randn(3, 2)
-    form = "non-strict decomposed"
-    program = programs(eager, (x,), forms=(form,))[form]
-    module = unflatten(program, inplace=False)
+    case = BY_NAME["counts thrice"]
+    module = case.unflattened("functional")
     for inner in module.modules():
-        nodes = getattr(inner, "graph", torch.fx.Graph()).nodes
-        targets = [node.target for node in nodes if node.op == "call_function"]
-        assert not any(
-            getattr(target, "_schema", None) and target._schema.is_mutable for target in targets
-        )
-    compare(copy.deepcopy(eager), module, (x,))
+        for node in getattr(inner, "graph", torch.fx.Graph()).nodes:
+            schema = getattr(node.target, "_schema", None)
+            assert schema is None or not schema.is_mutable
+    compare_calls(case, module)
 
 
+@pytest.mark.parametrize("name", ["containers", "bare layers", "counts thrice", "transformer"])
 @pytest.mark.parametrize("with_eager", [False, True])
-def test_children_get_their_eager_types(with_eager: bool) -> None:
-    eager, x = Outer(), torch.randn(3, 2)
-    module: Any = unflatten(export(eager, (x,)), restore_types=eager if with_eager else True)
-    assert isinstance(module.layers[0].bn, nn.BatchNorm1d)
-    if with_eager:
-        assert isinstance(module.layers, nn.ModuleList)
-        assert module.layers[1].note == "kept"
-        assert module.layers[0].bn.num_features == 2
-    assert "BatchNorm1d(" in repr(module)
-    compare(copy.deepcopy(eager), copy.deepcopy(module), (x,))
-    compare(copy.deepcopy(eager), module, (x,))
+def test_children_get_their_eager_types(name: str, with_eager: bool) -> None:
+    case = BY_NAME[name]
+    eager = case.module()
+    made: Any = unflatten(case.program(), restore_types=eager if with_eager else True)
+    for path, module in eager.named_modules():
+        if (
+            path
+            and type(module).__module__.startswith("torch.nn.modules.")
+            and list(module.parameters(recurse=False))
+        ):
+            found = made.get_submodule(path)
+            assert isinstance(found, type(module))
+            for attribute in ("bias", "weight"):
+                # Code asks for what a layer is made without: quantisation for linear.bias.
+                if getattr(module, attribute, 1) is None:
+                    assert getattr(found, attribute, 1) is None
+    for subject in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), made):
+        compare_calls(case, subject)
+        repr(subject)
 
 
-class Bare(Model):
-    """Layers of torch's that are made without what others of their class have."""
+class Shown(nn.Module):
+    """Shows a plain attribute in a way of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 4, bias=False)
-        self.norm = nn.LayerNorm(4, bias=False)
-        self.bare = nn.LayerNorm(4, elementwise_affine=False)
-        self.conv = nn.Conv1d(3, 3, 1, bias=False)
-        self.batch = nn.BatchNorm1d(3, affine=False)
-        self.attention = nn.MultiheadAttention(4, 2, bias=False)
+        self.config = "some"
 
-    def forward(self, x: Tensor) -> Any:
-        x = self.batch(self.conv(self.bare(self.norm(self.linear(x)))))
-        return self.attention(x, x, x)[0]
+    def __repr__(self) -> str:
+        return f"Shown({self.config})"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
 
 
-@pytest.mark.parametrize("with_eager", [False, True])
-def test_layers_have_what_they_are_made_without(with_eager: bool) -> None:
-    """Code asks for it: quantisation for ``linear.bias``, attention for its own text."""
-    eager, x = Bare().eval(), torch.randn(2, 3, 4)
-    made: Any = unflatten(export(eager, (x,)), restore_types=eager if with_eager else True)
-    assert made.linear.bias is made.conv.bias is made.norm.bias is made.batch.weight is None
-    assert made.bare.weight is made.bare.bias is None
-    assert list(made.state_dict()) == list(eager.state_dict())
-    assert "MultiheadAttention" in repr(made)
-    compare(copy.deepcopy(eager), made, (x,))
+def test_plain_attributes_come_from_the_eager_module() -> None:
+    eager = nn.Sequential(Shown(), nn.LayerNorm(4))
+    program = export(eager, (X,))
+    assert "(0): Shown()" in repr(unflatten(program, restore_types=True))
+    made: Any = unflatten(program, restore_types=eager)
+    assert "(0): Shown(some)" in repr(made)
+    assert made.get_submodule("1").eps == eager[1].eps
 
 
 def test_a_factory_replaces_children() -> None:
-    eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
-    names: list[str] = []
+    eager, names = pair(), []
 
     def factory(name: str, module: nn.Module) -> nn.Module:
         names.append(name)
         return nn.Tanh() if name == "1" else module
 
-    module = unflatten(export(eager, (x,)), module_factory=factory)
-    torch.testing.assert_close(module(x), eager[0](x).tanh())
-    assert names == ["1", "0"]
+    module = unflatten(export_preserving(eager, (X,)), module_factory=factory)
+    torch.testing.assert_close(module(X), eager[0](X).tanh())
+    assert sorted(names) == ["0", "1"]
 
 
-def test_an_edit_of_the_graph_takes_effect_after_recompile() -> None:
-    eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(1, 2)
-    module: Any = unflatten(export(eager, (x,)))
-    relu = module[1] if hasattr(type(module), "__getitem__") else module.get_submodule("1")
-    (node,) = relu.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
-    node.target = torch.ops.aten.tanh.default
-    torch.testing.assert_close(module(x), eager(x))
-    relu.recompile()
-    torch.testing.assert_close(module(x), eager[0](x).tanh())
-    assert "_tanh(" in relu.code
+def test_a_factory_replaces_no_marked_module() -> None:
+    program = export_preserving(Texts(), (X,))
+    with pytest.raises(UnflattenError, match="kinds"):
+        unflatten(program, module_factory=lambda *_: nn.Tanh())
 
 
-def test_an_error_shows_the_models_own_line() -> None:
-    class Fails(Model):
-        def forward(self, x: Tensor) -> Any:
-            return x.reshape(3, 2) + 1  # the line to be shown
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = Kinds()
 
-    module = unflatten(export(Fails(), (torch.ones(6),), strict=False))
-    module.check_input_constraints = False
-    with pytest.raises(RuntimeError) as caught:
-        module(torch.ones(5))
-    text = "".join(traceback.format_exception(caught.value))
-    assert "return x.reshape(3, 2) + 1" in text
-    assert "test_options.py" in text
+    def forward(self, x: Tensor) -> Any:
+        return self.kinds(x, "more")
+
+
+class Kinds(nn.Module):
+    def forward(self, x: Tensor, kind: str) -> Tensor:
+        return x + 1 if kind == "more" else x - 1
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer", "optional arguments", "experts", "blocks", "any rows", "shared"]
+)
+def test_children_with_flat_signatures_are_called_alone(name: str) -> None:
+    """With ``preserve="all"`` they take values in the order of their first use."""
+    case = BY_NAME[name]
+    made = case.unflattened("flat")
+    assert all(row.callable_alone for row in made.swappable() if row.called), made.swappable()
+    for inputs in case.calls():
+        paths = [path for path, _ in made.named_modules() if path]
+        with recorded(made, paths) as log:
+            run(made, inputs)
+        calls = [entry for entry in log if len(entry) == 3]
+        assert not any(kwargs for _, _, kwargs in calls)
+        for path, args, _ in calls:
+            result = next(entry[1] for entry in log if entry[0] == path and len(entry) == 2)
+            if len([entry for entry in calls if entry[0] == path]) > 1:
+                continue
+            found = made.get_submodule(path)(*args)
+            torch.testing.assert_close(found, result, msg=path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preserve": "some"}, "preserve='all' or None; found 'some'"),
+        ({"restore_types": 3}, "expected restore_types to be"),
+        ({"restore_types": nn.Linear}, "expected restore_types to be"),
+    ],
+)
+def test_other_options_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(UnsupportedProgramError, match=message):
+        unflatten(export(nn.ReLU(), (X,)), **options)
+
+
+@pytest.mark.parametrize("wrong", [nn.ReLU(), None])
+def test_no_program_is_refused(wrong: Any) -> None:
+    with pytest.raises(
+        UnsupportedProgramError, match=r"expected an ExportedProgram; found a .*\."
+    ):
+        unflatten(wrong)
+
+
+def test_the_program_is_left_alone_and_let_go() -> None:
+    eager: Any = BY_NAME["counts thrice"].module()
+    x = torch.randn(2, 2)
+    program = export(eager, (x,))
+    before = (str(program.graph), str(program.graph_signature), dict(program.graph_module.meta))
+    values = {name: value.clone() for name, value in program.state_dict.items()}
+    module = unflatten(program)
+    module(x)
+    assert (
+        str(program.graph),
+        str(program.graph_signature),
+        dict(program.graph_module.meta),
+    ) == before
+    for name, value in values.items():
+        torch.testing.assert_close(program.state_dict[name], value)
+    assert eager.counter.count == 0
+    alive = weakref.ref(program)
+    del program
+    gc.collect()
+    assert alive() is None
 
 
 def test_the_tree_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    module = unflatten(export(Outer(), (torch.randn(3, 2),)))
+    module: Any = unflatten(export(nn.Sequential(pair(), nn.BatchNorm1d(4)), (X,)))
+    assert capsys.readouterr() == ("", "")
     text = module.print_readable(print_output=False)
     assert capsys.readouterr().out == ""
-    assert "# layers.0.bn: torch.nn.modules.batchnorm.BatchNorm1d" in text
+    assert "1: torch.nn.modules.batchnorm.BatchNorm1d" in text
     assert module.print_readable() + "\n" == capsys.readouterr().out
-    assert "bn: torch.nn.modules.batchnorm.BatchNorm1d, 9 elements" in module.tree_summary()
+    summary = module.tree_summary()
+    assert "torch.nn.modules.batchnorm.BatchNorm1d, 17 elements" in summary
+    first = module.get_submodule("0.0")
+    assert isinstance(first, InterpreterModule)
+    assert first.type_name() == "torch.nn.modules.linear.Linear"
+    assert first.code.splitlines()[1].strip() in text
 
 
-def test_nodes_without_a_module_go_to_the_common_ancestor_of_their_neighbours() -> None:
-    eager, x = (
-        nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Tanh()),
-        torch.ones(1, 2),
-    )
-    program = export(eager, (x,))
-    graph = program.graph
-    (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
-    with graph.inserting_before(relu):
-        added = graph.call_function(torch.ops.aten.neg.default, (relu.args[0],))
-    relu.args = (added,)
-    module: Any = unflatten(program)
-    torch.testing.assert_close(module(x), torch.relu(-eager.get_submodule("0.0")(x)).tanh())
-    inner = module.get_submodule("0").graph
-    assert inner.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+def test_an_edited_graph_takes_effect_after_recompile() -> None:
+    eager = pair()
+    module: Any = unflatten(export(eager, (X,)))
+    relu = module.get_submodule("1")
+    (node,) = relu.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    node.target = torch.ops.aten.tanh.default
+    torch.testing.assert_close(module(X), eager(X))
+    relu.recompile()
+    torch.testing.assert_close(module(X), eager[0](X).tanh())
 
 
 class Doubles:
-    """What torch runs in eager mode in place of a delegate."""
+    """What torch runs in eager mode in the place of a delegate."""
 
     def module(self) -> Any:
         return lambda x: (x * 2,)
@@ -194,8 +241,8 @@ class LoweredBackendModule(nn.Module):
 def test_a_delegate_is_called_where_it_is() -> None:
     from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 
-    eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
-    program = export(eager, (x,))
+    eager = pair()
+    program = export(eager, (X,))
     program.graph_module.lowered = LoweredBackendModule()
     graph = program.graph
     (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
@@ -204,29 +251,43 @@ def test_a_delegate_is_called_where_it_is() -> None:
         call = graph.call_function(executorch_call_delegate, (lowered, relu.args[0]))
         result = graph.call_function(operator.getitem, (call, 0))
     relu.args = (result,)
-    module = unflatten(program)
-    torch.testing.assert_close(module(x), torch.relu(eager[0](x) * 2))
+    torch.testing.assert_close(unflatten(program)(X), torch.relu(eager[0](X) * 2))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_a_restored_module_pickles() -> None:
-    eager, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
-    module = unflatten(export(eager, (x,)), restore_types=eager)
-    again: Any = pickle.loads(pickle.dumps(module))
-    torch.testing.assert_close(again(x), eager(x))
-    assert isinstance(again.get_submodule("0"), nn.Linear)
+def test_the_whole_trains() -> None:
+    eager = layers.Residual()
+    module = unflatten(export(eager, (X,)))
+    for subject in (eager, module):
+        optimizer = torch.optim.SGD(subject.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            subject(X).pow(2).sum().backward()
+            optimizer.step()
+    for name, value in eager.named_parameters():
+        torch.testing.assert_close(module.get_parameter(name), value)
 
 
-@pytest.mark.parametrize("wrong", [nn.ReLU(), None])
-def test_what_is_no_program_is_refused_in_words(wrong: Any) -> None:
-    with pytest.raises(
-        UnsupportedProgramError, match=r"expected an ExportedProgram; found a .*\."
-    ):
-        unflatten(wrong)
+def test_decomposed_batch_normalisation_trains() -> None:
+    eager: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    x = torch.randn(4, 3)
+    module: Any = unflatten(export(copy.deepcopy(eager), (x,)).run_decompositions())
+    for subject in (eager, module):
+        optimizer = torch.optim.SGD(subject.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            subject(x).pow(2).sum().backward()
+            optimizer.step()
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)
 
 
-@pytest.mark.parametrize("wrong", [3, "all", nn.Linear])
-def test_what_restores_no_types_is_refused_in_words(wrong: Any) -> None:
-    program = export(nn.ReLU(), (torch.ones(1),))
-    with pytest.raises(UnsupportedProgramError, match="expected restore_types to be"):
-        unflatten(program, restore_types=wrong)
+def test_a_compiled_child_inside_an_uncompiled_parent() -> None:
+    torch._dynamo.reset()
+    eager = nn.Sequential(pair(), nn.Linear(4, 2))
+    module: Any = unflatten(export(eager, (X,)))
+    module.get_submodule("0").compile(fullgraph=True, backend="eager")
+    torch.testing.assert_close(module(X), eager(X))
+    module = unflatten(export_preserving(eager, (X,)))
+    module.set_submodule("0", Around(module.get_submodule("0")))
+    module.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(module(X), eager(X))
