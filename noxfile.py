@@ -487,7 +487,7 @@ def retraced(session: nox.Session) -> None:
 
 @shared(default=False)
 def changes(session: nox.Session) -> None:
-    """Replace, wrap and hook modules of random hierarchies: ``-- [FIRST PAST] [--shard 1/4]``.
+    """Replace and hook modules of random hierarchies: ``-- [FIRST PAST] [--shard 1/4]``.
 
     Without seeds it takes 2,000 fresh ones each day. What came of each is kept in
     ``out/changes.jsonl``; a seed that is there is not run again.

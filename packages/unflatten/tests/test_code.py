@@ -249,18 +249,6 @@ def test_the_line_is_named_however_the_module_is_called(record: Any, how: str) -
     assert message.count(line_of(Scales, "self.work(x) * times")) == 1
 
 
-def test_what_stands_in_the_place_of_a_module_fails_by_itself() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor, times: float) -> Tensor:
-            return x @ torch.ones(7)
-
-    made: Any = unflatten(export_preserving(Whole(), (torch.ones(2, 4),)))
-    made.step = Fails()
-    with pytest.raises(RuntimeError) as failed:
-        made(torch.ones(2, 4))
-    assert "test_code" not in str(failed.value)
-
-
 _PROGRAM = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])

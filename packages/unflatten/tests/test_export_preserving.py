@@ -24,7 +24,6 @@ from lowerdeck.unflatten import (
     export_preserving,
     unflatten,
 )
-from lowerdeck_zoo import saved_and_loaded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects"),
@@ -101,26 +100,6 @@ def test_a_module_that_computes_nothing_is_replaced_and_hooked() -> None:
     torch.testing.assert_close(made(X), eager(X))
 
 
-class Residual(nn.Module):
-    """Reads what it gives to a module that returns it, and what it returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop, self.work = nn.Dropout(), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.work(x)
-        return self.drop(y) * 2 + y
-
-
-def test_a_passed_argument_and_the_result_are_two_values() -> None:
-    eager = Residual().eval()
-    made = unflatten(export_preserving(eager, (X,)))
-    for model in (made, eager):
-        replace(model, "drop", nn.Tanh())
-    torch.testing.assert_close(made(X), eager(X))
-
-
 class Attends(nn.Module):
     """As a layer of attention that is given one tensor three times."""
 
@@ -170,15 +149,6 @@ def test_low_rank_adapters_are_put_around_projections(paths: tuple[str, ...]) ->
     torch.testing.assert_close(compiled(X), eager(X))
 
 
-def test_attention_of_torch_makes_one_product_for_what_is_one_tensor() -> None:
-    case: Case = BY_NAME["attention to itself"]
-    targets = [
-        [node.target for node in case.program(way).graph.nodes if node.op == "call_function"]
-        for way in ("plain", "preserving")
-    ]
-    assert targets[0] == targets[1]
-
-
 def test_what_decomposing_loses_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
     """Swap modules of the undecomposed program: one warning says so."""
     case: Case = BY_NAME["recurrent"]
@@ -190,17 +160,6 @@ def test_what_decomposing_loses_is_said_once(recwarn: pytest.WarningsRecorder) -
     assert len(told) <= 1
     assert all("decompos" in message for message in told)
     compare_calls(case, made)
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_model_that_makes_its_buffers_anew_stays_as_it_was(strict: bool) -> None:
-    case: Case = BY_NAME["rotary"]
-    eager: Any = case.module()
-    before = eager.rotary.used
-    x = case.calls()[0].args[0]
-    program = export_preserving(eager, (x,), strict=strict)
-    assert eager.rotary.used is before
-    torch.testing.assert_close(unflatten(program)(x), eager(x))
 
 
 class Scales(nn.Module):
@@ -314,60 +273,6 @@ def test_what_is_no_model_and_no_option_is_refused() -> None:
             export_preserving(wrong, (X,))  # type: ignore[arg-type]
 
 
-class Further(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.work = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, **more: Tensor) -> Tensor:
-        for value in more.values():
-            x = self.work(x) + value
-        return x
-
-
-class Hands(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.further = Further()
-
-    def forward(self, x: Tensor, **more: Tensor) -> Any:
-        return self.further(x, **more)
-
-
-@pytest.mark.parametrize("name", ["_carried", "_others", "_lowerdeck", "args", "self_", "a-b"])
-def test_a_module_takes_keywords_of_every_name(name: str) -> None:
-    eager, more = Hands(), {name: torch.randn(3, 4)}
-    module: Any = unflatten(export_preserving(eager, (X,), more))
-    torch.testing.assert_close(module(X, **more), eager(X, **more))
-    torch.testing.assert_close(module.further(X, **more), eager(X, **more))
-    module.further = copy.deepcopy(eager.further)
-    torch.testing.assert_close(module(X, **more), eager(X, **more))
-
-
-class Draws(nn.Module):
-    """Is another program each time that it is exported."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers, self.work = iter(range(1, 99)), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return [self.work(x) * float(next(self.numbers))]
-
-
-def test_a_model_of_which_no_two_exports_are_one_keeps_its_signatures() -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.draws = Draws()
-
-        def forward(self, x: Tensor) -> Any:
-            return self.draws(x)[0]
-
-    rows = unflatten(export_preserving(Holds(), (X,))).swappable()
-    assert [row.path for row in rows if row.replaceable] == ["draws", "draws.work"]
-
-
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 def test_a_language_model_with_a_cache() -> None:
@@ -403,27 +308,3 @@ def test_a_language_model_with_a_cache() -> None:
                 torch.testing.assert_close(module(**given()).logits, wanted.logits)
             with pytest.raises(UnflattenError, match="self_attn"):
                 module.set_submodule("model.layers.0.self_attn", nn.Identity())
-
-
-@pytest.mark.heavy
-def test_each_module_of_a_mixture_of_experts_is_replaced() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    config = transformers.MixtralConfig(vocab_size=64, **sizes, **heads)
-    eager = transformers.MixtralForCausalLM(config).eval()
-    given = {"input_ids": torch.randint(0, 64, (2, 7)), "use_cache": False}
-    dims = {0: torch.export.Dim("b", max=16), 1: torch.export.Dim("t", max=32)}
-    shapes = {"input_ids": dims, "use_cache": None}
-    program = export_preserving(eager, (), given, dynamic_shapes=shapes)
-    program = saved_and_loaded(program)
-    given["input_ids"] = torch.randint(0, 64, (3, 11))
-    with torch.no_grad():
-        wanted = eager(**given).logits
-        rows = [row for row in unflatten(program).swappable() if row.called]
-        assert all(row.replaceable and row.callable_alone for row in rows)
-        for row in rows:
-            made = unflatten(program)
-            made.set_submodule(row.path, copy.deepcopy(eager.get_submodule(row.path)))
-            torch.testing.assert_close(made(**given).logits, wanted, msg=row.path)

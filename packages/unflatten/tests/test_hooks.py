@@ -213,11 +213,6 @@ class Scales(nn.Module):
         return y if mask is None else y * mask
 
 
-class Adds(nn.Module):
-    def forward(self, x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
-        return x + sum(more) + sum(named.values())
-
-
 class Calls(nn.Module):
     def __init__(self, called: nn.Module, call: Any, times: int) -> None:
         super().__init__()
@@ -257,17 +252,6 @@ _OTHER_ARGUMENTS: dict[str, tuple[type[nn.Module], Any, Any]] = {
         Scales,
         lambda c, x: c(x, mask=x),
         lambda _, a, k: ((*a, 1.0, k["mask"]), {}),
-    ),
-    "fewer": (Adds, lambda c, x: c(x, x, x), lambda _, a, k: (a[:2], k)),
-    "more": (
-        Adds,
-        lambda c, x: c(x, x),
-        lambda _, a, k: ((*a, a[0]), k),
-    ),
-    "other name": (
-        Adds,
-        lambda c, x: c(x, a=x, b=x),
-        lambda _, a, k: (a, {"a": k["a"], "z": a[0]}),
     ),
 }
 

@@ -86,11 +86,11 @@ def storages(tensors):
 path, load_it, writes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 x = (torch.ones(1, 4),)
 wrong = []
+torch.manual_seed(0)
+model = Model()
+exported = export(model, x)
+exec(load_it)
 for name, write in writes.items():
-    torch.manual_seed(0)
-    model = Model()
-    exported = export(model, x)
-    exec(load_it)
     before = {key: value.clone() for key, value in program.state_dict.items()}
     module = unflatten(program)
     assert module.two.weight is module.one.weight, "the tie is lost"

@@ -73,7 +73,8 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         factor: Any = self._parameters["meta"]
-        return x * factor + self._buffers["graph"]
+        added: Any = self._buffers["graph"]
+        return x * factor + added
 
 
 class Named(nn.Module):
@@ -161,60 +162,6 @@ def test_state_and_children_may_have_any_name_of_ours(name: str, kind: str) -> N
             repr(subject)
             UnflattenedModule.print_readable(subject, print_output=False)
             UnflattenedModule.recompile(subject)
-
-
-class Owner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.b = nn.Parameter(torch.full((4,), 2.0))
-        self.register_buffer("c", torch.full((4,), 5.0))
-
-    def forward(self, x: Tensor) -> Any:
-        return x * self.b + self.c
-
-
-class Collides(nn.Module):
-    """State whose names torch.export, or our own code, gives to other values too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.mul, self.torch, self._check = (
-            Owner(),
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-        )
-        for index, name in enumerate(("a_b", "p_a_b", "x", "add_1", "b_a_c", "_relu", "self_")):
-            self.register_parameter(name, nn.Parameter(torch.full((4,), 1.0 + index)))
-        for index, name in enumerate(("a_c", "_is_compiling", "_check_1", "mul_1", "value")):
-            self.register_buffer(name, torch.full((4,), 2.0 + index))
-        self.lifted = torch.full((4,), 0.5)
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.torch(self.mul(self.a(x) * self.a_b + self.a_c) * self.p_a_b * self.x)
-        y = y * self.add_1 + self.b_a_c * self._relu - self.self_ * torch.tensor(3.0)
-        y = self._check(y * self._is_compiling + self._check_1 * self.mul_1) * self.value
-        return y.relu() * self.lifted
-
-
-@pytest.mark.parametrize("way", ["plain", "strict", "decomposed", "preserving"])
-def test_names_that_collide_once_they_are_flat(way: str) -> None:
-    case = Case("collides", Collides, lambda: (X,))
-    compare_calls(case, case.unflattened(way))
-    judge_state(case, way)
-
-
-def test_arguments_named_like_values_of_the_graph() -> None:
-    class Adds(nn.Module):
-        def forward(self, add: Tensor, add_1: Tensor, mul_1: Any, _relu: Tensor) -> Any:
-            y = add + add_1
-            z = (y + add) * mul_1["type"]
-            return (z * y + add_1).relu() * add_1 - _relu * add
-
-    x = [torch.randn(2) for _ in range(4)]
-    case = Case("named as values", Adds, lambda: (x[0], x[1], {"type": x[2]}, x[3]))
-    for way in ("plain", "strict", "decomposed"):
-        compare_calls(case, case.unflattened(way))
 
 
 KEYWORDS = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import operator
 import pickle
 import weakref
 from typing import Any
@@ -76,29 +75,6 @@ def test_children_get_their_eager_types(name: str, with_eager: bool) -> None:
     for subject in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), made):
         compare_calls(case, subject)
         repr(subject)
-
-
-class Shown(nn.Module):
-    """Shows a plain attribute in a way of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = "some"
-
-    def __repr__(self) -> str:
-        return f"Shown({self.config})"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1
-
-
-def test_plain_attributes_come_from_the_eager_module() -> None:
-    eager = nn.Sequential(Shown(), nn.LayerNorm(4))
-    program = export(eager, (X,))
-    assert "(0): Shown()" in repr(unflatten(program, restore_types=True))
-    made: Any = unflatten(program, restore_types=eager)
-    assert "(0): Shown(some)" in repr(made)
-    assert made.get_submodule("1").eps == eager[1].eps
 
 
 def test_a_factory_replaces_children() -> None:
@@ -224,39 +200,6 @@ def test_an_edited_graph_takes_effect_after_recompile() -> None:
     torch.testing.assert_close(module(X), eager[0](X).tanh())
 
 
-class Doubles:
-    """What torch runs in eager mode in the place of a delegate."""
-
-    def module(self) -> Any:
-        return lambda x: (x * 2,)
-
-
-class LoweredBackendModule(nn.Module):
-    """What torch's verifier and operator take for a delegate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backend_id, self.processed_bytes = "demo", b""
-        self.compile_specs: list[Any] = []
-        self.original_module = Doubles()
-
-
-def test_a_delegate_is_called_where_it_is() -> None:
-    from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-
-    eager = pair()
-    program = export(eager, (X,))
-    program.graph_module.lowered = LoweredBackendModule()
-    graph = program.graph
-    (relu,) = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
-    with graph.inserting_before(relu):
-        lowered = graph.get_attr("lowered")
-        call = graph.call_function(executorch_call_delegate, (lowered, relu.args[0]))
-        result = graph.call_function(operator.getitem, (call, 0))
-    relu.args = (result,)
-    torch.testing.assert_close(unflatten(program)(X), torch.relu(eager[0](X) * 2))
-
-
 def test_the_whole_trains() -> None:
     eager = layers.Residual()
     module = unflatten(export(eager, (X,)))
@@ -268,20 +211,6 @@ def test_the_whole_trains() -> None:
             optimizer.step()
     for name, value in eager.named_parameters():
         torch.testing.assert_close(module.get_parameter(name), value)
-
-
-def test_decomposed_batch_normalisation_trains() -> None:
-    eager: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
-    x = torch.randn(4, 3)
-    module: Any = unflatten(export(copy.deepcopy(eager), (x,)).run_decompositions())
-    for subject in (eager, module):
-        optimizer = torch.optim.SGD(subject.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            subject(x).pow(2).sum().backward()
-            optimizer.step()
-    for name, value in eager.state_dict().items():
-        torch.testing.assert_close(module.state_dict()[name], value)
 
 
 def test_a_compiled_child_inside_an_uncompiled_parent() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
-from torch.utils import _pytree as pytree
-from unflatten_zoo.judges import assert_same, run  # type: ignore[import-not-found]
+from unflatten_zoo.judges import assert_same  # type: ignore[import-not-found]
 from unflatten_zoo.models import structures  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import (
@@ -182,43 +181,6 @@ def test_an_adapter_turns_other_structures_into_the_exported_one() -> None:
         module(torch.ones(1, 3), "more")
 
 
-class Refuses:
-    """A class of the user's that checks its leaves, of which it has no example here."""
-
-    takes: type = Tensor
-
-    def __init__(self, value: Any, count: Any) -> None:
-        if not isinstance(value, Refuses.takes):
-            raise TypeError(f"no value: {value!r}")
-        self.value, self.count = value, count
-
-
-pytree.register_pytree_node(
-    Refuses,
-    lambda held: ([held.value, held.count], None),
-    lambda leaves, _: Refuses(*leaves),
-    serialized_type_name="test_root_arguments.Refuses",
-    flatten_with_keys_fn=lambda held: (
-        [(pytree.GetAttrKey("value"), held.value), (pytree.GetAttrKey("count"), held.count)],
-        None,
-    ),
-)
-
-
-def test_a_class_that_takes_no_examples_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Scales(nn.Module):
-        def forward(self, x: Tensor, held: Any) -> Any:
-            return x * held.value, held.count
-
-    program = export(Scales(), (X, Refuses(X, 3)), strict=False)
-    monkeypatch.setattr(Refuses, "takes", nn.Parameter)
-    module = unflatten(program)
-    monkeypatch.undo()
-    assert_same(module(X, Refuses(X, 3)), (X * X, 3))
-    with pytest.raises(InputConstraintError, match=r"held.*3.*found 4"):
-        module(X, Refuses(X, 4))
-
-
 class Scaled(nn.Module):
     def forward(self, x: Tensor, factor: float, many: list[Tensor]) -> Tensor:
         return x.reshape(-1, 4) * factor + many[0]
@@ -249,30 +211,3 @@ def test_a_compiled_module_refuses_them_too(other: str, fullgraph: bool) -> None
         compiled(*OTHERS[other]())
     # In one graph the compiler reports what would have been raised.
     assert fullgraph or isinstance(caught.value, UnflattenError)
-
-
-def test_one_compiled_graph_serves_all_sizes() -> None:
-    torch._dynamo.reset()
-    eager = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    shapes = ({0: Dim("batch", min=2, max=64)},)
-    module = unflatten(export(eager, (torch.randn(3, 4),), dynamic_shapes=shapes))
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled: Any = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
-    for rows in (5, 7, 30):
-        x = torch.randn(rows, 4)
-        torch.testing.assert_close(compiled(x), eager(x))
-    assert len(graphs) == 1
-
-
-def test_arguments_of_a_call_are_not_kept() -> None:
-    module, (args, kwargs) = CASE.unflattened(), CASE.calls()[0]
-    before = [leaf.clone() for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    run(module, CASE.calls()[1])
-    module(*args, **kwargs)
-    after = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    assert_same(after, before)

@@ -98,34 +98,6 @@ class Pyramid(nn.Module):
         return self.last(y)
 
 
-class Sometimes(nn.Module):
-    """A module that computes nothing in one of its calls."""
-
-    class Scale(nn.Module):
-        def forward(self, x, by):
-            return x if by == 1.0 else x * by
-
-    def __init__(self):
-        super().__init__()
-        self.scale = self.Scale()
-
-    def forward(self, x):
-        return self.scale(self.scale(x, 2.0), 1.0)
-
-
-class Recursive(nn.Module):
-    """Holds modules of its own class."""
-
-    def __init__(self, depth=3):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.child = Recursive(depth - 1) if depth else None
-
-    def forward(self, x, level=0):
-        x = self.fc(x).tanh()
-        return x if self.child is None else self.child(x, level + 1) + level
-
-
 class CallsItself(nn.Module):
     """Calls itself with another constant."""
 
@@ -284,25 +256,6 @@ class Branches(nn.Module):
         return z + self.both(x)
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-class UsesFunction(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.last(Doubled.apply(self.fc(x)))
-
-
 class Vmapped(nn.Module):
     class Inner(nn.Module):
         def __init__(self):
@@ -321,34 +274,6 @@ class Vmapped(nn.Module):
         return self.after(self.inner(self.before(x)))
 
 
-class Named(nn.Module):
-    """Children and state under names that code or export may have too."""
-
-    NAMES = (
-        *("graph", "code", "meta", "x", "self", "class", "forward_", "call_modules", "a-b"),
-        *("layer1", "layer10", "true_graph_0", "recompile", "add_1"),
-    )
-
-    class Scaled(nn.Module):
-        def __init__(self, number):
-            super().__init__()
-            self._parameters["meta"] = nn.Parameter(torch.ones(2) + number)
-            self._buffers["graph"] = torch.ones(2) * number
-
-        def forward(self, x):
-            return x * self._parameters["meta"] + self._buffers["graph"]
-
-    def __init__(self):
-        super().__init__()
-        for number, name in enumerate(self.NAMES):
-            self._modules[name] = nn.Sequential(nn.Linear(2, 2), self.Scaled(number))
-
-    def forward(self, x):
-        for name in self.NAMES:
-            x = self._modules[name](x).sigmoid()
-        return self._modules["layer10"](x)
-
-
 def randn(*shape):
     return lambda: (torch.randn(*shape),)
 
@@ -360,8 +285,6 @@ CASES = (
     Case("sampler", Sampler, X),
     Case("nested", Nested, X),
     Case("pyramid", Pyramid, randn(3, 4)),
-    Case("sometimes", Sometimes, X),
-    Case("recursive", Recursive, X),
     Case("calls itself", CallsItself, X, marked=("inner",)),
     Case("borrows", lambda: Lends(calls=False), X, marked=("layer10", "layer10.0", "layer10.1")),
     Case(
@@ -389,20 +312,12 @@ CASES = (
     Case("own hooks", OwnHooks, X, without="hooks"),
     # torch.cond compiles itself.
     Case("branches", Branches, X, marked=("inside", "both"), without="threads"),
-    Case("autograd function", UsesFunction, X),
     # Strict export refuses a layer inside of vmap, which is given parts of a batch there.
     Case(
         "vmapped",
         Vmapped,
         randn(3, 4),
         without="strict, strict decomposed, preserving strict, alone",
-    ),
-    # Torch's own passes fail on a module of the name "graph".
-    Case(
-        "named",
-        Named,
-        randn(1, 2),
-        without="strict, strict decomposed, preserving strict, decomposed",
     ),
 )
 """The cases of this module."""

@@ -7,7 +7,6 @@ from collections import OrderedDict
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.nn.utils import parametrizations
 
 from unflatten_zoo.case import Case
 
@@ -81,15 +80,6 @@ class AttendsToItself(nn.Module):
 
     def forward(self, x):
         return self.attention(x, x, x, need_weights=False)[0]
-
-
-class Bags(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mean, self.max = (nn.EmbeddingBag(10, 3, mode=mode) for mode in ("mean", "max"))
-
-    def forward(self, ids, starts):
-        return self.mean(ids, starts) + self.max(ids, starts)
 
 
 class Block(nn.Module):
@@ -177,15 +167,6 @@ class HandsOn(nn.Module):
         return self.norm(y), self.work(y), y, x
 
 
-class Parametrised(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = parametrizations.weight_norm(nn.Linear(4, 4))
-
-    def forward(self, x):
-        return self.norm(x).tanh()
-
-
 class OtherWeights(nn.Module):
     """Calls a layer with weights that are not the layer's."""
 
@@ -238,18 +219,6 @@ class Norms(nn.Module):
         return self.batch(torch.cat([z, y], 1).contiguous())
 
 
-class Numbers(nn.Module):
-    """Complex layers; numbers, a text, a flag and None as arguments and results."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4, dtype=torch.complex64)
-
-    def forward(self, x, factor, name, flag, none):
-        y = self.fc(x) * factor
-        return {"y": y, "c": y.conj(), "real": torch.view_as_real(y)}, name, flag, none
-
-
 class Slopes(nn.Module):
     """Blocks of one class whose code differs in a constant."""
 
@@ -269,19 +238,6 @@ class Slopes(nn.Module):
         return self.blocks(x)
 
 
-class Deep(nn.Module):
-    """Some levels of modules, the outer ones of which only call what they hold."""
-
-    def __init__(self):
-        super().__init__()
-        inner = nn.Sequential(nn.Sequential(nn.Sequential(Rms()), nn.Linear(4, 4)), nn.Tanh())
-        self.outer = nn.Sequential(inner, nn.Sequential(nn.Sequential(nn.ReLU())))
-
-    def forward(self, x):
-        y = x.sin()
-        return self.outer(y) + y
-
-
 def randn(*shape):
     return lambda: (torch.randn(*shape),)
 
@@ -294,14 +250,12 @@ CASES = (
     Case("recurrent", Recurrent, randn(3, 2, 4)),
     Case("attention", Attends, randn(2, 5, 8), marked=("attention",)),
     Case("attention to itself", AttendsToItself, randn(2, 3, 8)),
-    Case("bags", Bags, lambda: (torch.randint(10, (5,)), torch.tensor([0, 3]))),
     Case("transformer", Transformer, lambda: (torch.randint(20, (1, 4)),)),
     # Torch's encoder reads attributes of its first layer, which a wrapper lacks.
     Case("encoder", encoder, randn(2, 3, 8), training=True, without="wrapping"),
     Case("bare layers", Bare, randn(2, 3, 4)),
     Case("residual", lambda: nn.Sequential(Residual(), Residual()), randn(2, 4)),
     Case("hands a value on", HandsOn, randn(2, 4)),
-    Case("parametrised", Parametrised, randn(2, 4)),
     Case("other weights", OtherWeights, randn(2, 4), marked=("layer",)),
     Case(
         "experts",
@@ -311,14 +265,6 @@ CASES = (
         ({0: Dim("b", max=16), 1: Dim("t", max=32)},),
     ),
     Case("norms in training", Norms, randn(3, 4), training=True, without="threads"),
-    Case(
-        "numbers",
-        Numbers,
-        lambda: (torch.randn(2, 4, dtype=torch.complex64), 2, "mean", True, None),
-        # torch.export.load fails on the text.
-        without="saved, preserving saved",
-    ),
     Case("slopes", Slopes, randn(3, 2)),
-    Case("deep", Deep, randn(2, 4)),
 )
 """The cases of this module."""

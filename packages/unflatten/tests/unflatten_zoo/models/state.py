@@ -55,19 +55,6 @@ class ReadsOldValue(nn.Module):
         return self.after(before), old, new + self.inner.state
 
 
-class SwapsBuffers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("first", torch.zeros(2))
-        self.register_buffer("second", torch.ones(2))
-
-    def forward(self, x):
-        kept = self.first.clone()
-        self.first.copy_(self.second)
-        self.second.copy_(kept + x)
-        return kept
-
-
 class Views(nn.Module):
     """Buffers that are views of one memory, as other types and conjugated."""
 
@@ -173,19 +160,6 @@ class Mixed(nn.Module):
 
     def forward(self, x):
         return x + self.b3 - self.b2 * self.b1 + self.b0
-
-
-class Tied(nn.Module):
-    """Convolutions that share all state and differ in a constant."""
-
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Conv1d(3, 3, 3, padding=1)
-        self.b = nn.Conv1d(3, 3, 3, padding=2, dilation=2)
-        self.b.weight, self.b.bias = self.a.weight, self.a.bias
-
-    def forward(self, x):
-        return self.b(self.a(x) + self.b(x))
 
 
 class TiedEmbedding(nn.Module):
@@ -313,6 +287,40 @@ class Assigns(nn.Module):
         return self.reader(x) * 2
 
 
+class Owner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Parameter(torch.full((4,), 2.0))
+        self.register_buffer("c", torch.full((4,), 5.0))
+
+    def forward(self, x):
+        return x * self.b + self.c
+
+
+class Collides(nn.Module):
+    """State whose names torch.export, or our own code, gives to other values too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.mul, self.torch, self._check = (
+            Owner(),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+        )
+        for index, name in enumerate(("a_b", "p_a_b", "x", "add_1", "b_a_c", "_relu", "self_")):
+            self.register_parameter(name, nn.Parameter(torch.full((4,), 1.0 + index)))
+        for index, name in enumerate(("a_c", "_is_compiling", "_check_1", "mul_1", "value")):
+            self.register_buffer(name, torch.full((4,), 2.0 + index))
+        self.lifted = torch.full((4,), 0.5)
+
+    def forward(self, x):
+        y = self.torch(self.mul(self.a(x) * self.a_b + self.a_c) * self.p_a_b * self.x)
+        y = y * self.add_1 + self.b_a_c * self._relu - self.self_ * torch.tensor(3.0)
+        y = self._check(y * self._is_compiling + self._check_1 * self.mul_1) * self.value
+        return y.relu() * self.lifted
+
+
 def two_unsaved():
     model = Chain(Unsaved(), Unsaved())
     model.second.seen, model.second.factor = model.first.seen, model.first.factor
@@ -334,7 +342,6 @@ def randn(*shape):
 CASES = (
     Case("counts thrice", CountsThrice, randn(2, 2), without="threads"),
     Case("reads an old value", ReadsOldValue, randn(3), without="threads"),
-    Case("swaps buffers", SwapsBuffers, randn(2), without="threads"),
     # torch.save takes no storage of two types.
     Case("views of one memory", Views, randn(4), without="files"),
     Case("overwrites", Overwrites, randn(2, 4), without="threads, changes, gradients"),
@@ -346,7 +353,6 @@ CASES = (
     Case("unsaved and shared", twice(Unsaved), randn(1, 2), without="threads, decomposed"),
     Case("unsaved and tied", two_unsaved, randn(1, 2), without="threads, decomposed"),
     Case("saved and unsaved", Mixed, randn(1, 2)),
-    Case("tied", Tied, randn(2, 3, 8)),
     # The program does not tell which of the three holds the weight that the caller reads.
     Case(
         "tied embedding",
@@ -366,6 +372,7 @@ CASES = (
     Case("norms thrice", NormsThrice, randn(3, 2), training=True, without="threads"),
     Case("rotary", Rotary, randn(2, 4)),
     Case("constants", Constants, randn(2, 3)),
+    Case("collides", Collides, randn(2, 4)),
     Case("reads state of its parent", Assigns, randn(3, 2), without="threads"),
 )
 """The cases of this module."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import register_dataclass
-from torch.utils import _pytree as pytree
 
 from unflatten_zoo.case import Case, Named
 
@@ -20,25 +18,9 @@ class Pair:
     second: Any
 
 
-@dataclass
-class Checked:
-    """Takes nothing but tensors of one shape."""
-
-    one: Tensor
-    two: Tensor
-
-    def __post_init__(self):
-        if not isinstance(self.one, Tensor) or self.one.shape != self.two.shape:
-            raise TypeError(f"no tensors: {self.one!r}, {self.two!r}")
-
-
-Tuple = namedtuple("Tuple", "p q")
-
 register_dataclass(Pair, serialized_type_name="unflatten_zoo.Pair")
-register_dataclass(Checked, serialized_type_name="unflatten_zoo.Checked")
 # Programs are saved with example inputs, which torch.load checks.
-torch.serialization.add_safe_globals([Pair, Checked, Tuple])
-pytree._register_namedtuple(Tuple, serialized_type_name="unflatten_zoo.Tuple")
+torch.serialization.add_safe_globals([Pair])
 
 
 class Structures(nn.Module):
@@ -80,39 +62,6 @@ class AnyArguments(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.inner(*args, **kwargs)
-
-
-class Tuples(nn.Module):
-    class Swaps(nn.Module):
-        def forward(self, pair, ordered):
-            return Tuple(pair.p + ordered["a"], pair.q[0] * ordered["b"])
-
-    def __init__(self):
-        super().__init__()
-        self.inner = self.Swaps()
-
-    def forward(self, pair, ordered):
-        made = self.inner(pair, ordered)
-        return Tuple(made.q, made.p), ordered
-
-
-class ChecksLeaves(nn.Module):
-    """Passes a class that takes nothing but tensors from one module to another."""
-
-    class Adds(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, pair):
-            return Checked(self.fc(pair.one) + pair.two, pair.two * 2)
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = self.Adds(), self.Adds()
-
-    def forward(self, pair):
-        return self.two(self.one(pair))
 
 
 class Builtins(nn.Module):
@@ -231,22 +180,6 @@ class Identities(nn.Module):
         return self.none(x) + self.blocks(self.drop(x))
 
 
-class Converts(nn.Module):
-    """A conversion to the type that the tensor has, alone and beside the tensor."""
-
-    class Same(nn.Module):
-        def forward(self, x):
-            return x.to(torch.float32)
-
-    def __init__(self):
-        super().__init__()
-        self.same, self.work = self.Same(), nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = x * 2
-        return self.work(self.same(y)) + y
-
-
 class Drops(nn.Module):
     """Reads one of two results, which are two calls."""
 
@@ -324,30 +257,6 @@ class ReturnsState(nn.Module):
         return y * self.pos.w + self.pos.n if self.attribute else y * w + more["n"]
 
 
-class Empty(nn.Module):
-    """Modules without arguments, and with no result that anybody reads."""
-
-    class Makes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(4))
-
-        def forward(self):
-            return self.w * 2
-
-    class Checks(nn.Module):
-        def forward(self, x):
-            assert x.dim() == 2
-
-    def __init__(self):
-        super().__init__()
-        self.makes, self.checks = self.Makes(), self.Checks()
-
-    def forward(self, x):
-        self.checks(x)
-        return x + self.makes(), None, ()
-
-
 def randn(*shape):
     return lambda: (torch.randn(*shape),)
 
@@ -364,15 +273,6 @@ CASES = (
         lambda: (*tensors(3, 2, 4)(), Named(z=torch.randn(2, 4), y=torch.randn(2, 4))),
     ),
     Case(
-        "named tuples",
-        Tuples,
-        lambda: (
-            Tuple(torch.randn(2), [torch.randn(2)]),
-            OrderedDict(b=torch.randn(2), a=torch.randn(2)),
-        ),
-    ),
-    Case("checks its leaves", ChecksLeaves, lambda: (Checked(*tensors(2, 2, 4)()),)),
-    Case(
         "named as builtins",
         Builtins,
         lambda: (torch.randn(1, 2), Named(type=torch.randn(2), max=torch.randn(2))),
@@ -383,7 +283,6 @@ CASES = (
     Case("returned twice", ReturnedTwice, randn(3, 4)),
     Case("passes a bias", PassesBias, randn(3, 4)),
     Case("identities", Identities, randn(3, 4)),
-    Case("converts", Converts, randn(3, 4)),
     Case("drops results", Drops, randn(3, 4)),
     # Decomposing drops a dropout that nobody reads, so that others draw other numbers.
     Case(
@@ -400,6 +299,5 @@ CASES = (
         Case(name, lambda of=of: ReturnsState(of), randn(3, 4), without="threads, changes")
         for name, of in (("returns state", False), ("returns and holds state", True))
     ),
-    Case("no arguments", Empty, randn(3, 4), marked=("checks",)),
 )
 """The cases of this module."""

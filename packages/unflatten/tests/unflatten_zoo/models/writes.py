@@ -134,18 +134,6 @@ def reads_the_written(self, x):
     return total, self.work(y), y + 1
 
 
-class Pairs(nn.Module):
-    def forward(self, *, x):
-        x.add_(1)
-        return x.sum(0), {"same": x.relu_()}
-
-
-def reads_a_pair(self, x):
-    y = self.work(x)
-    total, more = self.act(x=y)
-    return self.work(more["same"]) * total + y
-
-
 class ReturnsView(nn.Module):
     """Returns a part of its argument."""
 
@@ -201,7 +189,6 @@ CASES = (
         without="changes, gradients",
     ),
     Case("increases", lambda: InPlace(reads_the_written, Increases()), randn(3, 4)),
-    Case("pairs in place", lambda: InPlace(reads_a_pair, Pairs()), randn(3, 4), without=_WRITTEN),
     Case(
         "views of what is written",
         lambda: InPlace(writes_the_base, ReturnsView()),

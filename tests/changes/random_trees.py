@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from random_leaves import (  # type: ignore[import-not-found]
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+from unflatten_zoo.case import Case, Named
+
+from tests.changes.random_leaves import (
     CONTROL_FLOW,
     SIZE,
     Leaf,
-    Model,
     Pair,
     branch,
 )
-from torch import Tensor, nn
 
 _NAMES = ("layer1", "layer10", "fc", "graph", "block", "meta", "input", "id", "code", "max", "x")
 
 
-class Tree(Model):  # type: ignore[misc]
+class Tree(nn.Module):
     """Calls its children by a random program, some of them more than once.
 
     A program is the same at each call: only arguments differ.
@@ -313,7 +316,7 @@ ODD_STEPS: dict[str, tuple[float, Step]] = {
 ALL_STEPS = {**STEPS, **ODD_STEPS}
 
 
-class Plain(Model):  # type: ignore[misc]
+class Plain(nn.Module):
     """A tree with one argument, which it may write."""
 
     def __init__(self, tree: Tree, rng: random.Random) -> None:
@@ -371,29 +374,8 @@ class Builtins(Plain):
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model, and arguments for it.
-
-    Attributes:
-        seed: What it was made of.
-        model: The model.
-        dynamic: Whether the number of rows may change.
-    """
-
-    seed: int
-    model: Plain
-    dynamic: bool
-
-    def arguments(self, number: int = 0) -> Arguments:
-        """Return the arguments of the ``number``-th call."""
-        generator = torch.Generator().manual_seed(1000 * self.seed + number)
-        rows = 3 + (number if self.dynamic else 0)
-        return self.model.arguments(lambda: torch.randn(rows, SIZE, generator=generator))
-
-
 def random_case(seed: int, depth: int = 3, cost: int = 60, *, odd: bool = False) -> Case:
-    """Return a model and its arguments.
+    """Return a random model with three calls.
 
     Args:
         seed: What both are made of.
@@ -405,21 +387,48 @@ def random_case(seed: int, depth: int = 3, cost: int = 60, *, odd: bool = False)
     torch.manual_seed(seed)
     while True:
         tree = Tree(rng, rng.randint(0, depth), [], odd=odd)
-        root = rng.choice([Plain, Plain, Structured, Builtins])(tree, rng)
-        case = Case(seed, root.train(rng.random() < 0.5), rng.random() < 0.25)
-        if _cost(case) <= cost:
+        model = rng.choice([Plain, Plain, Structured, Builtins])(tree, rng)
+        training, dynamic = rng.random() < 0.5, rng.random() < 0.25
+        rows = tuple((3 + (number if dynamic else 0), number) for number in range(3))
+
+        def draw(rows: int, number: int, model: Plain = model) -> tuple[Any, ...]:
+            generator = torch.Generator().manual_seed(1000 * seed + number)
+            args, kwargs = model.arguments(lambda: torch.randn(rows, SIZE, generator=generator))
+            return (*args, Named(kwargs))
+
+        case = Case(
+            f"seed {seed}",
+            lambda model=model: model,
+            draw,
+            rows,
+            _shapes(model, draw(3, 0)) if dynamic else None,
+            training,
+        )
+        if _cost(model.train(training), draw(3, 0)) <= cost:
             return case
 
 
-def _cost(case: Case) -> float:
-    model = copy.deepcopy(case.model)
+def _shapes(model: Plain, drawn: tuple[Any, ...]) -> Any:
+    rows = Dim("rows", min=2, max=64)
+
+    def shape(leaf: Any) -> Any:
+        if isinstance(leaf, Pair):
+            return [shape(leaf.first), pytree.tree_map(shape, leaf.second)]
+        return {0: rows} if isinstance(leaf, Tensor) else None
+
+    names = list(inspect.signature(model.forward).parameters)
+    named = {**dict(zip(names, drawn[:-1], strict=False)), **drawn[-1]}
+    return pytree.tree_map(shape, named, is_leaf=lambda leaf: isinstance(leaf, Pair))
+
+
+def _cost(model: nn.Module, drawn: tuple[Any, ...]) -> float:
+    model = copy.deepcopy(model)
     calls: list[int] = []
     for module in model.modules():
         module.register_forward_hook(lambda *_: calls.append(1))
     CONTROL_FLOW.clear()
-    args, kwargs = case.arguments()
     try:
-        model(*args, **kwargs)
+        model(*drawn[:-1], **drawn[-1])
     except RuntimeError:
         # Eager itself cannot run it: autocast gave some operator two types.
         return math.inf

@@ -5,22 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree as pytree
-
-if TYPE_CHECKING:
-
-    class Model(nn.Module):
-        """A module whose attributes may be anything."""
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    Model = nn.Module
 
 SIZE = 4
 
@@ -39,7 +29,7 @@ class Pair:
 pytree.register_dataclass(Pair, serialized_type_name="lowerdeck.tests.Pair")
 
 
-class Leaf(Model):
+class Leaf(nn.Module):
     """A layer, now and then with state; takes a second tensor, a number, a flag and a size."""
 
     def __init__(self, rng: random.Random, *, odd: bool = False) -> None:
