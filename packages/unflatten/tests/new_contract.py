@@ -12,6 +12,7 @@ _CHOSEN = "arguments choose a specialization"
 
 NEW_CONTRACT: dict[str, str] = {
     "test_zoo.py::test_calls(emformer-decomposed)": _SUBMODULE_SIZES,
+    "test_zoo.py::test_calls(emformer-functional)": _SUBMODULE_SIZES,
     "test_zoo.py::test_exported_again(emformer)": _SUBMODULE_SIZES,
     "test_zoo.py::test_exported_again(lengthens)": _SUBMODULE_SIZES,
     "test_zoo.py::test_compiled(lengthens)": _EXEC,

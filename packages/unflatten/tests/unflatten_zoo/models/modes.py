@@ -132,7 +132,13 @@ def X():  # noqa: N802
 CASES = (
     Case("split by mode", SplitByMode, X),
     *(
-        Case(f"switches on {place}", lambda place=place: WithoutGradients(SwitchesOn(place)), X)
+        Case(
+            f"switches on {place}",
+            lambda place=place: WithoutGradients(SwitchesOn(place)),
+            X,
+            # Torch loads no region that returns its last value in another mode.
+            without="saved, preserving saved" if place == "last" else "",
+        )
         for place in ("first", "between", "last")
     ),
     Case("switches on deep", lambda: WithoutGradients(SwitchesOn("first"), deep=True), X),
