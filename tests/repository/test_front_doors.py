@@ -1,7 +1,6 @@
 """Tests enter packages through their front doors, but for a list of tests of algorithms.
 
-What is not listed survives the renaming of any internal module. The tests of unflatten are not yet
-counted: its redesign rewrites them.
+What is not listed survives the renaming of any internal module.
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ def test_only_listed_tests_import_internal_modules() -> None:
     found = set()
     for path in files:
         suite = path.parent.name if path.parent.name == "interop" else path.parts[-3]
-        if "unflatten" in (suite, *path.stem.split("_")):
-            continue
         # Each use of torch's private names has its test there.
         if path.stem != "test_torch_private" and any(map(_is_internal, _imported(path))):
             found.add(f"{suite}/{path.stem}")
