@@ -317,7 +317,7 @@ CASES = (
         "vmapped",
         Vmapped,
         randn(3, 4),
-        without="strict, preserving strict, decomposed, alone, gradients, copies",
+        without="strict, preserving strict, decomposed, alone, hooks, gradients, copies",
     ),
 )
 """The cases of this module."""
