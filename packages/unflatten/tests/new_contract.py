@@ -1,7 +1,4 @@
-"""Cases in which the code differs from the contract until it is rewritten.
-
-Each must pass at the end: delete its line then.
-"""
+"""Cases in which the code differs from the contract: delete a line once its case passes."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ _OF_ZOO = (
 _AUTOCAST = "saved, preserving saved, alone, threads, gradients"
 _FACTS: dict[str, dict[str, Any]] = {
     "cells": {"marked": ("lstm",)},
+    "channels_last_inside": {"without": "files"},
     "cond": {"marked": ("yes", "no"), "without": "threads"},
     **{name: {"without": "threads"} for name in ("streaming_filter", "speculative_cache")},
     "kv_cache": {"without": "threads"},

@@ -143,9 +143,9 @@ CASES = (
     ),
     Case("switches on deep", lambda: WithoutGradients(SwitchesOn("first"), deep=True), X),
     # Gradients in bfloat16 are summed in another order; torch decomposes no strict program of it.
-    Case("autocasts", Autocasts, X, without="gradients, strict decomposed"),
+    Case("autocasts", Autocasts, X, without="gradients, strict decomposed, alone"),
     Case("rotated", Rotated, X),
     # Its caller takes an item of a module, which a wrapper lacks.
-    Case("quiet", Quiet, X, without="wrapping"),
+    Case("quiet", Quiet, X, without="wrapping, strict decomposed"),
 )
 """The cases of this module."""
