@@ -108,6 +108,8 @@ PORTABLE = {
 """Norms that the emitter composes; of others it calls the runtime's own kernels."""
 WITH_ROOTS = {"deviation", "deviation and mean", "by hand", "by hand, over two dimensions"}
 """Norms with a square root; XNNPACK's is NaN for infinity."""
+WITH_MEAN = {"layer, with its mean"}
+"""A norm whose rows of 1e20 are NaN through XNNPACK: its statistics are results as well."""
 IN_DOUBLE = {"batch", "batch, with running statistics"}
 """Norms whose squares eager adds up in float64, where they do not overflow."""
 
@@ -221,7 +223,7 @@ def test_norm_is_as_exact_as_eager(
 
 
 @pytest.mark.parametrize("way", ["raw", "decomposed"])
-@pytest.mark.parametrize("name", sorted(NORMS.keys() - WITH_ROOTS - IN_DOUBLE))
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - WITH_ROOTS - IN_DOUBLE - WITH_MEAN))
 def test_squares_that_overflow(name: str, way: str, tmp_path: Path) -> None:
     """Squares of 1e20 are infinite in float32, so that most norms are 0.
 
