@@ -1,4 +1,4 @@
-"""What is to become a submodule: a tree of regions over the nodes of one graph."""
+"""Regions: nodes that become submodules, as a tree over one graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RegionTree:
     """A tree of regions, flattened in preorder; index 0 is the implicit root.
 
     Attributes:
-        regions: The regions; the first entry stands for the root and is None.
+        regions: The regions; the first entry, None, is the root.
         parent: Index of each region's parent; -1 for the root.
         depth: Number of regions around each.
         children: Indices of each region's children.

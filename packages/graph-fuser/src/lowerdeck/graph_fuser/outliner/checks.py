@@ -1,4 +1,4 @@
-"""What must hold before anything changes, beside the shape of the tree."""
+"""Checks of names and attributes, made before anything changes."""
 
 from __future__ import annotations
 

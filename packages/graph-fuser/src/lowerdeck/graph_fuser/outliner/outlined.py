@@ -1,4 +1,4 @@
-"""What outlining made: for each region its module, its call and what crosses its border."""
+"""Result of outlining one region: its module, its call and the values that cross its border."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlining would make, known before anything is built."""
+"""Plans: inputs, outputs and orders of regions, known before anything is built."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def plan_outline(
         regions: See ``outline``.
         input_order: See ``outline``.
         order: Pairs of nodes (before, after) that must keep their order though no value flows
-            between them, beside those that are found here (writes, random draws, other effects).
+            between them, in addition to those found here (writes, random draws, other effects).
         attribute_name: Called with a region (None: the root) and a node. For a ``get_attr`` or
             ``call_module`` node of the region it returns the target to use in the region's graph
             (None: as it is). For a ``get_attr`` or ``placeholder`` node outside it returns the

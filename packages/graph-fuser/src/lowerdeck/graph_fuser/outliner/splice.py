@@ -1,4 +1,4 @@
-"""Put calls into a graph in place of the nodes that they stand for."""
+"""Replace the nodes of regions in a graph by calls."""
 
 from __future__ import annotations
 

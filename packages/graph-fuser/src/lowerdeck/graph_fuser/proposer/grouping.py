@@ -59,7 +59,7 @@ class Candidates:
             groups: Nodes that stay together; groups that meet are one.
 
         Raises:
-            RegionError: A group names what is no node of the graph.
+            RegionError: A group contains something else than nodes of the graph.
         """
         kept = [group for group in self._joined(groups) if self._is_supported(group)]
         while True:

@@ -49,8 +49,8 @@ def propose_partitions(
             ``"torch.ops.aten.view.default"``.
 
     Raises:
-        RegionError: A group names what is no node of the graph, or the graph is out of order:
-            call ``legalize_graph`` first.
+        RegionError: A group contains something else than nodes of the graph, or the graph is out
+            of order: call ``legalize_graph`` first.
 
     Example:
         >>> import torch
