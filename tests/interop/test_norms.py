@@ -216,10 +216,12 @@ def test_norm_is_as_exact_as_eager(
     calls = [tuple(one.to(dtype) for one in call) for call in inputs()]
     # Portable kernels add up in float32: they are as exact far from zero, not beside outliers.
     calls = [*calls[4:10], calls[13]] if way == "portable" else calls
+    # Variances of 2,048 numbers are added up in another order than eager's.
+    allowed = 2 if dtype == torch.float16 else 64 if "variance" in name else 16
     model = Each(NORMS[name])
     file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
-        assert_as_exact(model, call, outputs, places=64 * (way == "portable"))
+        assert_as_exact(model, call, outputs, places=allowed if way == "portable" else 0)
 
 
 @pytest.mark.parametrize("way", ["raw", "decomposed"])
@@ -265,7 +267,7 @@ def test_rows_of_varying_number(name: str, free: tuple[int, ...], way: str) -> N
     model = Each(VARYING[name])
     file = file_by(way, model, calls[0], dynamic_shapes=shapes)
     for call, outputs in zip(calls, run(file, calls), strict=True):
-        assert_as_exact(model, call, outputs, places=64 * (way == "portable"))
+        assert_as_exact(model, call, outputs, places=16 * (way == "portable"))
 
 
 def test_pools_of_halves_do_not_overflow() -> None:

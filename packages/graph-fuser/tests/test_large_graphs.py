@@ -127,7 +127,7 @@ def test_one_submodule_and_a_legal_graph_cost_a_scan() -> None:
         gm, _ = long_chain(size)
         return count_calls(lambda: legalize_graph(gm))
 
-    for cost, limit in ((one, 7), (legal, 2)):
+    for cost, limit in ((one, 6), (legal, 2)):
         cost(500)
         # Per node of the whole graph.
         assert (cost(2000) - cost(1000)) / 1000 <= limit

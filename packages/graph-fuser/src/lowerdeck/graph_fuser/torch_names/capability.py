@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -54,13 +54,13 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
         allowed_single_node_partition_ops: Names = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
-        # torch's constructor lists what follows each node, which is quadratic.
+        # torch's constructor lists what follows each node, which is quadratic: it gets no nodes.
+        self._options: tuple[Any, ...] = (
+            *(operator_support, allows_single_node_partition, non_compute_ops),
+            *(allowed_single_node_partition_ops, skip_horizontal_fusion),
+        )
+        super().__init__(GraphModule(torch.nn.Module(), Graph()), *self._options)
         self.graph_module = graph_module
-        self.operator_support = operator_support
-        self.allows_single_node_partition = allows_single_node_partition
-        self.non_compute_ops = list(non_compute_ops or ())
-        self.allowed_single_node_partition_ops = list(allowed_single_node_partition_ops or ())
-        self.skip_horizontal_fusion = skip_horizontal_fusion
         self._submodules: dict[str, torch.nn.Module] = {}
 
     def propose_partitions(self) -> list[partitioner.Partition]:
@@ -72,10 +72,7 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
         # Collected once: torch does it again for each node.
         self._submodules = dict(gm.named_modules())
         if self.skip_horizontal_fusion:
-            super().__init__(
-                *(gm, self.operator_support, self.allows_single_node_partition),
-                *(self.non_compute_ops, self.allowed_single_node_partition_ops, True),
-            )
+            super().__init__(gm, *self._options)
             return super().propose_partitions()
         proposal = propose_partitions(gm, self._is_node_supported, min_nodes=0)
         position = {node: number for number, node in enumerate(reversed(gm.graph.nodes))}
