@@ -28,6 +28,7 @@ from tools.workspace import (  # noqa: E402  (tools/ is beside this file, not on
     import_name,
     is_known,
     oldest_siblings,
+    project,
     released_commit,
     restore_tag,
     siblings,
@@ -388,6 +389,8 @@ def oldest(session: nox.Session, package: str) -> None:
             session.skip(f"{sibling} {version} is not in releases.toml: it has not been released")
         if not is_known(commit):
             session.skip(f"{sibling} {version} is {commit}, which this clone lacks")
+    if all(version == project(sibling)["version"] for sibling, version in wanted.items()):
+        session.skip("its oldest siblings are the newest, which `alone -- whole` tests")
     _borrow_torch(session)
     session.install("build", "hatchling", *TEST_TOOLS, *DEV)
     here = Path(session.create_tmp()).resolve()
@@ -560,7 +563,7 @@ def browser(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure every package beside its peers and write ``benchmarks/RESULTS.md``."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate", "psutil")
-    _install_packages(session, "matplotlib")
+    _install_packages(session)
     session.install("--no-deps", "torchao", "torchvision", "timm", "pillow", *DEV)
     session.run("python", "benchmarks/run.py", *session.posargs)
 

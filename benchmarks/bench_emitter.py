@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from torch.export import ExportedProgram, export
 
 from benchmarks.emitter_models import MODELS
 from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
-from lowerdeck.emitter import EmitConfig, emission, emit
+from lowerdeck.emitter import emit
 
 PEER = "executorch 1.4.1, to_edge().to_executorch()"
 
@@ -66,43 +64,7 @@ def _model(name: str, exported: ExportedProgram, quick: bool) -> Iterator[Row]:
         met=None if theirs is None else ours <= theirs / 3,
         note=PEER,
     )
-    yield _own_share(name, exported)
     yield from _sizes(name, exported, theirs_result)
-
-
-def _own_share(name: str, exported: ExportedProgram) -> Row:
-    whole, torchs = min(_whole_and_decomposing(exported) for _ in range(3))
-    own = whole - torchs
-    return Row(
-        package="emitter",
-        case=f"{name}: share of our own passes",
-        ours=own / whole,
-        unit="of the time",
-        goal="<= 1/4",
-        met=own <= whole / 4,
-        note="the rest is decomposition, timed inside the same run",
-    )
-
-
-def _whole_and_decomposing(exported: ExportedProgram) -> tuple[float, float]:
-    """Return the seconds of one emission, and those that it spent taking operators apart.
-
-    Two runs, with and without, would differ by more than the share that is looked for.
-    """
-    spent = 0.0
-    decompose = emission.decompose
-
-    def timed(program: ExportedProgram, settings: EmitConfig) -> Any:
-        nonlocal spent
-        start = time.process_time()
-        try:
-            return decompose(program, settings)
-        finally:
-            spent += time.process_time() - start
-
-    with mock.patch.object(emission, "decompose", timed):
-        whole = cpu_seconds(lambda: emit(exported), repeat=1)
-    return whole, spent
 
 
 def _sizes(name: str, exported: ExportedProgram, theirs: Any) -> Iterator[Row]:
@@ -166,8 +128,7 @@ def _growth(quick: bool) -> Row:
     programs = [chain_graph(size) for size in sizes]
     emissions = [partial(emit, program) for program in programs]
     costs = in_rounds([partial(cpu_seconds, each, repeat=1) for each in emissions])
-    series = [(float(size), cost) for size, cost in zip(sizes, costs, strict=True)]
-    exponent = growth_exponent(series)
+    exponent = growth_exponent(zip(sizes, costs, strict=True))
     return Row(
         package="emitter",
         case=f"own passes, {sizes[0]} to {sizes[-1]} nodes: growth",
@@ -175,9 +136,7 @@ def _growth(quick: bool) -> Row:
         unit="exponent",
         goal="<= 1.1",
         met=exponent <= 1.1,
-        note=f"{series[-1][1] / sizes[-1] * 1e6:.0f} us a node at the largest",
-        series=tuple((size, cost, None) for size, cost in series),
-        axes=("nodes", "CPU time (s)"),
+        note=f"{costs[-1] / sizes[-1] * 1e6:.0f} us a node at the largest",
     )
 
 

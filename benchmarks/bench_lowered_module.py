@@ -1,12 +1,10 @@
-"""Lowering beside executorch 1.4.1: time, growth, memory, eager calls, copies, import.
+"""Lowering beside executorch 1.4.1: time, growth, memory, eager calls, import.
 
 The backend does nothing, so that what is measured is the lowering itself.
 """
 
 from __future__ import annotations
 
-import copy
-import gc
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,7 +14,6 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
-from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
     DelegationSpec,
@@ -49,21 +46,6 @@ class Chain(torch.nn.Module):
         for number in range(self.nodes):
             x = x + 1.0 if number % 5 else torch.tan(x)
         return x
-
-
-class Branches(torch.nn.Module):
-    """Branches with large intermediates and a scalar that goes to the backend."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = x[0, 0].tan()
-        total = x.sum()
-        for number in range(self.count):
-            total = total + (x.exp() * (number + 1.0)).sin().sum()
-        return total * scale
 
 
 def export(module: torch.nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
@@ -144,7 +126,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from time_rows(quick, lower)
     yield from memory_rows(quick)
     yield from eager_rows(lower)
-    yield planned_row(16 if quick else 64)
     yield import_row()
 
 
@@ -186,8 +167,6 @@ def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
         unit="exponent",
         goal="linear: <= 1.15",
         met=slope <= 1.15,
-        series=tuple((float(n), cost, None) for n, cost in series),
-        axes=("nodes", "CPU time (s)"),
     )
 
 
@@ -224,27 +203,6 @@ def memory_rows(quick: bool) -> Iterator[Row]:
         goal="<= 5 %",
         met=share <= 5,
     )
-    gc.collect()
-    program = chain(300)
-    ours(program)
-    gc.collect()
-    before = _graphs()
-    for _ in range(5):
-        ours(program)
-    gc.collect()
-    kept = _graphs() - before
-    yield Row(
-        PACKAGE,
-        "graphs kept alive after five lowerings",
-        kept,
-        unit="graphs",
-        goal="0",
-        met=kept == 0,
-    )
-
-
-def _graphs() -> int:
-    return sum(isinstance(thing, torch.fx.Graph) for thing in gc.get_objects())
 
 
 def eager_rows(lower: Callable[..., Any] | None) -> Iterator[Row]:
@@ -266,7 +224,6 @@ def eager_rows(lower: Callable[..., Any] | None) -> Iterator[Row]:
         return run
 
     theirs = None
-    other = None
     if lower is not None:
         found = lower(program, everything)
         other = next(m for m in found.graph_module.children() if hasattr(m, "backend_id"))
@@ -281,37 +238,7 @@ def eager_rows(lower: Callable[..., Any] | None) -> Iterator[Row]:
         goal="<= 3x",
         met=mine / base <= 3,
     )
-    copied = cpu_seconds(lambda: copy.deepcopy(delegate), repeat=5)
-    theirs = None if other is None else cpu_seconds(lambda: copy.deepcopy(other), repeat=3)
-    yield Row(
-        PACKAGE,
-        "deepcopy of a delegate of 200 nodes",
-        1000 * copied,
-        None if theirs is None else 1000 * theirs,
-        unit="ms",
-        goal="<= a tenth of the peer's",
-        met=None if theirs is None else copied <= theirs / 10,
-    )
     assert isinstance(delegate, LoweredBackendModule)
-
-
-def planned_row(count: int) -> Row:
-    program = export(Branches(count), torch.randn(64, 64))
-
-    def planned(lowered: Any) -> int:
-        return sum(emit(lowered).program.execution_plan[0].non_const_buffer_sizes)
-
-    before = planned(program)
-    after = planned(ours(program, lambda node: node.target is torch.ops.aten.tan.default))
-    return Row(
-        PACKAGE,
-        f"planned memory after delegating one op of {count} branches, relative to before",
-        after / before,
-        unit="x",
-        goal="<= 1.05x",
-        met=after / before <= 1.05,
-        note="executorch: 1.7x / 5.7x / 21.7x for 4 / 16 / 64 branches",
-    )
 
 
 # Timed after torch's own import: the difference of two processes would be mostly noise.

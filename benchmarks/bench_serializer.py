@@ -32,7 +32,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _instructions(quick, peer)
     yield from _open(quick)
     yield from _big_constants(quick)
-    yield from _inline(quick, peer)
     yield from _sizes(peer)
     yield from _imports(peer)
 
@@ -122,8 +121,7 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
     counts = (5_000, 10_000, 20_000) if quick else (25_000, 50_000, 100_000)
     programs = [program_of(count) for count in counts]
     costs = in_rounds([partial(_write_cost, program) for program in programs])
-    series = [(float(count), cost) for count, cost in zip(counts, costs, strict=True)]
-    exponent = growth_exponent(series)
+    exponent = growth_exponent(zip(counts, costs, strict=True))
     yield Row(
         PACKAGE,
         "growth of writing over instructions",
@@ -131,8 +129,6 @@ def _instructions(quick: bool, peer: Peer | None) -> Iterator[Row]:
         unit="exponent",
         goal="<= 1.1",
         met=exponent <= 1.1,
-        series=tuple((size, cost, None) for size, cost in series),
-        axes=("instructions", "CPU time (s)"),
     )
 
 
@@ -259,28 +255,6 @@ def _big_constants(quick: bool) -> Iterator[Row]:
     yield Row(
         PACKAGE, f"{what}: extra memory", share, unit="% of the data", goal="< 5 %", met=share < 5
     )
-
-
-def _inline(quick: bool, peer: Peer | None) -> Iterator[Row]:
-    size = (4 if quick else 32) * _MB
-    program = program_of(10)
-    program.backend_delegate_data.append(pte.BackendDelegateInlineData(os.urandom(size)))
-    reference = pte.BackendDelegateDataReference(pte.DataLocation.INLINE, 0)
-    program.execution_plan[0].delegates.append(pte.BackendDelegate("Backend", reference))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "inline.pte"
-        to_file = (
-            _peak(lambda: pte.write_pte(program, path, extract_delegate_segments=False)) / size
-        )
-    ours = _peak(lambda: pte.serialize_pte(program, extract_delegate_segments=False)) / size
-    other = None
-    if peer is not None:
-        theirs = _to_peer(peer, program)
-        other = _peak(lambda: peer.write(theirs, extract=False)) / size
-    what = f"inline blob of {size // _MB} MB: peak memory"
-    goal = "<= 1.1x its size"
-    yield Row(PACKAGE, what, ours, other, "x its size", goal, ours <= 1.1, "as bytes")
-    yield Row(PACKAGE, what, to_file, None, "x its size", goal, to_file <= 1.1, "to a file")
 
 
 def _sizes(peer: Peer | None) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -128,7 +128,7 @@ def _program(model: nn.Module, x: torch.Tensor) -> ExportedProgram:
 def _layers(quick: bool) -> Iterator[Row]:
     sizes = (100, 200, 400) if quick else (100, 1000, 5000, 20000)
     wanted = {1000: 10, 5000: 37}
-    series: list[tuple[float, float, float | None]] = []
+    series: list[tuple[float, float]] = []
     for count in sizes:
         program = _program(layers(count), torch.randn(1, 4))
         nodes = len(program.graph.nodes)
@@ -138,7 +138,7 @@ def _layers(quick: bool) -> Iterator[Row]:
             # Minutes at the largest size, for it is quadratic: once is enough.
             repeat = 3 if count <= 1000 else 1
             theirs = cpu_seconds(partial(torch_unflatten, program), repeat=repeat)
-        series.append((nodes, mine, theirs))
+        series.append((nodes, mine))
         per_node = mine / nodes * 1e6
         faster = wanted.get(count)
         met = per_node <= 60
@@ -154,24 +154,12 @@ def _layers(quick: bool) -> Iterator[Row]:
             met,
             PEER,
         )
-    yield _growth("growth with layers", series, ("nodes", "CPU time (s)"))
+    yield _growth("growth with layers", series)
 
 
-def _growth(
-    case: str, series: Sequence[tuple[float, float, float | None]], axes: tuple[str, str]
-) -> Row:
-    exponent = growth_exponent((size, mine) for size, mine, _ in series)
-    return Row(
-        PACKAGE,
-        case,
-        exponent,
-        None,
-        "exponent",
-        "<= 1.1",
-        exponent <= 1.1,
-        series=tuple(series),
-        axes=axes,
-    )
+def _growth(case: str, series: Iterable[tuple[float, float]]) -> Row:
+    exponent = growth_exponent(series)
+    return Row(PACKAGE, case, exponent, None, "exponent", "<= 1.1", exponent <= 1.1)
 
 
 def _shapes(quick: bool) -> Iterator[Row]:
@@ -209,9 +197,7 @@ def _shapes(quick: bool) -> Iterator[Row]:
         note = PEER if theirs is not None else f"{costs[-1] / nodes[-1] * 1e6:.0f} us a node"
         met = costs[-1] < 0.2 if goal else None
         yield Row(PACKAGE, f"unflatten, {case}", costs[-1], theirs, "s", goal, met, note)
-        series = [(size, cost, None) for size, cost in zip(sizes, costs, strict=True)]
-        axes = (name.format("n"), "CPU time (s)")
-        yield _growth(f"growth, {name.format('n')}", series, axes)
+        yield _growth(f"growth, {name.format('n')}", zip(sizes, costs, strict=True))
 
 
 def _forward(quick: bool) -> Iterator[Row]:

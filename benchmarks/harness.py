@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -44,8 +44,6 @@ class Row:
         goal: The goal in words, such as ``">= 10x faster"``; empty when there is none.
         met: Whether the goal was met; None when there is none.
         note: What a reader must know, such as who the peer is.
-        series: ``(size, ours, peer)`` triples for a plot of growth.
-        axes: What the plot's axes show, with units.
     """
 
     package: str
@@ -56,8 +54,6 @@ class Row:
     goal: str = ""
     met: bool | None = None
     note: str = ""
-    series: tuple[tuple[float, float, float | None], ...] = field(default=())
-    axes: tuple[str, str] = ("size", "CPU time (s)")
 
     @property
     def ratio(self) -> float | None:

@@ -1,18 +1,15 @@
-"""Write the results as a page: when and under what load, the table, and growth with its plots."""
+"""Write the results as a page: when and under what load, and the table."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from benchmarks.harness import Row
 from benchmarks.records import Record
 
-OVERVIEW = "overview.svg"
-
 
 def page(records: Sequence[Record]) -> Iterator[str]:
-    """Yield the lines of the results page, which shows the plots in the folder beside it.
+    """Yield the lines of the results page.
 
     Args:
         records: What was measured, one of each package.
@@ -29,22 +26,8 @@ def page(records: Sequence[Record]) -> Iterator[str]:
     met = [row.met for row in rows if row.met is not None]
     yield f"{sum(met)} of {len(met)} goals are met; the others are marked **no**."
     yield ""
-    if any(row.ratio for row in rows):
-        yield f"![How many times better than the peer, by package](plots/{OVERVIEW})"
-        yield ""
     yield from table(rows)
     yield from _behind(rows)
-    yield from _growth(rows)
-
-
-def title(row: Row) -> str:
-    """Return the words over a row's plot."""
-    return f"{row.package}: {row.case}"
-
-
-def plot_name(row: Row) -> str:
-    """Return the file name of a row's plot."""
-    return "-".join(re.findall(r"[a-z0-9]+", title(row).lower())[:12]) + ".svg"
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -114,24 +97,3 @@ def _behind(rows: Sequence[Row]) -> Iterator[str]:
         yield "No peer is ahead here, or there is none, but the goal is not met:"
         yield ""
         yield from table(short)
-
-
-def _growth(rows: Sequence[Row]) -> Iterator[str]:
-    series = [row for row in rows if row.series]
-    if not series:
-        return
-    yield ""
-    yield "## Growth"
-    yield ""
-    yield "Both axes are logarithmic: a straight line as steep as the dotted one is linear growth."
-    for row in series:
-        size, cost = row.axes
-        yield ""
-        yield f"### {title(row)}"
-        yield ""
-        yield f"![{cost} over {size}](plots/{plot_name(row)})"
-        yield ""
-        yield f"| {size} | ours: {cost} | peer |"
-        yield "|---:|---:|---:|"
-        for x, ours, peer in row.series:
-            yield f"| {x:g} | {ours:.4g} | {'' if peer is None else f'{peer:.4g}'} |"

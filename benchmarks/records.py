@@ -61,14 +61,8 @@ class Record:
     def load(cls, path: Path) -> Record:
         """Return the record that ``save`` wrote."""
         content = json.loads(path.read_text())
-        rows = [_row(row) for row in content.pop("rows")]
+        rows = [Row(**row) for row in content.pop("rows")]
         return cls(**content, rows=rows)
-
-
-def _row(content: dict[str, object]) -> Row:
-    series = tuple(tuple(point) for point in content.pop("series"))  # type: ignore[attr-defined]
-    axes = tuple(content.pop("axes"))  # type: ignore[call-overload]
-    return Row(**content, series=series, axes=axes)  # type: ignore[arg-type]
 
 
 def state_of(package: str) -> str:

@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.page import page  # noqa: E402  (this folder is a script, not a package)
-from benchmarks.plots import draw  # noqa: E402
 from benchmarks.readme import with_table  # noqa: E402
 from benchmarks.records import Record, state_of  # noqa: E402
 
@@ -37,8 +36,8 @@ def main() -> None:
         "--models", nargs="+", default=[], metavar="PATTERN", help="only these models, by name"
     )
     parser.add_argument("--resume", action="store_true", help="keep what is measured already")
-    parser.add_argument("--redraw", action="store_true", help="only write the page and plots anew")
-    parser.add_argument("--output", type=Path, help="folder for the page, the plots, the records")
+    parser.add_argument("--redraw", action="store_true", help="only write the page anew")
+    parser.add_argument("--output", type=Path, help="folder for the page and the records")
     args = parser.parse_args()
     if unknown := set(args.packages) - set(known):
         parser.error(f"no benchmarks for {', '.join(sorted(unknown))}; there are {known}")
@@ -70,10 +69,9 @@ def main() -> None:
 
 
 def _write(output: Path, paths: dict[str, Path]) -> None:
-    """Write the page and plots of all records there are."""
+    """Write the page of all records there are."""
     records = [Record.load(path) for path in paths.values() if path.exists()]
     if records:
-        draw(records, output / "plots")
         (output / "RESULTS.md").write_text("\n".join(page(records)) + "\n")
     if output == HERE:
         readme = HERE.parent / "README.md"

@@ -1,7 +1,4 @@
-"""A hook of mkdocs that brings the page of the benchmarks, with its plots, into the site.
-
-They lie beside the benchmarks that make them, where the repository's README links to them.
-"""
+"""A hook of mkdocs that adds the page of benchmark results to the site."""
 
 from __future__ import annotations
 
@@ -24,15 +21,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         config, "benchmarks/index.md", abs_src_path=str(_BENCHMARKS / "RESULTS.md")
     )
     files.append(page)
-    for plot in sorted((_BENCHMARKS / "plots").glob("*.svg")):
-        files.append(
-            File.generated(config, f"benchmarks/plots/{plot.name}", abs_src_path=str(plot))
-        )
     return files
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let ``mkdocs serve`` look at them, too.
+    """Let ``mkdocs serve`` watch the page.
 
     Args:
         config: The settings of the build.

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Buffer,
-    Chain,
-    CompileSpec,
-    DataLocation,
-    DelegateCall,
-    Double,
-    EValue,
-    ExecutionPlan,
-    ExtraTensorInfo,
-    Frame,
-    FrameList,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    Operator,
-    Program,
-    ScalarType,
-    Tensor,
-)
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/serializer/tests"))
+import serializer_programs as programs
+
+from lowerdeck import serializer as pte
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -56,104 +36,70 @@ return pairs.map(([one, other]) => {
 });
 """
 
-_KERNELS = [
-    Operator("aten::convolution", "out"),
-    Operator("aten::relu", "out"),
-    Operator("aten::add", "out"),
-]
+_KERNELS = ["aten::convolution.out", "aten::relu.out", "aten::add.out"]
 _BLOB = b"DemoBackend 1 0badc0de\ninputs 1\nconv_relu_op,0,x=%0\nsin_op,1,x=%1\noutputs %2\n"
 
 
 def layered_program(
     layers: int, *, prefix: str = "block", marked: str = "", delegate: bool = True
-) -> Program:
+) -> pte.Program:
     """Return a program of ``layers`` kernel calls, planned in two alternating places.
 
     Every eighth result is kept for a sum much later, so the picture of memory is not a zebra.
     """
-    values = [
-        EValue(Int(1)),
-        EValue(Double(float("inf"))),
-        EValue(IntList([0, 0])),
-        EValue(_tensor([1, 16, 32, 32], AllocationDetails.at(1, 0))),
-        EValue(_tensor([1, 16, 1, 1], AllocationDetails.at(1, 65536), name="state.running_mean")),
-    ]
-    constants = [Buffer(b"")]
-    instructions: list[Instruction] = []
-    traces: list[FrameList] = []
+    tensor, frame = programs.tensor, pte.Frame
+    values = [pte.Int(1), pte.Double(float("inf")), pte.IntList([0, 0])]
+    values.append(tensor([1, 16, 32, 32], at=0))
+    values.append(tensor([1, 16, 1, 1], at=65536, name="state.running_mean"))
+    constants: list[bytes] = []
+    steps: list[Any] = []
+    traces: list[pte.FrameList] = []
     source = 3
     kept: list[int] = []
     for layer in range(layers):
         channels = 8 << (layer // 5 % 2)
-        place = (
-            65600 + 65536 * (layer % 2) + (131072 * (1 + len(kept) % 3) if layer % 8 == 0 else 0)
-        )
+        place = 65600 + 65536 * (layer % 2)
+        place += 131072 * (1 + len(kept) % 3) if layer % 8 == 0 else 0
         if layer % 2 == 0:
-            constants.append(Buffer(bytes(36 * channels)))
+            constants.append(bytes(36 * channels))
             name = f"{prefix}.{layer}.conv{marked}.weight"
-            weight = _tensor([channels, 1, 3, 3], None, name=name, index=len(constants) - 1)
-            values.append(EValue(weight))
-        result = len(values) + 0
-        values.append(EValue(_tensor([1, channels, 32, 32], AllocationDetails.at(1, place))))
+            values.append(tensor([channels, 1, 3, 3], name=name, index=len(constants)))
+        result = len(values)
+        values.append(tensor([1, channels, 32, 32], at=place))
         if layer % 8 == 7 and kept:
-            operator, args = 2, [source, kept.pop(0), 0, result, result]
+            step = 2, [source, kept.pop(0), 0, result, result]
         elif layer % 2 == 0:
-            operator, args = 0, [source, result - 1, 0, 2, 1, result, result]
+            step = 0, [source, result - 1, 0, 2, 1, result, result]
         else:
-            operator, args = 1, [source, result, result]
+            step = 1, [source, result, result]
         if layer % 8 == 0:
             kept.append(result)
-        instructions.append(Instruction(KernelCall(operator, args)))
-        traces.append(
-            FrameList(
-                [
-                    Frame("models/train.py", 12, "main", "net(images)"),
-                    Frame(f"models/net{marked}.py", 40 + layer, "forward", "x = self.block(x)"),
-                ]
-            )
-        )
+        steps.append(pte.KernelCall(*step))
+        frames = [frame("models/train.py", 12, "main", "net(images)")]
+        frames.append(frame(f"models/net{marked}.py", 40 + layer, "forward", "x = self.block(x)"))
+        traces.append(pte.FrameList(frames))
         source = result
     output = len(values)
-    values.append(EValue(_tensor([1, 10], AllocationDetails.at(1, 600_000))))
-    delegates, blobs = [], []
+    values.append(tensor([1, 10], at=600_000))
     if delegate:
-        reference = BackendDelegateDataReference(DataLocation.INLINE, 0)
-        delegates = [BackendDelegate("DemoBackend", reference, [CompileSpec("mode", b"fast")])]
-        blobs = [BackendDelegateInlineData(_BLOB)]
-        instructions.append(Instruction(DelegateCall(0, [source, output])))
-        traces.append(FrameList([Frame("models/net.py", 9, "forward", "self.head(x)")]))
-    plan = ExecutionPlan(
-        "forward",
-        values=values,
-        inputs=[3],
-        outputs=[output],
-        chains=[Chain(instructions=instructions, stacktrace=traces)],
-        operators=list(_KERNELS),
-        delegates=delegates,
-        non_const_buffer_sizes=[0, 720_000],
+        steps.append(pte.DelegateCall(0, [source, output]))
+        traces.append(pte.FrameList([frame("models/net.py", 9, "forward", "self.head(x)")]))
+    made = programs.program(
+        values, *steps, constants=constants, memory=720_000, inputs=[3], outputs=[output]
     )
-    return Program(execution_plan=[plan], constant_buffer=constants, backend_delegate_data=blobs)
-
-
-def _tensor(
-    sizes: list[int],
-    allocation: AllocationDetails | None,
-    *,
-    name: str | None = None,
-    index: int = 0,
-) -> Tensor:
-    return Tensor(
-        ScalarType.FLOAT,
-        sizes=sizes,
-        dim_order=list(range(len(sizes))),
-        data_buffer_idx=index,
-        allocation_info=allocation,
-        extra_tensor_info=ExtraTensorInfo(fully_qualified_name=name) if name else None,
+    (plan,) = made.execution_plan
+    plan.operators = [pte.Operator(*name.partition(".")[::2]) for name in _KERNELS]
+    plan.chains[0].stacktrace = traces
+    specs = [("mode", b"fast")]
+    return (
+        programs.add_delegates(made, _BLOB, backend="DemoBackend", specs=specs)
+        if delegate
+        else made
     )
 
 
 @pytest.fixture(scope="session")
-def program() -> Callable[..., Program]:
+def program() -> Callable[..., pte.Program]:
     """A maker of programs with any number of instructions."""
     return layered_program
 

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
-import os
 import random
-import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,9 +21,9 @@ from lowerdeck.emitter import EmitterError, emit
 from lowerdeck_zoo import official
 from tests.conformance.known import UNORDERED
 from tests.conformance.samples import TENSOR, Call, contiguous
-from tests.interop.forks import read_until
+from tests.interop.forks import run_in_fork
 
-SECONDS = 120.0
+SECONDS, _WAITS = 120, 10
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -81,43 +77,21 @@ def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple
         count: How many samples at most.
     """
     lib = importlib.import_module(str(official.binding_name()))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            _run_here(info, dtype, seed, count, lib, writer)
-        finally:
-            # Whatever is raised: a fork that came back would go on as a second test process.
-            os._exit(1)
-    os.close(writer)
-    data, ended = read_until(reader, time.monotonic() + SECONDS)
-    os.close(reader)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    rows: list[list[str]] = [json.loads(line) for line in data.decode().splitlines()]
-    found = [(row[1], row[0]) for row in rows if len(row) == 2]
-    if status or not ended:
-        last = rows[-1][0] if rows else "its samples"
-        found.append((f"fault: status {status}" if ended else "fault: no end", last))
-    return found
 
-
-def _run_here(info: Any, dtype: torch.dtype, seed: int, count: int, lib: Any, writer: int) -> None:
-    """Write the verdicts as JSON, each behind its description alone, and end this process."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    torch.set_num_threads(1)
-    with os.fdopen(writer, "w") as out, warnings.catch_warnings():
+    def work() -> Iterator[dict[str, str]]:
+        torch.set_num_threads(1)
         warnings.simplefilter("ignore")
+        places, is_order = info.name in UNORDERED, info.name == "argsort"
         for told, module, inputs in _cases(info, dtype, seed, count):
-            print(json.dumps([told]), file=out, flush=True)
-            places, is_order = info.name in UNORDERED, info.name == "argsort"
+            yield {"told": told}  # what it dies over is known
             verdict = _verdict(module, inputs, dtype, lib, places=places, is_order=is_order)
-            print(json.dumps([told, verdict]), file=out, flush=True)
-    os._exit(0)
+            yield {"told": told, "verdict": verdict}
+
+    rows, failed = run_in_fork(work, SECONDS, _WAITS)
+    found = [(row["verdict"], row["told"]) for row in rows if "verdict" in row]
+    if failed:
+        found.append((f"fault: {failed}", rows[-1]["told"] if rows else "its samples"))
+    return found
 
 
 def _cases(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
-def read_until(reader: int, deadline: float) -> tuple[bytes, bool]:
+def _read_until(reader: int, deadline: float) -> tuple[bytes, bool]:
     """Return what was written into a pipe, and whether its last writer has ended.
 
     Args:
@@ -58,7 +58,7 @@ def run_in_fork(
         finally:
             os._exit(1)
     os.close(writer)
-    data, ended = read_until(reader, time.monotonic() + waits * seconds)
+    data, ended = _read_until(reader, time.monotonic() + waits * seconds)
     os.close(reader)
     if not ended:
         os.kill(child, signal.SIGKILL)

@@ -10,6 +10,7 @@ process, with inputs made from what the mutant says of them. As a script this is
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import json
 import os
@@ -214,6 +215,7 @@ def run_batch(files: Sequence[tuple[bytes, Calls]], folder: Path) -> list[str]:
 
 
 def _serve(files: Sequence[tuple[bytes, Calls]], first: int, writer: int, folder: Path) -> None:
+    faulthandler.disable()  # pytest's own, which would print a traceback at an expected abort
     # Before the import, which may wait for a lock that some thread of the parent held.
     signal.alarm(6 * SECONDS)
     # Only here: the tests' own process never loads the runtime.

@@ -10,14 +10,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from benchmarks.xnnpack_models import import_torchvision
 from lowerdeck.decompose import can_keep, decompose
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.torch_base import graphs_of
 from lowerdeck.unflatten import export_preserving
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Program, exported, official, programs
+from lowerdeck_zoo import Program, official, programs
 from lowerdeck_zoo.models.modes import Layers
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -70,11 +69,3 @@ def test_marked_calls_in_regions(on: bool, delegated: bool) -> None:
     assert isinstance(outcome, official.Ran), outcome
     bound = 3e-2 if on else 1e-5
     torch.testing.assert_close(outcome.outputs[0][0], model(*inputs), rtol=bound, atol=bound)
-
-
-def test_efficientvit_with_its_regions_is_one_delegate() -> None:
-    import_torchvision()
-    timm = pytest.importorskip("timm")
-    program = exported(timm.create_model("efficientvit_b0"), torch.randn(1, 3, 128, 128))
-    lowered = to_backend(program, XnnpackPartitioner())
-    assert len(get_lowered_backend_modules(lowered.graph_module)) == 1

@@ -6,7 +6,6 @@ dirtied first, so that a kernel which leaves its output unwritten shows what was
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from lowerdeck.emitter import EmitConfig, UnsupportedError, emit
+from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck_zoo import Of, assert_close, exported, official
 from tests.interop.functions_together import run_together
 
@@ -218,28 +217,3 @@ def test_a_size_that_is_never_0_costs_no_branch() -> None:
     )
     (plan,) = emit(program).program.execution_plan
     assert "executorch_prim::eq" not in [operator.name for operator in plan.operators]
-
-
-def _everything(a: Tensor, b: Tensor) -> list[Tensor]:
-    """Return what comes of two tensors of one shape, one of whose dimensions is 0."""
-    images = a.unsqueeze(0)
-    return [
-        *(a @ b.mT, a.mT @ b, a.mT, a.mT + 1, a.relu(), a.permute(2, 0, 1) * 2, a.reshape(-1)),
-        *(torch.cat([a, b], 1), torch.stack([a, b]), a.sum(0), a[:, :0], torch.zeros(2, 0, 3)),
-        *(a.expand(2, *a.shape) + 0, images.permute(0, 3, 1, 2) + 1),
-        images.contiguous(memory_format=torch.channels_last) + 1,
-    ]
-
-
-@pytest.mark.parametrize("plan_outputs", [True, False])
-def test_every_shape_of_nothing(plan_outputs: bool) -> None:
-    dims = [dims for dims in itertools.product((0, 1, 2), repeat=3) if 0 in dims]
-    args = [torch.randn(one) for one in dims for _ in range(2)]
-    everything = Of(
-        lambda *args: [_everything(a, b) for a, b in zip(*[iter(args)] * 2, strict=True)]
-    )
-    config = EmitConfig(plan_outputs=plan_outputs)
-    content = emit(exported(everything, *args), config=config).to_bytes()
-    outcome = official.run(content, [official.Call(args)])
-    assert isinstance(outcome, official.Ran), outcome
-    assert_close(outcome.outputs[0], everything(*args))

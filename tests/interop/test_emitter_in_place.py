@@ -122,8 +122,11 @@ SETTINGS = {
 }
 
 
+MODELS = ("push_peek_from_zero", "kv_cache", "channels_last_inside", "views_of_an_input")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("model", ["push_peek_from_zero", "kv_cache", "channels_last_inside"])
+@pytest.mark.parametrize("model", MODELS)
 def test_settings_of_memory_do_not_change_numbers(model: str, name: str, tmp_path: Path) -> None:
     chosen = program(model)
     emit(chosen.exports(), config=SETTINGS[name]).save(tmp_path / "model.pte")

@@ -97,6 +97,23 @@ RULES: dict[str, Function] = {
     "a number's remainder": lambda k: (100 % divisors(k), 100 // divisors(k)),
     "a number minus": lambda k: torch.rsub(k, 7, alpha=3),
     "clamp": lambda k: k.clamp(held(-BIG, k), held(BIG, k)),
+    # Limits that a type does not hold wrap around.
+    **{
+        f"clamp {low} {high}": lambda k, low=low, high=high: k.clamp(low, high)
+        for low, high in ((-1, 1), (-1, None), (None, -1), (-255, -3), (300, 70000), (None, 300))
+    },
+    **{
+        f"maximum {n}": lambda k, n=n: (
+            torch.maximum(k, torch.tensor(n)),
+            torch.minimum(torch.tensor([n, 2, 3, 4]), k[-4:]),
+        )
+        for n in (-1, 300)
+    },
+    **{
+        f"{name}, alpha {n}": lambda k, n=n, name=name: getattr(torch, name)(k, k, alpha=n)
+        for n in (-3, 255)
+        for name in ("add", "sub", "rsub")
+    },
     "clamp by tensors": lambda k: torch.clamp(k, k[2], k[-2]),
     "masked_fill": lambda k: k.masked_fill(k > 2, held(BIG, k)),
     "full": lambda k: k + torch.full_like(k, held(BIG, k)),
@@ -163,41 +180,6 @@ def test_masks_and_numbers_are_added_as_in_eager() -> None:
     mask = torch.tensor([True, False, True])
     check({f"{n}": lambda k, n=n: added(k, n) for n in numbers}, mask.long() - 1)
     check({f"{n}": lambda k, n=n: k + n for n in numbers}, mask)
-
-
-def _limited(low: int | None, high: int | None) -> dict[str, Function]:
-    """Return ways to limit four numbers by numbers that their type may not hold."""
-    tensors = [None if one is None else torch.tensor(one) for one in (low, high)]
-    each = [None if one is None else torch.tensor([one, 1, 2, 3]) for one in (low, high)]
-    ways: dict[str, Function] = {
-        "numbers": lambda x: x.clamp(low, high),
-        "tensors": lambda x: torch.clamp(x, *tensors),
-        "each": lambda x: torch.clamp(x, *each),
-    }
-    if low is not None:
-        ways["maximum"] = lambda x: torch.maximum(x, torch.tensor(low))
-        ways["maximum, turned"] = lambda x: torch.maximum(torch.tensor([low, 2, 3, 4]), x)
-    if high is not None:
-        ways["minimum"] = lambda x: torch.minimum(x, torch.tensor(high))
-    return {f"{way} {low} {high}": function for way, function in ways.items()}
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_limits_outside_of_a_type_wrap_around(dtype: torch.dtype) -> None:
-    x, functions = torch.tensor([0, 1, 5, 100], dtype=dtype), {}
-    for low, high in ((-1, 1), (-1, None), (None, -1), (-255, -3), (300, 70000), (None, 300)):
-        functions |= computed(_limited(low, high), x)
-    assert len(functions) >= 20
-    check(functions, x)
-
-
-def test_bytes_are_added_with_factors_of_either_sign() -> None:
-    functions = {
-        f"{name.__name__} {n}": lambda k, n=n, name=name: name(k, k + 1, alpha=n)
-        for n in (-3, -1, 2, 255)
-        for name in (torch.add, torch.sub, torch.rsub)
-    }
-    check(functions, torch.tensor([0, 1, 5, 200], dtype=torch.uint8))
 
 
 SIZES: tuple[Any, ...] = ({"size": (3, 3)}, {"size": (7, 5)}, {"size": (12, 30)})

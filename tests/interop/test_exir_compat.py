@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from lowerdeck.exir_compat import (
     EdgeCompileConfig,
-    ExecutorchBackendConfig,
-    MemoryPlanningPass,
     to_edge,
-    to_edge_transform_and_lower,
 )
 from lowerdeck.lowered_module import to_backend
-from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Of, exported, official
+from lowerdeck_zoo import Of, exported, official, program
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -32,85 +21,8 @@ pytestmark = [
 ATEN = torch.ops.aten
 
 
-class Counting(nn.Module):
-    """A layer, and state that is read and changed."""
-
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4))
-        self.activation: Any = nn.functional.gelu
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.activation(self.linear(x))
-        self.total.add_(y.sum(0))
-        return y + self.total
-
-
 SCALED = Of(lambda x: (x * 2.5).view(4, 3))
 """A number beside a tensor, and a view."""
-
-
-class Cache(nn.Module):
-    cache: Tensor
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(2))
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(self.cache, *inputs)
-
-
-def to_relu(graph_module: GraphModule) -> None:
-    for node in graph_module.graph.nodes:
-        if node.target is ATEN.gelu.default:
-            node.target = ATEN.relu.default
-
-
-def ran(path: Path, *calls: official.Call) -> list[Any]:
-    outcome = official.run(path, calls)
-    assert isinstance(outcome, official.Ran), outcome
-    return list(outcome.outputs)
-
-
-@pytest.mark.parametrize("way", ["transformed", "lowered"])
-def test_a_model_with_state_gives_eagers_numbers(way: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = Counting().eval(), torch.randn(3, 4)
-    eager = copy.deepcopy(model)
-    program = torch.export.export(model, (x,))
-    if way == "lowered":
-        manager = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    else:
-        manager = to_edge(program, {"limit": 7}).transform([to_relu])
-        eager.activation = torch.relu
-    path = tmp_path / "model.pte"
-    manager.to_executorch().save(str(path))
-    with torch.no_grad():
-        for (found,), wanted in zip(
-            ran(path, official.Call((x,)), official.Call((x,))), (eager(x), eager(x)), strict=True
-        ):
-            torch.testing.assert_close(found, wanted)
-
-
-def test_state_of_one_name_is_shared_where_asked(tmp_path: Path) -> None:
-    programs = {
-        "fill": exported(Cache(lambda held, x: held.copy_(x) + 0), torch.ones(2)),
-        "read": exported(Cache(lambda held: held + 0)),
-    }
-    config = ExecutorchBackendConfig(
-        memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True)
-    )
-    path = tmp_path / "model.pte"
-    to_edge(programs).to_executorch(config).save(str(path))
-    calls = [official.Call((torch.ones(2),), "fill"), official.Call((), "read")]
-    outcome = official.run(path, calls, shared_arenas=True)
-    assert isinstance(outcome, official.Ran), outcome
-    assert outcome.outputs[1][0].sum() == 2
 
 
 def test_callers_who_know_the_edge_dialect_see_it_and_the_file_is_the_same() -> None:
@@ -150,36 +62,18 @@ def test_programs_are_in_exirs_classes_for_exirs_tools() -> None:
     schema = pytest.importorskip("executorch.exir.schema")
     printing = pytest.importorskip("executorch.exir.print_program")
     reading = pytest.importorskip("executorch.exir._serialize._program")
-    made = to_edge(torch.export.export(Counting().eval(), (torch.ones(3, 4),))).to_executorch()
-    program: Any = made.executorch_program
-    assert type(program) is schema.Program
-    printing.pretty_print(program)
-    (plan,) = program.execution_plan
+    made = to_edge(program("kv_cache").export_anew()).to_executorch()
+    found: Any = made.executorch_program
+    assert type(found) is schema.Program
+    printing.pretty_print(found)
+    (plan,) = found.execution_plan
     kinds = {type(one.instr_args) for one in plan.chains[0].instructions}
     assert kinds <= {schema.KernelCall, schema.MoveCall}
     read = reading.deserialize_pte_binary(made.buffer).program
-    assert read.execution_plan == program.execution_plan
-    assert read.constant_buffer == program.constant_buffer
+    assert read.execution_plan == found.execution_plan
+    assert read.constant_buffer == found.constant_buffer
     output: Any = made._emitter_output
     assert type(output.mutable_data) is type(None)
-
-
-def test_of_exirs_backends_of_one_name_the_newest_is_taken() -> None:
-    details = pytest.importorskip("executorch.exir.backend.backend_details")
-
-    def made(word: bytes, module: str) -> Any:
-        def preprocess(edge_program: Any, compile_specs: Any) -> Any:
-            return details.PreprocessResult(word)
-
-        members = {"preprocess": staticmethod(preprocess), "__module__": module}
-        return type("SaidTwice", (details.BackendDetails,), members)
-
-    kept = [made(b"first", "one"), made(b"second", "another")]
-    program = exported(SCALED, torch.randn(3, 4))
-    with pytest.warns(UserWarning, match=r"SaidTwice is .* the newest is taken"):
-        lowered = to_backend("SaidTwice", program, [])
-    assert bytes(lowered.processed_bytes) == b"second"
-    assert len(kept) == 2
 
 
 def test_errors_are_those_that_exirs_callers_catch() -> None:
@@ -198,68 +92,3 @@ def test_errors_are_those_that_exirs_callers_catch() -> None:
         manager.to_backend(Edits())
     with pytest.raises(NotImplementedError, match="Backend NoSuchOne was not found"):
         to_backend("NoSuchOne", manager.exported_program(), [])
-
-
-_RECORDS = """
-import sys, torch
-import executorch.exir
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.devtools import BundledProgram
-from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
-from executorch.devtools.etrecord import generate_etrecord, parse_etrecord
-from lowerdeck import exir_compat
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)).eval()
-x = torch.randn(3, 4)
-exported = torch.export.export(model, (x,))
-path = sys.argv[1]
-
-
-def told(record):
-    program = record.edge_dialect_program
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    handles = {n.meta["debug_handle"] for n in calls}
-    (asked,) = [m for m in record._debug_handle_map.values()]
-    for found in asked.values():
-        assert handles.issuperset([found] if isinstance(found, int) else found), (found, handles)
-    return (
-        [(n.name, str(n.target)) for n in calls],
-        {i: type(one).__name__ for i, one in asked.items() if type(one) is list},
-        record._delegate_map,
-        record._instruction_id_to_num_outs_map,
-        sorted(record.graph_map or ()),
-        [n.name for n in record.exported_program.graph.nodes],
-    )
-
-
-for lowered in (False, True):
-    found = []
-    for api in (executorch.exir, exir_compat):
-        if lowered:
-            way = lambda **more: api.to_edge_transform_and_lower(
-                exported, partitioner=[XnnpackPartitioner()], **more)
-        else:
-            way = lambda **more: api.to_edge(exported, **more)
-        made = way(generate_etrecord=True).to_executorch()
-        made.get_etrecord().save(path)
-        found.append(told(parse_etrecord(path)))
-        # By hand, with a bundled program of ExecuTorch's that holds ours.
-        cases = [MethodTestSuite("forward", [MethodTestCase([x], [model(x)])])]
-        generate_etrecord(path, api.to_edge(exported), BundledProgram(made, cases), exported)
-        (outputs,) = parse_etrecord(path)._reference_outputs["forward"]
-        assert torch.equal(outputs[0], model(x))
-    assert found[0] == found[1], found
-print("equal")
-"""
-
-
-def test_records_for_devtools_equal_exirs(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _RECORDS, str(tmp_path / "record")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "equal\n", done.stdout + done.stderr[-3000:]

@@ -25,7 +25,7 @@ from lowerdeck.serializer import (
 )
 from lowerdeck.serializer.report.lifetimes import Block, planned_blocks
 from lowerdeck_zoo import Program, programs
-from tests.interop.test_runner_corpus import NAMES, PATHS, data_of, record_of
+from tests.interop.test_corpus import NAMES, PATHS, data_of, record_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
-from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
+from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import exported, official
 
@@ -137,40 +136,6 @@ def test_calls_of_one_module_running_are_in_it(
     assert "executorch_call_delegate" in module.get_submodule("step").code
     with torch.no_grad():
         torch.testing.assert_close(module(x), eager(x))
-
-
-def test_the_table_of_a_lowered_program_tells_what_delegates_hold() -> None:
-    eager, x = Net().eval(), torch.randn(4, 8)
-    program = export_preserving(eager, (x,))
-    by_module = {"layers.*.fc": XnnpackPartitioner(), "stem": XnnpackPartitioner()}
-    for lowered in (
-        to_backend(program, by_module=by_module),
-        to_backend(
-            program,
-            by_module={
-                "layers.1": XnnpackPartitioner(),
-            },
-        ),
-        to_backend(program, XnnpackPartitioner()),
-    ):
-        module = unflatten(lowered)
-        table = {row.path: row for row in module.swappable()}
-        # Nothing is left out: what is within a delegate is in the table, too.
-        assert table.keys() | {"layers"} == dict(module.named_modules()).keys() - {""}
-        for path, row in table.items():
-            changed = unflatten(lowered)
-            changed.set_submodule(path, copy.deepcopy(eager.get_submodule(path)))
-            with torch.no_grad():
-                if row.replaceable:
-                    torch.testing.assert_close(changed(x), Net.forward(copy.deepcopy(eager), x))
-                    continue
-                with pytest.raises(UnflattenError, match="before lowering"):
-                    changed(x)
-                if row.reason.startswith("takes and returns flat values"):
-                    wrapped = unflatten(lowered)
-                    inner = wrapped.get_submodule(path)
-                    wrapped.set_submodule(path, nn.Sequential(inner))
-                    torch.testing.assert_close(wrapped(x), unflatten(lowered)(x))
 
 
 # The first reads what the user passes in, which belongs to no delegate.

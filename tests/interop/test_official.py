@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
-from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -32,23 +29,6 @@ def runtime() -> Iterator[official.OfficialRuntime]:
         yield runtime
 
 
-@pytest.mark.parametrize(
-    ("installed", "found"),
-    [({"_portable_lib"}, "_portable_lib"), ({"_C"}, "_C"), (set(), None), (None, None)],
-    ids=["to 1.4", "from 1.5", "neither", "no executorch"],
-)
-def test_the_binding_is_the_one_that_is_there(monkeypatch, installed, found):
-    def find_spec(name: str) -> ModuleSpec | None:
-        if installed is None:
-            raise ModuleNotFoundError(name)
-        return ModuleSpec(name, None) if name.rpartition(".")[2] in installed else None
-
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    expected = f"executorch.extension.pybindings.{found}" if found else None
-    assert official.binding_name() == expected
-    assert official.available() == (found is not None)
-
-
 @needs_runtime
 def test_outcomes_are_told_apart_by_a_worker_that_goes_on(program, runtime):
     outcome = runtime.run(official.Case(program, [GOOD]))
@@ -64,18 +44,6 @@ def test_outcomes_are_told_apart_by_a_worker_that_goes_on(program, runtime):
     assert runtime.restarts == 0
     assert isinstance(runtime.run(official.Case(b""), timeout=0.0), official.TimedOut)
     assert isinstance(runtime.run(official.Case(program, [GOOD])), official.Ran)
-
-
-def test_types_that_torch_does_not_pickle_come_back_whole():
-    here, there = Pipe()
-    for dtype in (torch.uint16, torch.uint64, torch.bits8, torch.float8_e5m2):
-        given = torch.arange(6, dtype=torch.uint8).repeat_interleave(dtype.itemsize)
-        official._send(here, [given.view(dtype).reshape(2, 3)])
-        (back,) = official._receive(there)
-        assert (back.dtype, back.shape) == (dtype, (2, 3))
-        assert torch.equal(back.flatten().view(torch.uint8), given)
-    here.close()
-    there.close()
 
 
 @needs_runtime

@@ -5,25 +5,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+import serializer_programs as programs
 import torch
 
 from lowerdeck.runner import ExecutionError, load
-from lowerdeck.serializer import (
-    AllocationDetails,
-    Bool,
-    Chain,
-    Double,
-    EValue,
-    ExecutionPlan,
-    Instruction,
-    Int,
-    KernelCall,
-    Operator,
-    Program,
-    ScalarType,
-    Tensor,
-    serialize_pte,
-)
+from lowerdeck.serializer import Bool, Double, Int, ScalarType, serialize_pte
 from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -37,30 +23,15 @@ INTEGERS = [-7, -2, -1, 0, 1, 2, 3, 7]
 REALS = [-2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.0]
 
 
-def program(name: str, overload: str, types: list[torch.dtype], result: Any) -> bytes:
+def program(operator: str, types: list[torch.dtype], result: Any) -> bytes:
     """Return a method that takes 0-dim tensors, and returns what one operator makes of them."""
-    values: list[EValue] = []
-    code = []
-    scalars = []
-    for number, dtype in enumerate(types):
-        scalar_type, scalar = TYPES[dtype]
-        allocation = AllocationDetails.at(1, 16 * number)
-        values.append(EValue(Tensor(scalar_type, allocation_info=allocation)))
-        values.append(EValue(scalar()))
-        scalars.append(len(values) - 1)
-        code.append(Instruction(KernelCall(0, [len(values) - 2, len(values) - 1])))
-    values.append(EValue(result))
-    code.append(Instruction(KernelCall(1, [*scalars, len(values) - 1])))
-    plan = ExecutionPlan(
-        "forward",
-        values=values,
-        inputs=[2 * number for number in range(len(types))],
-        outputs=[len(values) - 1],
-        chains=[Chain(instructions=code)],
-        operators=[Operator("aten::_local_scalar_dense"), Operator(name, overload)],
-        non_const_buffer_sizes=[0, 16 * len(types)],
-    )
-    return serialize_pte(Program(execution_plan=[plan]))
+    count = len(types)
+    tensors = [programs.tensor((), TYPES[one][0], 16 * at) for at, one in enumerate(types)]
+    values = [*tensors, *(TYPES[one][1]() for one in types), result]
+    steps = [("aten::_local_scalar_dense.", [at, count + at]) for at in range(count)]
+    steps.append((operator, range(count, len(values))))
+    made = programs.program(values, *steps, inputs=range(count), outputs=[len(values) - 1])
+    return bytes(serialize_pte(made))
 
 
 def differences(content: bytes, inputs: Sequence[tuple[torch.Tensor, ...]]) -> list[str]:
@@ -98,8 +69,8 @@ CASES: list[tuple[str, list[torch.dtype], Any]] = [
 
 @pytest.mark.parametrize(("operator", "types", "result"), CASES, ids=str)
 def test_scalar_operators(operator: str, types: list[torch.dtype], result: Any) -> None:
-    name, _, overload = operator.partition(".")
-    content = program(f"executorch_prim::{name}", overload, types, result)
+    name = operator.partition(".")[0]
+    content = program(f"executorch_prim::{operator}", types, result)
     values = [torch.tensor(one, dtype=types[0]) for one in (INTEGERS, REALS)[types[0] is F64]]
     divides = name in ("floordiv", "truediv", "mod")
     calls = [call for call in product(values, repeat=len(types)) if call[-1].item() or not divides]

@@ -17,7 +17,8 @@ pytestmark = [
     # of forking, which is what the search does; the child runs one thread
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-SHARE = 200
+SHARE = 600
+CORPUS = Path(__file__).parent / "corpus"
 
 
 def test_good_files_are_accepted_and_run(tmp_path: Path) -> None:
@@ -26,7 +27,9 @@ def test_good_files_are_accepted_and_run(tmp_path: Path) -> None:
 
 
 def test_no_accepted_mutant_ends_or_hangs_the_runtime(tmp_path: Path) -> None:
-    figures, bad = mutants.search(mutants.good_files(), range(SHARE), tmp_path)
+    corpus = sorted(CORPUS.glob("*.pte"))
+    files = [*mutants.good_files(), *((path.name, path.read_bytes()) for path in corpus)]
+    figures, bad = mutants.search(files, range(SHARE), tmp_path)
     assert not bad
     assert figures["made"] == SHARE
     assert figures["accepted"] > SHARE // 10

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+import serializer_payloads as payloads
 import serializer_programs as programs
 import torch
 
 from lowerdeck import serializer as pte
-from lowerdeck.xnnpack.payload.encode import encode
-from lowerdeck.xnnpack.payload.encoding import Encoding
-from lowerdeck.xnnpack.payload.schema import NONE, Constant, Graph, Node, Value
 from lowerdeck_zoo import official
 
 pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
@@ -93,11 +91,10 @@ def program(case: Case) -> tuple[bytes, tuple[torch.Tensor, ...]]:
     if case.operator is O.FULLY_CONNECTED:
         shapes = [(2, 4), (2, 4)]
     values = [
-        Value(
-            *(number, shape),
+        _value(
+            *(number, shape, kind, scale),
             external_id=number,
             flags=2 if number == count else 1,
-            encoding=_encoding(kind, *scale),
         )
         for number, (shape, kind, scale) in enumerate(
             zip(shapes, case.types, case.scales, strict=True)
@@ -105,23 +102,28 @@ def program(case: Case) -> tuple[bytes, tuple[torch.Tensor, ...]]:
     ]
     names = ["input_id"] if count == 1 else [f"input{number + 1}_id" for number in range(count)]
     ids: dict[str, Any] = dict(zip(names, range(count), strict=True))
-    constants, data = [Constant("", 0)], b""
+    constants, data = [], b""
     if case.constant is not None:
-        ids = {"input1_id": 0, "filter_id": 2, "bias_id": NONE}
-        values.append(Value(2, (4, 4), constant=1, encoding=_encoding(case.constant)))
-        constants.append(Constant("", 16 * case.constant.bits // 8))
-        data = bytes(64)
+        ids = {"input1_id": 0, "filter_id": 2, "bias_id": payloads.NONE}
+        values.append(_value(2, (4, 4), case.constant, constant_buffer_idx=1))
+        constants, data = [{"size": 16 * case.constant.bits // 8}], bytes(64)
     limits = (-1.0, 1.0) if case.operator is O.CLAMP else None
-    node = Node(case.operator, {**ids, "output_id": count, **fields}, limits)
-    graph = Graph(values, [node], constants, list(range(count)), [count], count + 1)
-    return _file(encode(graph, data), shapes, case.types), tuple(
+    node = payloads.node(case.operator, **ids, output_id=count, **fields, limits=limits)
+    ends = {"num_externs": count + 1, "input_ids": list(range(count)), "output_ids": [count]}
+    root = payloads.graph(values, [node], constants, **ends)
+    return _file(payloads.payload(root, data), shapes, case.types), tuple(
         torch.ones(shape).to(TYPES[kind][1])
         for shape, kind in zip(shapes[:-1], case.types[:-1], strict=True)
     )
 
 
-def _encoding(kind: pte.XnnDatatype, scale: float = 0.0, zero: int = 0) -> Encoding:
-    return Encoding(kind, scale, zero) if kind in (T.QINT8, T.QUINT8) else Encoding(kind)
+def _value(
+    number: int, shape: Sequence[int], kind: pte.XnnDatatype, scale: Any = None, **fields: Any
+) -> Any:
+    if kind in (T.QINT8, T.QUINT8):
+        scales = dict(zip(("scale", "zero_point"), scale, strict=True))
+        fields["quant"] = ("PerTensorQuant", scales)
+    return payloads.value(number, shape, datatype=int(kind), **fields)
 
 
 def _file(blob: bytes, shapes: Sequence[Sequence[int]], types: Sequence[pte.XnnDatatype]) -> bytes:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from openvino_cases import CASES, Calls
 from xnnpack_cases import cases
 
-from lowerdeck.lowered_module import Partitioner, lower, to_backend
+from lowerdeck.lowered_module import Partitioner, to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck.xnnpack import XnnpackPartitioner
 
@@ -101,33 +101,3 @@ def test_what_a_partitioner_takes_is_compiled(
 ) -> None:
     for program in _programs(model, inputs):
         to_backend(program, partitioner())
-
-
-class Experts(nn.Module):
-    """A mixture of experts: rows are split by counts that are read from data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(2, 8, 8))
-
-    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        counts = torch.zeros(2, dtype=torch.long).scatter_add(0, index, torch.ones_like(index))
-        parts = x.split(counts.tolist())
-        products = [
-            nn.functional.linear(part, self.weight[number]) for number, part in enumerate(parts)
-        ]
-        return torch.cat(products)
-
-
-@pytest.mark.parametrize("backend", ["XnnpackBackend", "OpenvinoBackend"])
-def test_rows_are_split_by_data(backend: str) -> None:
-    inputs = (torch.randn(6, 8), torch.tensor([0, 0, 1, 1, 1, 0]))
-    model = Experts()
-    lowered = lower(torch.export.export(model, inputs), backend)
-    assert lowered.delegation().delegates
-    others = (torch.randn(6, 8), torch.tensor([1, 1, 1, 1, 0, 1]))
-    calls = [official.Call(given) for given in (inputs, others)]
-    outcome = official.run(lowered.to_bytes(), calls)
-    assert isinstance(outcome, official.Ran), outcome
-    for (found,), given in zip(outcome.outputs, (inputs, others), strict=True):
-        torch.testing.assert_close(found, model(*given), atol=1e-5, rtol=1e-5)

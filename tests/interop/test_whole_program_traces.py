@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -37,7 +36,6 @@ from lowerdeck.lowered_module import (
     lower,
     to_backend,
 )
-from lowerdeck.script import main
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, programs
 
@@ -69,22 +67,11 @@ def counted() -> Iterator[list[Any]]:
         yield traced
 
 
-class Small(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(x).to(torch.float64) + 1
-
-
-def test_every_way_of_torch_to_trace_a_program_is_counted() -> None:
-    program = torch.export.export(Small(), (torch.ones(2),))
-    for way in (
-        lambda: torch.export.export(Small(), (torch.ones(2),)),
-        program.run_decompositions,
-        lambda: make_fx(Small())(torch.ones(2)),
-        lambda: torch.fx.symbolic_trace(Small()),
-    ):
-        with counted() as traced:
-            way()
-        assert traced
+def test_what_torch_traces_is_counted() -> None:
+    with counted() as traced:
+        torch.export.export(torch.nn.ReLU(), (torch.ones(2),)).run_decompositions()
+        make_fx(torch.nn.ReLU())(torch.ones(2))
+    assert len(traced) >= 3
 
 
 @pytest.mark.parametrize("program", CHOSEN, ids=str)
@@ -103,26 +90,6 @@ def test_emission_and_lowering_trace_no_program(program: Program) -> None:
             )
             emit(to_backend(spec)).to_bytes()
         assert traced == [], partitioner
-
-
-def test_the_command_traces_only_to_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "traced_example.py").write_text(
-        "import torch\n"
-        "def example():\n"
-        "    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), "
-        "torch.nn.SiLU())\n"
-        "    return model, (torch.ones(2, 4),)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    with counted() as traced:
-        torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.ones(2, 4),))
-    exports = len(traced)
-    with counted() as traced:
-        for words in ([], ["--backend", "XnnpackBackend"]):
-            assert main(["lower", "traced_example:example", *words]) == 0
-    assert len(traced) == 2 * exports
 
 
 class Stateful(torch.nn.Module):
@@ -186,21 +153,6 @@ def test_quantised_programs_are_not_traced_either(mode: str) -> None:
     with counted() as traced:
         lower(program, partitioner).to_bytes()
         emit(to_backend(program, partitioner)).to_bytes()
-    assert traced == []
-
-
-@pytest.mark.parametrize("unwrapped", [False, True])
-def test_programs_of_torchaos_tensors_are_not_traced_as_a_whole(unwrapped: bool) -> None:
-    pytest.importorskip("torchao")
-    torchao = importlib.import_module("torchao.quantization")
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
-    if unwrapped:
-        importlib.import_module("torchao.utils").unwrap_tensor_subclass(model)
-    with torch.no_grad():
-        program = torch.export.export(model, (torch.randn(2, 64),))
-    with counted() as traced:
-        decompose(program)
     assert traced == []
 
 

@@ -22,8 +22,8 @@ from lowerdeck.emitter import DecompositionError, MissingKernelError, emit
 from lowerdeck.lowered_module import delegation_summary, to_backend
 from lowerdeck.serializer import Hazard, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Of, assert_close, official
-from tests.interop.runs import check, file_of, run
+from lowerdeck_zoo import Of, assert_close, official, program
+from tests.interop.runs import file_of, run
 from tests.interop.test_xnnpack_constant_operands import CALLS, models_of, tensors_of
 
 pytestmark = [
@@ -187,22 +187,10 @@ def test_layers_in_a_row_survive_nothing_or_say_so(way: str, half: bool, tmp_pat
         assert_close(found, wanted, rtol=bound, atol=bound)
 
 
-def test_the_inner_size_of_a_layer_with_a_computed_weight_stays_with_other_kernels(
-    tmp_path: Path,
-) -> None:
-    inner, partitioner = Dim("inner", max=16), XnnpackPartitioner()
-    file = file_of(
-        Of(lambda x, weight: F.linear(x, weight * 2)),
-        (torch.rand(2, 3), torch.rand(5, 3)),
-        partitioner,
-        dynamic_shapes=(({1: inner}, {1: inner}),),
-    )
-    assert "ends the runtime's process" in partitioner.refused["linear"]
-    ((found,),) = run(file, [(torch.rand(2, 0), torch.rand(5, 0))], tmp_path)
-    assert torch.equal(found, torch.zeros(2, 5))
-
-
 def test_sizes_that_are_never_0_need_no_word() -> None:
+    partitioner = XnnpackPartitioner()
+    to_backend(program("dynamic_windows").export(), partitioner)
+    assert not partitioner.refused
     image = (torch.rand(2, 4, 6, 6),)
     for size in (Dim.AUTO, Dim.DYNAMIC, Dim("size", min=1), Dim("size", min=2)):
         partitioner = XnnpackPartitioner()
@@ -241,65 +229,6 @@ def test_sizes_may_grow_from_any_first_call(way: str, dtype: torch.dtype, tmp_pa
                 assert_close(found, model(*call), rtol=bound, atol=bound)
 
 
-def _two_sizes(x: Tensor, y: Tensor) -> Tensor:
-    column = (x * 2).exp().square().mean(-1).sigmoid()[:, None]
-    return (column * (y * 2).sin().square().mean(-1)[None, :]).exp()
-
-
-def test_two_sizes_may_grow_and_shrink_in_turn(tmp_path: Path) -> None:
-    shapes = (({0: Dim("first", max=12)}, {0: Dim("second", max=12)}),)
-    inputs = torch.rand(4, 8), torch.rand(5, 8)
-    file = file_of(Of(_two_sizes), inputs, dynamic_shapes=shapes)
-    pairs = [(0, 9), (9, 0), (1, 9), (9, 1), (12, 12)]
-    for counts in itertools.product(pairs, repeat=3):
-        calls = [(torch.rand(one, 8), torch.rand(other, 8)) for one, other in counts]
-        for found, call in zip(run(file, calls, tmp_path), calls, strict=True):
-            assert_close(found, _two_sizes(*call))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("constant", [False, True])
-def test_a_bias_of_one_element_is_added_to_every_output(
-    constant: bool, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    weight, known = torch.rand(5, 3, dtype=dtype), torch.rand(1, dtype=dtype)
-
-    def layers(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-        chosen = known if constant else bias * 2
-        return F.linear(x, weight, chosen), torch.addmm(chosen, x, weight.t())
-
-    inputs = torch.rand(2, 3, dtype=dtype), torch.rand(1, dtype=dtype)
-    bound = 1e-2 if dtype == torch.float16 else 1e-5
-    check(Of(layers), inputs, folder=tmp_path, tolerance=bound)
-
-
-CONV = {"kernel_size": 3, "padding": 1}
-WINDOWS: dict[str, Any] = {
-    "pool": lambda: nn.AvgPool2d(3, 1, 1),
-    "convolution without padding": lambda: nn.Conv2d(4, 4, 3),
-    "padded before": lambda: nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(4, 4, 3)),
-    "strided": lambda: nn.Sequential(nn.Conv2d(4, 4, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 4, **CONV)),
-    "groups": lambda: nn.Sequential(nn.Conv2d(4, 4, **CONV, groups=4), nn.Conv2d(4, 4, 3)),
-    "lines": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)),
-    "upsampled": lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(4, 4, 3)),
-    "shuffled": lambda: nn.Sequential(nn.PixelShuffle(2), nn.Conv2d(1, 4, 3)),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("way", WINDOWS)
-def test_windows_slide_over_sizes_that_vary(way: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """What a payload declares of sizes that vary is no reason to refuse it."""
-    model = WINDOWS[way]().eval().to(dtype)
-    inputs = [(torch.randn(2, 4, size, 16, dtype=dtype),) for size in (16, 8, 32, 9, 16)]
-    bound = 2e-2 if dtype is torch.float16 else 2e-5
-    partitioner, shapes = XnnpackPartitioner(), ({2: Dim("height", min=8, max=32)},)
-    options = {"partitioner": partitioner, "dynamic_shapes": shapes}
-    check(model, *inputs, folder=tmp_path, tolerance=bound, **options)
-    assert not partitioner.refused
-
-
 @pytest.mark.parametrize(
     ("layer", "told"), [(nn.Conv2d(4, 4, 3), True), (nn.AdaptiveAvgPool2d(1), False)], ids=str
 )
@@ -307,8 +236,8 @@ def test_no_images_of_a_varying_height_are_told_of(layer: nn.Module, told: bool)
     """The runtime leaves their sizes unset, and no reshape can tell two that vary."""
     heights = {0: Dim("images", max=9), 2: Dim("height", min=4, max=9)}
     x = torch.randn(5, 4, 5, 5)
-    program = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
-    lowered = to_backend(program, XnnpackPartitioner())
+    images = export(nn.Sequential(layer, nn.ReLU()).eval(), (x,), dynamic_shapes=(heights,))
+    lowered = to_backend(images, XnnpackPartitioner())
     remarks = delegation_summary(lowered).remarks
     assert any(one.heading == "fails on nothing" for one in remarks) == told
     hazards: list[Hazard] = []

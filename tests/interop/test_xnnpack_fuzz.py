@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -161,16 +160,9 @@ def check_graph(seed: int) -> None:
             torch.testing.assert_close(found, right, rtol=2e-4, atol=2e-4, msg=f"seed {seed}")
 
 
-@pytest.mark.parametrize("seed", seeds(60))
+@pytest.mark.parametrize("seed", seeds(400))
 def test_a_random_graph_equals_eager(seed: int) -> None:
     check_graph(seed)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("first", range(60, 1060, 50))
-def test_a_thousand_random_graphs_equal_eager(first: int) -> None:
-    for seed in range(first, first + 50):
-        check_graph(seed)
 
 
 SIZE = st.integers(1, 5)
@@ -196,22 +188,4 @@ def test_attention_of_any_sizes(tmp_path: Path, data: st.DataObject) -> None:
     model = Of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, **options))
     shapes = [(batch, groups * many, rows, width), (batch, groups, columns, width)]
     inputs = tuple(torch.randn(one) for one in (*shapes, (batch, groups, columns, out)))
-    check(model, inputs, inputs, folder=tmp_path, decomposed=True)
-
-
-@FEW
-@given(st.data())
-def test_layers_and_products_of_any_sizes(tmp_path: Path, data: st.DataObject) -> None:
-    batch = data.draw(st.lists(SIZE, min_size=1, max_size=3))
-    rows, inner, columns = (data.draw(SIZE) for _ in range(3))
-    kept = [data.draw(st.sampled_from([1, size])) for size in batch]
-    torch.manual_seed(data.draw(st.integers(0, 99)))
-    weight = torch.randn(columns)
-
-    def layers(m: Any, x: Tensor, y: Tensor) -> Any:
-        made = m.layer(x)
-        return made, x @ y, F.rms_norm(made, [columns], weight, 1e-4), m.layer(x.mT.mT)
-
-    model = Of(layers, layer=nn.Linear(inner, columns, bias=data.draw(st.booleans())))
-    inputs = (torch.randn(*batch, rows, inner), torch.randn(*kept, inner, columns))
     check(model, inputs, inputs, folder=tmp_path, decomposed=True)

@@ -83,25 +83,6 @@ def test_whole_models_are_one_delegate_and_equal_eager(name: str) -> None:
         torch.testing.assert_close(outputs[0], model(*inputs), rtol=0, atol=1e-4)
 
 
-class Overwrites(nn.Module):
-    table: torch.Tensor
-    row: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.zeros(4, 3))
-        self.register_buffer("row", torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # What is written is an expanded row, which has no such view; the table has.
-        self.table.copy_(self.row)
-        return x + self.table.view(-1)
-
-
-def test_constants_are_viewed_wherever_they_lie_after_folding() -> None:
-    check(Overwrites(), (torch.randn(12),))
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("tagged", [False, True])
 def test_weights_in_a_file_of_their_own(tagged: bool, mapped: bool, tmp_path: Path) -> None:

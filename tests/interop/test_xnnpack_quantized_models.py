@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
@@ -21,15 +20,14 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Of, official
-from tests.interop.runs import assert_whole, file_of, run
+from lowerdeck_zoo import official
+from tests.interop.runs import assert_whole, run
 
 from quantized_models import (  # isort: skip
     ANNOTATOR,
     QUANTIZE,
     model_and_inputs,
     with_pt2e,
-    with_torchao,
 )
 
 
@@ -115,38 +113,6 @@ def test_inputs_quantised_at_run_time_by_pt2e(name: str, decomposed: bool, tmp_p
     assert float((found - wanted).abs().max()) <= 1.5 * error + 1e-3
 
 
-TORCHAO = [
-    ("Int8DynamicActivationIntxWeightConfig", None, torch.int8, 1e-5),
-    ("Int8DynamicActivationIntxWeightConfig", None, torch.int4, 1e-5),
-    ("Int8DynamicActivationIntxWeightConfig", 32, torch.int4, 0.02),  # scales become bfloat16
-    ("IntxWeightOnlyConfig", None, torch.int8, 1e-5),
-    ("IntxWeightOnlyConfig", None, torch.int4, 1e-5),
-    ("IntxWeightOnlyConfig", 32, torch.int4, 1e-5),
-]
-
-
-@pytest.mark.parametrize(("config", "group", "dtype", "tolerance"), TORCHAO)
-@pytest.mark.parametrize(("name", "unwrapped"), [("mlp", True), ("decoder", False)])
-def test_torchao_equals_the_quantised_program(
-    name: str,
-    config: str,
-    group: int | None,
-    dtype: Any,
-    tolerance: float,
-    unwrapped: bool,
-    tmp_path: Path,
-) -> None:
-    model, inputs = model_and_inputs(name)
-    program = with_torchao(model, inputs, config, group, dtype)
-    program = program.run_decompositions({}) if unwrapped else program
-    with torch.no_grad():
-        wanted = program.module()(*inputs)
-    found, kinds, _ = outputs_of(program, inputs, tmp_path)
-    if config.startswith("Int8"):
-        assert XnnDatatype.QDINT8 in kinds
-    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize(
     ("dtype", "precision", "tolerance"),
     [
@@ -169,33 +135,3 @@ def test_halves_equal_float32_to_their_precision(
     assert kinds & {XnnDatatype.FP16, XnnDatatype.BF16}
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
-
-
-SINGLE: dict[str, Any] = {
-    "of weights": lambda m, x: (m.layer(x), m.layer.weight.sum() * 2),
-    "of results": lambda m, x: (m.layer(x).mean() * 2,),
-    "of inputs": lambda m, x: (m.layer(x), x[0, 0] * 2),
-}
-
-
-@pytest.mark.parametrize("kind", SINGLE)
-def test_single_numbers_of_a_quantised_program(kind: str) -> None:
-    torch.manual_seed(0)
-    model, x = Of(SINGLE[kind], layer=nn.Linear(8, 8)).eval(), torch.randn(3, 8)
-    program = with_pt2e(model, (x,), is_per_channel=True)
-    for found, want in zip(run(file_of(program), [(x,)])[0], program.module()(x), strict=True):
-        torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)
-
-
-def test_convolutions_of_several_sizes_on_one_input() -> None:
-    torch.manual_seed(0)
-    model = Of(
-        lambda m, x: torch.cat([m.one(y := m.squeeze(x)), m.three(y)], 1),
-        squeeze=nn.Conv2d(8, 4, 1),
-        one=nn.Conv2d(4, 8, 1),
-        three=nn.Conv2d(4, 8, 3, padding=1),
-    ).eval()
-    x = torch.randn(1, 8, 10, 10)
-    program = with_pt2e(model, (x,), is_per_channel=True, is_dynamic=True)
-    ((found,),) = run(file_of(program), [(x,)])
-    torch.testing.assert_close(found, program.module()(x), atol=0.03, rtol=0.03)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
 from lowerdeck_zoo.seeds import NIGHTLY
-from tests.interop.runs import assert_whole, file_of, run
+from tests.interop.runs import assert_whole, check, file_of, run
 
 from case_making import Function  # isort: skip
 from quantized_cases import IntegerWeight, Step, as_runtime, by_row  # isort: skip
@@ -256,3 +257,21 @@ def test_convolutions_of_any_scales_give_eager_to_a_step(
 
     # The runtime rounds the bias to a step of its sums as well.
     assert_to_a_step(Function(model, weight), x)
+
+
+# What else than layers of integers reads rows that are quantised at run time.
+WAYS = {
+    "two activations": lambda x, y: by_row(x) @ by_row(y).mT,
+    "the second of two": lambda x, y: y @ by_row(x).mT,
+    "a sum": lambda x, y: by_row(x) * 2 + y,
+    "a layer of floats": lambda x, y: F.linear(by_row(x), y),
+    "a result": lambda x, y: (rows := by_row(x), rows.exp()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_are_rounded_as_in_eager(way: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    # Rounding changes these by 0.01 and more.
+    inputs = torch.randn(3, 16), torch.randn(3, 16)
+    check(Function(WAYS[way]), inputs, folder=tmp_path, tolerance=1e-4)

@@ -126,7 +126,7 @@ def test_ci_runs_the_readme_test_command_and_nothing_else():
     ran = [
         line
         for line in script.splitlines()
-        if line and not line.startswith(("#", "set ", "cd ")) and line != command
+        if line and not line.startswith(("#", "set ", "cd ", "log=", "trap ")) and line != command
     ]
     assert ran == []
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import signal
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from tests.interop.forks import read_until
+from tests.interop.forks import run_in_fork
 from tests.retraced.groups import findings, groups
 from tests.retraced.judge import WELL, Finding
 
@@ -46,39 +44,14 @@ def run_group(group: str, *, seconds: int = SECONDS) -> list[Finding]:
         group: Its name.
         seconds: CPU time after which the fork ends.
     """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-            _run_here(group, writer)
-        finally:
-            # Whatever is raised: a fork that came back would go on as a second test process.
-            os._exit(1)
-    os.close(writer)
-    data, ended = read_until(reader, time.monotonic() + _WAITS * seconds)
-    os.close(reader)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    found = [Finding(**json.loads(line)) for line in data.decode().splitlines()]
-    if status or not ended:
-        found.append(Finding(group, "", "failed", f"signal or status {status}"))
-    return found
 
+    def work() -> Iterator[Mapping[str, Any]]:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        yield from map(asdict, findings(group))
 
-def _run_here(group: str, writer: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    with os.fdopen(writer, "w") as out:
-        for one in findings(group):
-            print(json.dumps(asdict(one)), file=out, flush=True)
-    # Past Python's own end, which would run what the parent registered.
-    os._exit(0)
+    rows, failed = run_in_fork(work, seconds, _WAITS)
+    return [Finding(**row) for row in rows] + [Finding(group, "", "failed", failed)] * bool(failed)
 
 
 def summary(found: Iterable[Finding]) -> str:

@@ -1,8 +1,8 @@
 """Lower one random raw program every way, run it everywhere, and say what came of it.
 
 Each program is exported and then emitted as it is, lowered in arbitrary partitions (run by our
-runner, and with the partitions put back by the official runtime), and lowered for XNNPACK (both).
-Files are loaded from a path and from bytes. Eager is the judge.
+runner alone), and lowered for XNNPACK. Files are loaded from a path and from bytes. Eager is the
+judge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from lowerdeck.demo_backends import ExecutorRuntime
 from lowerdeck.emitter import EmitterError, emit
@@ -174,14 +174,12 @@ def _everywhere(
     exported: Mapping[str, ExportedProgram],
     runtimes: Mapping[str, Any],
     *,
-    ours: bool = True,
     theirs: bool = True,
 ) -> Iterator[tuple[str, Results]]:
     emitted = emit(dict(exported))
     data = emitted.to_bytes()
-    if ours:
-        for memory in ("strict", "poison"):
-            yield f"runner {memory}", _in_runner(program, data, memory, runtimes)
+    for memory in ("strict", "poison"):
+        yield f"runner {memory}", _in_runner(program, data, memory, runtimes)
     if not theirs:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -231,10 +229,6 @@ def _partitions(
     lowered = _lowered(exported, ScatteredPartitioner(program.seed, state))
     runtimes = {"ExecutorBackend": ExecutorRuntime()}
     yield from _everywhere(lib, program, lowered, runtimes, theirs=False)
-    if not state:
-        inlined = {name: with_partitions_inlined(one) for name, one in lowered.items()}
-        for where, found in _everywhere(lib, program, inlined, {}, ours=False):
-            yield f"inlined, {where}", found
 
 
 def _lowered(
@@ -252,53 +246,6 @@ def _xnnpack(
     lowered = _lowered(exported, XnnpackPartitioner())
     if any(get_lowered_backend_modules(one.graph_module) for one in lowered.values()):
         yield from _everywhere(lib, program, lowered, {"XnnpackBackend": XnnpackRuntime()})
-
-
-def with_partitions_inlined(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program``, changed in place, with the graph of each delegate where it was called.
-
-    Args:
-        program: A lowered program whose delegates own nothing.
-    """
-    graph = program.graph
-    call_delegate = torch.ops.higher_order.executorch_call_delegate
-    for call in graph.find_nodes(op="call_function", target=call_delegate):
-        read, *args = call.args
-        delegate = getattr(program.graph_module, str(read.target))
-        with graph.inserting_before(call):
-            values = _spliced(program.graph_module, delegate.original_module, args)
-        for reader in list(call.users):
-            reader.replace_all_uses_with(values[reader.args[1]])
-            graph.erase_node(reader)
-        graph.erase_node(call)
-        if not read.users:
-            graph.erase_node(read)
-    for spec, value in zip(
-        program.graph_signature.output_specs, graph.output_node().args[0], strict=True
-    ):
-        if isinstance(value, Node):
-            spec.arg = type(spec.arg)(value.name)
-    program.graph_module.recompile()
-    return program
-
-
-def _spliced(holder: GraphModule, inner: ExportedProgram, args: Any) -> list[Any]:
-    env: dict[Node, Any] = {}
-    waiting = iter(args)
-    for node in inner.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(waiting)
-        elif node.op == "output":
-            return [env[value] if isinstance(value, Node) else value for value in node.args[0]]
-        else:
-            if node.op == "get_attr":
-                child = getattr(inner.graph_module, str(node.target))
-                name = f"inlined_{len(list(holder.named_children()))}"
-                holder.add_module(name, child)
-                env[node] = holder.graph.get_attr(name)
-                continue
-            env[node] = holder.graph.node_copy(node, env.__getitem__)
-    raise AssertionError("a graph without an output")
 
 
 def _difference(found: Results, expected: Any) -> str:

@@ -13,13 +13,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import resource
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from lowerdeck_zoo import official
-from tests.interop.forks import read_until
+from tests.interop.forks import run_in_fork
 from tests.soak.check import ALL, Finding, findings
 
-SECONDS = 120.0
+SECONDS = 120
 """Of CPU time a seed: a busy machine is no reason to end one."""
 _WAITS = 30
 """How many times as long a seed may take on the clock, should it sleep and not compute."""
@@ -49,7 +46,7 @@ def warm_up() -> None:
         list(findings(seed, lib))
 
 
-def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: float = SECONDS) -> list[Finding]:
+def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: int = SECONDS) -> list[Finding]:
     """Return what came of one seed, run in a fork of this process.
 
     Args:
@@ -61,43 +58,17 @@ def run_seed(seed: int, ways: Iterable[str] = ALL, *, seconds: float = SECONDS) 
         The findings; the last one says so if the process died or did not end.
     """
     lib = importlib.import_module(str(official.binding_name()))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds) + 1))
-            _run_here(seed, tuple(ways), lib, writer)
-        finally:
-            # Whatever is raised: a fork that came back would go on as a second test process.
-            os._exit(1)
-    os.close(writer)
-    data, ended = read_until(reader, time.monotonic() + _WAITS * seconds)
-    os.close(reader)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    found = [Finding(**json.loads(line)) for line in data.decode().splitlines()]
-    if status or not ended:
+
+    def work() -> Iterator[Mapping[str, Any]]:
+        torch.set_num_threads(1)
+        yield from map(asdict, findings(seed, lib, ways))
+
+    rows, failed = run_in_fork(work, seconds, _WAITS)
+    found = [Finding(**row) for row in rows]
+    if failed:
         last = found[-1].way if found else "nothing"
-        late = not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
-        reason = f"no end in {seconds:.0f} s" if late else f"signal or status {status}"
-        found.append(Finding(seed, f"after {last}", "crashed", reason))
+        found.append(Finding(seed, f"after {last}", "crashed", failed))
     return found
-
-
-def _run_here(seed: int, ways: Sequence[str], lib: Any, writer: int) -> None:
-    """Write the findings of one seed as lines of JSON, and end this process."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    torch.set_num_threads(1)
-    with os.fdopen(writer, "w") as out:
-        for one in findings(seed, lib, ways):
-            out.write(json.dumps(asdict(one)) + "\n")
-            out.flush()
-    # Past Python's own end, which would run what the parent registered.
-    os._exit(0)
 
 
 def summary(found: Iterable[Finding]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-from lowerdeck.graph_fuser import ForeignNodeError, InlineError, fuse_partitions, inline_submodule
+from lowerdeck.graph_fuser import RegionError, fuse_partitions, inline_submodule
 
 
 def calling(inner: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[GraphModule, Node]:
@@ -104,23 +104,17 @@ def test_a_submodule_that_is_called_again_stays() -> None:
 def test_what_cannot_be_inlined_is_refused_before_anything_changes() -> None:
     sine = symbolic_trace(lambda x: x.sin())
     cases = [
-        (calling(torch.nn.Linear(2, 2), None), "only a GraphModule"),
-        (calling(sine, None, None), "more arguments"),
-        (calling(sine), "passes nothing for parameter 'x'"),
-        (calling(symbolic_trace(lambda *xs: xs[0]), None), "any number"),
+        (calling(torch.nn.Linear(2, 2), None), "calls a Linear"),
+        (calling(sine, None, None), "passes 2 arguments"),
+        (calling(sine), "passes 0 arguments"),
     ]
     for (gm, call), message in cases:
         before = str(gm.graph)
-        with pytest.raises(InlineError, match=message):
+        with pytest.raises(RegionError, match=message):
             inline_submodule(gm, call)
         assert str(gm.graph) == before
-    gm, call = calling(symbolic_trace(lambda x: (x.sin(),)), None)
-    with gm.graph.inserting_after(call):
-        gm.graph.call_function(operator.getitem, (call, 3))
-    with pytest.raises(InlineError, match="takes element 3"):
-        inline_submodule(gm, call)
     other, _ = calling(sine, None)
-    with pytest.raises(ForeignNodeError):
+    with pytest.raises(RegionError):
         inline_submodule(other, call)
-    with pytest.raises(InlineError, match="calls no submodule"):
+    with pytest.raises(RegionError, match="expected a call_module node"):
         inline_submodule(gm, next(iter(gm.graph.nodes)))

@@ -8,25 +8,18 @@ import random
 
 import pytest
 import torch
-from fuser_graphs import random_graph, tied_graph
-from fuser_oracle import border, contracted, is_acyclic, reaches
+from fuser_graphs import random_graph
+from fuser_oracle import border, contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser import (
-    DuplicateNodeError,
-    ErasedNodeError,
-    ForeignNodeError,
-    OverlapError,
     Proposal,
     Reason,
     RegionError,
-    fuse_partitions,
     propose_partitions,
 )
-from lowerdeck.graph_fuser.order.hazards import order_hazards
-from lowerdeck.torch_base import is_getitem
 from lowerdeck_zoo.seeds import seeds
 
 aten = torch.ops.aten
@@ -118,17 +111,10 @@ def two_branches() -> GraphModule:
     return symbolic_trace(lambda x, y: (x.sin().cos(), y.neg()))
 
 
-def test_connected_only_splits_what_exchanges_no_value() -> None:
-    gm = two_branches()
-    assert names(propose_partitions(gm, lambda node: True)) == [["sin", "cos", "neg"]]
-    split = propose_partitions(gm, lambda node: True, connected_only=True)
-    assert names(split) == [["sin", "cos"], ["neg"]]
-
-
 def test_min_nodes_leaves_small_partitions_out_and_says_so() -> None:
-    gm = two_branches()
+    gm = symbolic_trace(lambda x: x.sin().cos().tanh().neg())
     n = {node.name: node for node in gm.graph.nodes}
-    proposal = propose_partitions(gm, lambda node: True, connected_only=True, min_nodes=2)
+    proposal = propose_partitions(gm, lambda node: node.name != "tanh", min_nodes=2)
     assert names(proposal) == [["sin", "cos"]]
     assert proposal.left_out[n["neg"]].reason is Reason.TOO_SMALL
     assert "1 computing nodes" in proposal.left_out[n["neg"]].detail
@@ -175,57 +161,6 @@ def test_groups_that_need_each_other_share_a_partition() -> None:
     ]
 
 
-def test_keep_apart_separates() -> None:
-    gm = two_branches()
-    n = {node.name: node for node in gm.graph.nodes}
-    proposal = propose_partitions(gm, lambda node: True, keep_apart=[[n["neg"], n["sin"]]])
-    assert len(proposal) == 2
-    number_of = {node.name: number for number, part in enumerate(proposal) for node in part}
-    assert number_of["sin"] != number_of["neg"]
-
-
-def test_keep_apart_holds_on_random_graphs() -> None:
-    for seed in seeds(60):
-        rng = random.Random(seed)
-        gm = random_graph(seed, 30)
-        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
-        nodes = [node for node in nodes if node.target is not operator.getitem]
-        apart = [rng.sample(nodes, k=3), rng.sample(nodes, k=2)]
-        proposal = propose_partitions(gm, lambda node: True, keep_apart=apart)
-        for part in proposal:
-            assert all(sum(node in part for node in members) <= 1 for members in apart)
-        assert is_acyclic(contracted(gm.graph, proposal.partitions))
-
-
-def test_connected_parts_are_connected_apart_and_can_be_fused() -> None:
-    for seed in seeds(150):
-        rng = random.Random(seed)
-        gm = tied_graph(rng, rng.randint(4, 60))
-        nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
-        nodes = [node for node in nodes if not is_getitem(node)]
-        apart = [rng.sample(nodes, k=min(len(nodes), 3))] if rng.random() < 0.5 else []
-        taken = {node for node in gm.graph.nodes if rng.random() < 0.7}
-        proposal = propose_partitions(
-            gm,
-            taken.__contains__,
-            connected_only=True,
-            keep_apart=apart,
-            min_nodes=0,
-        )
-        hazards = order_hazards(gm.graph, gm)
-        assert is_acyclic(contracted(gm.graph, proposal.partitions, hazards)), seed
-        near: dict[Node, list[Node]] = {node: [] for node in gm.graph.nodes}
-        for first, second in [*((s, n) for n in near for s in n.all_input_nodes), *hazards]:
-            near[first].append(second)
-            near[second].append(first)
-        for part in proposal:
-            assert all(sum(node in part for node in members) <= 1 for members in apart)
-            within = {node: [n for n in near[node] if n in set(part)] for node in part}
-            assert reaches(part[:1], within) == set(part), seed
-        fuse_partitions(gm, proposal.named())
-        gm.graph.lint()
-
-
 def test_elements_follow_their_producer() -> None:
     graph = Graph()
     x = graph.placeholder("x")
@@ -249,13 +184,6 @@ def test_every_node_left_out_has_a_reason_and_a_sentence() -> None:
     assert all(node.name in left.detail for node, left in proposal.left_out.items())
 
 
-def test_a_graph_out_of_order_is_understood() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().neg())
-    n = {node.name: node for node in gm.graph.nodes}
-    n["neg"].append(n["sin"])
-    assert names(propose_partitions(gm, lambda node: node.name != "cos")) == [["sin"], ["neg"]]
-
-
 def test_wrong_lists_have_their_own_errors() -> None:
     gm = symbolic_trace(lambda x: x.sin().cos())
     other = symbolic_trace(lambda x: x.sin())
@@ -263,14 +191,10 @@ def test_wrong_lists_have_their_own_errors() -> None:
     stranger = next(node for node in other.graph.nodes if node.name == "sin")
     gone = gm.graph.call_function(torch.neg, (n["cos"],))
     gm.graph.erase_node(gone)
-    with pytest.raises(ForeignNodeError):
+    with pytest.raises(RegionError):
         propose_partitions(gm, bool, groups=[[stranger]])
-    with pytest.raises(ErasedNodeError):
-        propose_partitions(gm, bool, keep_apart=[[gone]])
-    with pytest.raises(DuplicateNodeError):
-        propose_partitions(gm, bool, groups=[[n["sin"], n["sin"]]])
-    with pytest.raises(OverlapError):
-        propose_partitions(gm, bool, groups=[[n["sin"]], [n["sin"], n["cos"]]])
-    both = [n["sin"], n["cos"]]
-    with pytest.raises(RegionError, match="hold together"):
-        propose_partitions(gm, lambda node: True, groups=[both], keep_apart=[both])
+    with pytest.raises(RegionError):
+        propose_partitions(gm, bool, groups=[[gone]])
+    # Groups that meet are one.
+    meeting = [[n["sin"], n["sin"]], [n["sin"], n["cos"]]]
+    assert names(propose_partitions(gm, lambda _: True, groups=meeting)) == [["sin", "cos"]]

@@ -13,11 +13,7 @@ from torch.fx.passes.utils import fuser_utils
 
 from lowerdeck.graph_fuser import (
     CycleError,
-    ErasedNodeError,
-    ForeignNodeError,
     InputOrder,
-    NameInUseError,
-    NodeInUseError,
     RegionError,
     erase_nodes,
     fuse_as_graphmodule,
@@ -223,10 +219,10 @@ def test_insert_subgm_checks_first_and_without_outputs_needs_no_place() -> None:
     erase_nodes(gm, [n["neg"]])
     torch.testing.assert_close(gm(torch.ones(2)), torch.ones(2).sin().cos())
     part = fuse_as_graphmodule(gm, [n["sin"]], "Part")
-    with pytest.raises(ForeignNodeError):
+    with pytest.raises(RegionError):
         insert_subgm(symbolic_trace(lambda x: x.sin()), *part)
     insert_subgm(gm, *part)
-    with pytest.raises(NameInUseError):
+    with pytest.raises(RegionError):
         insert_subgm(gm, *part)
 
 
@@ -234,7 +230,7 @@ def test_erase_nodes_and_fuse_by_partitions_are_all_or_nothing() -> None:
     gm = symbolic_trace(lambda x: x.sin().cos().neg().exp())
     n = named(gm)
     before = str(gm.graph)
-    with pytest.raises(NodeInUseError, match="'neg' reads it"):
+    with pytest.raises(RegionError, match="'neg' reads it"):
         erase_nodes(gm, [n["sin"], n["cos"]])
     for lists, error in ((["neg", "sin exp"], CycleError), (["neg", ""], RegionError)):
         with pytest.raises(error):
@@ -243,5 +239,5 @@ def test_erase_nodes_and_fuse_by_partitions_are_all_or_nothing() -> None:
     n["output"].args = (n["x"],)
     erase_nodes(gm, [n["sin"], n["exp"], n["neg"], n["cos"]])
     assert len(gm.graph.nodes) == 2
-    with pytest.raises(ErasedNodeError):
+    with pytest.raises(RegionError):
         erase_nodes(gm, [n["sin"]])

@@ -49,8 +49,8 @@ def test_groups_are_lists_of_nodes() -> None:
     with pytest.raises(RegionError, match="groups holds node 'add'; expected lists of nodes"):
         propose_partitions(gm, lambda _: True, groups=flat)
     named: Any = [["add"]]
-    with pytest.raises(RegionError, match="keep_apart names 'add', which is a str"):
-        propose_partitions(gm, lambda _: True, keep_apart=named)
+    with pytest.raises(RegionError, match="found 'add' in groups; expected nodes"):
+        propose_partitions(gm, lambda _: True, groups=named)
 
 
 def test_an_error_of_the_predicate_names_the_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "is a folder, expected a .pte file: `lowerdeck lm export",
         ),
         (["lm", "export", "{empty}"], "has no tokenizer.json"),
+        (["lm", "export", "{broken}"], "config.json is of no model"),
         (["lm", "run", "nowhere.pte", "text"], "there is no file nowhere.pte"),
         (["lm", "run", __file__, "text"], "is no .pte file"),
         (["lm", "run", ".", "text"], "'.' is a folder, expected a model's file"),
@@ -65,8 +67,10 @@ def test_what_cannot_be_done_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    places = {"empty": tmp_path / "empty", "folder": llama}
+    places = {"empty": tmp_path / "empty", "broken": tmp_path / "broken", "folder": llama}
+    places["empty"].mkdir()
+    shutil.copytree(llama, places["broken"])
+    (places["broken"] / "config.json").write_text("{")
     runtime = ["--runtime", "lowerdeck"] if words[1] == "run" else []
     assert lowerdeck(*(word.format(**places) for word in words), *runtime) == 3
     error = capsys.readouterr().err

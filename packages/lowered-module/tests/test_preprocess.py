@@ -6,7 +6,7 @@ import multiprocessing
 import operator
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,6 +154,29 @@ def test_a_partition_is_the_same_in_a_thread() -> None:
     with ThreadPoolExecutor(2) as executor:
         assert_the_same_elsewhere(program, executor, everything("Counting"))
     assert b"{'number': 4}" in blobs(to_backend(program, everything("Counting")))[0][0]
+
+
+class FirstFails(Executor):
+    """Its first call fails; the others end never, and nobody is told when they are cancelled."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.futures.append(Future())
+        if len(self.futures) == 1:
+            self.futures[0].set_exception(OSError("no space"))
+        return self.futures[-1]
+
+
+@pytest.mark.timeout(60)
+def test_a_failure_waits_for_no_cancelled_call(program: ExportedProgram) -> None:
+    # Dask's futures are such when they are cancelled while their task ends.
+    executor = FirstFails()
+    with pytest.raises(PreprocessError, match="OSError: no space"):
+        to_backend(program, partitioner(), executor=executor)
+    assert len(executor.futures) > 1
+    assert all(future.cancelled() for future in executor.futures[1:])
 
 
 class OddWeights(torch.nn.Module):

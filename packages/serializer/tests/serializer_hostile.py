@@ -9,8 +9,8 @@ from typing import Any
 
 from lowerdeck import serializer as pte
 
-_WORDS = (0, 1, 4, 0x7F, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFF0, 0x10000)
-_LONGS = (0, 1, 23, 40, 64, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 128, 2**64 - 1)
+_WORDS = (0, 1, 4, 23, 64, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0, 0xFFFFFFFF)
+_STEPS = (-4, -1, 1, 2, 4, 8)
 
 
 def damaged(data: bytes, seed: int, count: int) -> Iterator[tuple[str, bytes]]:
@@ -19,62 +19,26 @@ def damaged(data: bytes, seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     Args:
         data: A good file.
         seed: Makes the random ones repeatable.
-        count: How many; below about 120 not every kind of header damage comes up.
+        count: How many: a tenth are cut, a quarter have another word in the first 64 bytes.
     """
     chance = random.Random(seed)
-    made = [*_cut(data, chance), *_headers(data)]
-    chance.shuffle(made)
-    yield from made[: count // 3]
-    size = _program_size(data)
-    for number in range(count - len(made[: count // 3])):
+    size = struct.unpack_from("<Q", data, 16)[0] if data[8:12] == b"eh00" else len(data)
+    for number in range(count):
+        if number % 10 == 0:
+            end = chance.choice((0, 4, 8, 12, 39, 63, chance.randrange(len(data)), len(data) - 1))
+            yield f"cut to {end}", data[:end]
+            continue
         damage = bytearray(data)
-        position = chance.randrange(size)
+        at = chance.randrange(min(size, 64) if number % 4 == 1 else size)
         if number % 3 == 0:
-            damage[position] ^= 1 << chance.randrange(8)
-            yield f"bit of byte {position}", bytes(damage)
-        elif number % 3 == 1:
-            position &= ~3
-            word = chance.choice(_WORDS)
-            damage[position : position + 4] = word.to_bytes(4, "little")
-            yield f"word {position} = {word:#x}", bytes(damage)
-        else:
-            position &= ~3
-            (word,) = struct.unpack_from("<I", damage.ljust(position + 4, b"\0"), position)
-            word = (word + chance.choice((-4, -1, 1, 2, 4, 8))) & 0xFFFFFFFF
-            damage[position : position + 4] = word.to_bytes(4, "little")
-            yield f"word {position} moved to {word:#x}", bytes(damage)
-
-
-def _cut(data: bytes, chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    for size in (0, 1, 4, 7, 8, 11, 12, 31, 32, 39, 40, 63, 64, len(data) - 1):
-        yield f"cut to {size}", data[:size]
-    for _ in range(12):
-        size = chance.randrange(len(data))
-        yield f"cut to {size}", data[:size]
-
-
-def _headers(data: bytes) -> Iterator[tuple[str, bytes]]:
-    for magic in (b"ET11", b"FT01", b"\0\0\0\0", b"et12"):
-        yield f"magic {magic!r}", data[:4] + magic + data[8:]
-    for root in (0, 4, 7, 9, len(data) - 3, len(data), 0x7FFFFFFF, 0xFFFFFFFF):
-        yield f"root {root}", root.to_bytes(4, "little") + data[4:]
-    if data[8:12] != b"eh00":
-        return
-    yield "no header magic", data[:8] + b"EH00" + data[12:]
-    for length in (0, 8, 23, 24, 31, 33, 40, 2**31, 2**32 - 1):
-        yield f"header length {length}", data[:12] + struct.pack("<I", length) + data[16:]
-    for position, field in ((16, "program size"), (24, "base"), (32, "data size")):
-        (now,) = struct.unpack_from("<Q", data, position)
-        for value in {*_LONGS, now + 1, now - 1, now + 128, len(data), len(data) + 1}:
-            raw = struct.pack("<Q", value % 2**64)
-            yield f"header {field} {value}", data[:position] + raw + data[position + 8 :]
-
-
-def _program_size(data: bytes) -> int:
-    if data[8:12] == b"eh00":
-        size: int = struct.unpack_from("<Q", data, 16)[0]
-        return size
-    return len(data)
+            damage[at] ^= 1 << chance.randrange(8)
+            yield f"bit of byte {at}", bytes(damage)
+            continue
+        at &= ~3
+        (word,) = struct.unpack_from("<I", damage.ljust(at + 4, b"\0"), at)
+        word = chance.choice(_WORDS) if number % 3 == 1 else (word + chance.choice(_STEPS)) % 2**32
+        damage[at : at + 4] = word.to_bytes(4, "little")[: len(data) - at]
+        yield f"word {at} = {word:#x}", bytes(damage)
 
 
 def bad_contents(data: bytes) -> Iterator[tuple[str, bytes]]:

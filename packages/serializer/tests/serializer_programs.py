@@ -100,6 +100,23 @@ def add_delegates(
     return changed
 
 
+TENSOR = pte.BundledTensor(pte.ScalarType.CHAR, [4, 6], [0, 1], bytes(range(100, 124)))
+BUNDLE = pte.BundledProgram(
+    pte.serialize_pte(add_program()),
+    [
+        pte.MethodTestSuite(
+            "forward",
+            [
+                pte.MethodTestCase(
+                    [TENSOR, pte.Int(-3), pte.Bool(True), pte.Double(0.5)], [TENSOR]
+                ),
+                pte.MethodTestCase([pte.Int(0), pte.Bool(False), pte.Double(0.0)], []),
+            ],
+        ),
+        pte.MethodTestSuite("other", []),
+    ],
+)
+
 _i32 = st.integers(-(2**31), 2**31 - 1)
 _u32 = st.integers(0, 2**32 - 1)
 _i64 = st.integers(-(2**63), 2**63 - 1)

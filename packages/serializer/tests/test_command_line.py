@@ -28,6 +28,11 @@ def _program(*, weight: bytes = struct.pack("<3f", 1.0, 2.0, 3.0), steps: int = 
     return add_delegates(made, b"blob bytes", backend="SomeBackend", specs=[("speed", b"fast")])
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.pte"
@@ -182,3 +187,130 @@ def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFix
 )
 def test_sizes_are_told_as_a_person_reads_them(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
+
+
+OFFICIAL = Path(__file__).parent / "data/external_ptd.ptd"
+PROGRAM = OFFICIAL.with_suffix(".pte")
+
+
+def test_inspect_tells_the_entries_largest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(OFFICIAL)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "external_ptd.ptd: 23.7 kB, external data, schema version 0, 11 entries"
+    assert lines[2].split(maxsplit=4)[:4] == ["18.4", "kB", "77.8", "%"]
+    assert lines[2].endswith("  float32[32, 16, 3, 3]  c2.weight")
+    assert lines[-1].endswith("  int64[]                b1.num_batches_tracked")
+
+
+def test_inspect_tells_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", str(OFFICIAL)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "ptd"
+    assert told["size"] == OFFICIAL.stat().st_size
+    assert told["entries"][0] == {
+        "key": "c2.weight",
+        "size": 18432,
+        "alignment": 128,
+        "kind": "tensor",
+        "text": "float32[32, 16, 3, 3]",
+        "dtype": "float32",
+        "sizes": [32, 16, 3, 3],
+        "dim_order": [0, 1, 2, 3],
+    }
+
+
+def test_inspect_cuts_long_lists_and_shields_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "many.bin"  # the name tells nothing, the identifier does
+    entries = {f"{i:02}": pte.ExternalEntry(bytes(4)) for i in range(24)}
+    pte.write_ptd(entries | {"\x1b[2Jgone": pte.ExternalEntry(bytes(8))}, path)
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\\x1b[2Jgone" in out
+    assert out.splitlines()[-1] == "    ... and 5 more (--json shows all)"
+
+
+def test_empty_data_are_shown_and_have_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "none.ptd")
+    pte.write_ptd({}, path)
+    assert main(["inspect", path]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("0 entries")
+    assert main(["verify", path]) == 0
+    assert main(["inspect", path, "--html", str(tmp_path / "page.html")]) == 2
+    assert "leave --html away" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["none.ptd"]
+
+
+def test_verify_takes_both_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(OFFICIAL), str(PROGRAM)]) == 0
+    assert capsys.readouterr().out == f"{OFFICIAL}: ok\n{PROGRAM}: ok\n"
+
+
+def test_verify_tells_whether_data_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "-q", str(PROGRAM), "--data", str(OFFICIAL)]) == 0
+    other = tmp_path / "other.ptd"
+    layout = pte.TensorLayout(pte.ScalarType.FLOAT, [2], [0])
+    pte.write_ptd({"c2.weight": pte.ExternalEntry(bytes(8), layout)}, other)
+    assert main(["verify", "-q", str(PROGRAM), "--data", str(other)]) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"lowerdeck verify: {PROGRAM}: ContentError: external data: ")
+
+
+VALUES = [
+    *(tensor((2, 2), at=0), tensor((3,), pte.ScalarType.LONG, 64), pte.Int(7)),
+    *(pte.TensorList([1, 0]), pte.OptionalTensorList([-1, 0]), pte.OptionalTensorList([-1])),
+    tensor((), pte.ScalarType.DOUBLE, 128),
+]
+CALLS = [("mine::cat.out", args) for args in ([3, 2, 0], [3, 2, 0], [4, 0], [5, 6], [2])]
+KEYS = ["v1", "v1/4;0|6;0,1", "v1/6;0,1|6;0,1", "v1/7;"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], made: Any, *words: str) -> str:
+    pte.write_pte(made, "model.pte")
+    assert main([*words, "model.pte"]) == 0
+    return capsys.readouterr().out
+
+
+def test_each_way_of_calling_is_listed_once_and_names_stay_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = program(VALUES, *CALLS)
+    odd = 'a: "b"\n- c'
+    made.execution_plan[0].operators.append(pte.Operator(odd))
+    lines = shown(capsys, made, "ops", "--yaml").splitlines()
+    assert lines.count(f"  {json.dumps(odd)}:") == 1
+    first = lines.index('  "mine::cat.out":', lines.index("et_kernel_metadata:"))
+    assert [line.strip("- \"'") for line in lines[first + 1 : first + 5]] == KEYS
+    assert all(key in shown(capsys, made, "ops") for key in KEYS)
+
+
+def test_a_file_without_calls_and_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, program([]), "ops", "--yaml").splitlines()
+    assert {"operators: {}", "et_kernel_metadata: {}"} <= set(lines)
+    Path("model.pte").write_bytes(b"nothing of the kind")
+    assert main(["ops", "model.pte"]) == 3
+    assert "model.pte" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("llama::custom_sdpa", "custom_ops"),
+        ("quantized_decomposed::embedding_byte", "quantized_ops_lib"),
+        ("mine::add", "the application's own"),
+        ("aten::add", ""),
+    ],
+)
+def test_kernels_beside_the_runtimes_are_named(
+    name: str, library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: pte.Program = add_program()
+    made.execution_plan[0].operators[0] = pte.Operator(name, "out")
+    libraries = json.loads(shown(capsys, made, "inspect", "--json"))["kernel_libraries"]
+    assert libraries == ({library: [f"{name}.out"]} if library else {})
+    text = shown(capsys, made, "inspect")
+    assert (f"  {library}: {name}.out" in text) if library else ("must link" not in text)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from lowerdeck.script import main
 from lowerdeck.serializer.commands.completion import completion_script
 
-pty = pytest.importorskip("pty", reason="there are no terminals as of POSIX here")
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
 
 def _answers(script: str, *words: str) -> list[str]:
     """Return what bash completes the last word to."""
-    if shutil.which("bash") is None:
-        pytest.skip("bash is not installed")
     asked = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({asked}); COMP_CWORD={len(words) - 1}; _lowerdeck"
     told = 'printf "%s\\n" "${COMPREPLY[@]}"'
@@ -33,30 +27,6 @@ def _answers(script: str, *words: str) -> list[str]:
     )
     assert run.stderr == ""
     return run.stdout.split()
-
-
-def _typed(shell: list[str], script: Path, keys: str) -> str:
-    """Return what `lowerdeck` is called with when somebody types, Tab and Enter included."""
-    if shutil.which(shell[0]) is None:
-        pytest.skip(f"{shell[0]} is not installed")
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execvp(shell[0], shell)
-    # A function instead of the command tells what arrived.
-    told = 'lowerdeck() { echo "got<$*>"; exit; }'
-    os.write(terminal, f". {script}; {told}; PS1=ready\\>\n".encode())
-    shown, typed = b"", False
-    with contextlib.suppress(OSError):  # which is how a terminal ends
-        while part := os.read(terminal, 4096):
-            shown += part
-            # Before the shell asks, a terminal takes Tab for a letter.
-            if not typed and b"ready>" in shown:
-                os.write(terminal, f"{keys}\n".encode())
-                typed = True
-    os.close(terminal)
-    os.waitpid(pid, 0)
-    (found,) = re.findall(r"got<([^$>]*)>", shown.decode(errors="replace"))
-    return str(found)
 
 
 @pytest.fixture
@@ -93,31 +63,14 @@ def test_bash_completes(words: str, expected: list[str], script: str) -> None:
     assert _answers(script, "lowerdeck", *words.split(" ")) == expected
 
 
-@pytest.mark.parametrize(
-    ("shell", "command"), [("bash", ["bash", "--norc", "-i"]), ("zsh", ["zsh", "-f", "-i"])]
-)
-@pytest.mark.parametrize(
-    ("keys", "called_with"),
-    [
-        ("lowerdeck inspect --ht\tout", "inspect --html out"),
-        ("lowerdeck verify some.p\t", "verify some.pte "),
-    ],
-)
-def test_a_shell_completes_what_is_typed(
-    shell: str,
-    command: list[str],
-    keys: str,
-    called_with: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_installed_commands_are_completed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
-    script = tmp_path / "completion"
-    script.write_text(capsys.readouterr().out)
-    (tmp_path / "some.pte").touch()
-    monkeypatch.chdir(tmp_path)
-    assert _typed(command, script, keys) == called_with.rstrip()
+    told = capsys.readouterr().out
+    assert ("bashcompinit" in told) == (shell == "zsh")
+    rest = "".join(line for line in told.splitlines(True) if "compinit" not in line)
+    assert _answers(rest, "lowerdeck", "inspect", "--ht") == ["--html"]
+    assert rest.endswith("complete -o default -F _lowerdeck lowerdeck\n")
 
 
 def test_another_shell_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,14 @@
-"""`.ptd` files, alone and together with the program that needs them."""
+"""`.ptd` files, alone and with their program, and the store of what backends share."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serializer_hostile import damaged  # type: ignore[import-not-found]
 from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
@@ -122,17 +122,6 @@ def test_a_pte_is_no_ptd_and_the_other_way_round() -> None:
         pte.deserialize_pte(pte.serialize_ptd({}))
 
 
-def test_damaged_data_are_read_or_refused() -> None:
-    file = pte.serialize_ptd({str(i): pte.ExternalEntry(_WEIGHT, _LAYOUT, 16) for i in range(3)})
-    refused = 0
-    for _, damage in damaged(file, 3, 300):
-        try:
-            pte.deserialize_ptd(damage)
-        except pte.FormatError:
-            refused += 1
-    assert refused > 50
-
-
 @pytest.mark.parametrize("alignment", [1, 16, 24, 4096])
 def test_the_layout_is_as_documented_and_equal_blobs_are_stored_once(alignment: int) -> None:
     entries = {str(i): pte.ExternalEntry(b"the same bytes" * 99) for i in range(9)}
@@ -144,3 +133,79 @@ def test_the_layout_is_as_documented_and_equal_blobs_are_stored_once(alignment: 
     assert inserted + size <= base
     assert base % 128 == 0
     assert base + data_size == len(file)
+
+
+ZEROS = bytes(1000)
+
+
+def stored(*entries: tuple[Any, ...]) -> pte.NamedDataStoreOutput:
+    store = pte.NamedDataStore()
+    for entry in entries:
+        store.add_named_data(*entry)
+    return store.get_named_data_store_output()
+
+
+@pytest.mark.parametrize(
+    ("entries", "buffers", "expected"),
+    [
+        (
+            [("a", b"data", 16), ("b", memoryview(b"data"))],
+            [b"data"],
+            {"a": pte.DataEntry(0, 16), "b": pte.DataEntry(0, 1)},
+        ),
+        # Both alignments hold.
+        ([("a", b"data", 4), ("a", b"data", 6)], [b"data"], {"a": pte.DataEntry(0, 12)}),
+        # They differ only between their ends.
+        (
+            [("a", ZEROS), ("b", ZEROS[:200] + b"1" + ZEROS[201:])],
+            [ZEROS, ZEROS[:200] + b"1" + ZEROS[201:]],
+            {"a": pte.DataEntry(0, 1), "b": pte.DataEntry(1, 1)},
+        ),
+    ],
+)
+def test_equal_blobs_share_a_buffer(
+    entries: list[tuple[Any, ...]], buffers: list[bytes], expected: dict[str, pte.DataEntry]
+) -> None:
+    output = stored(*entries)
+    assert output.buffers == buffers
+    assert output.pte_data == expected
+
+
+def test_tags_go_to_their_own_files() -> None:
+    layout = pte.TensorLayout(pte.ScalarType.INT, [1], [0])
+    output = stored(("a", b"data", 1, "one", layout), ("b", b"more", 1, "two"))
+    assert output.pte_data == {}
+    assert output.external_data == {
+        "one": {"a": pte.DataEntry(0, 1, layout)},
+        "two": {"b": pte.DataEntry(1, 1)},
+    }
+
+
+def test_merging_brings_everything_over_or_changes_nothing() -> None:
+    store = pte.NamedDataStore()
+    before = store.get_named_data_store_output()
+    store.add_named_data("a", b"data", 16)
+    store.merge_named_data_store(stored(("a", b"data", 3), ("b", b"more", 8, "tag")))
+    assert before.pte_data == {}
+    for conflict in (stored(("c", b"new"), ("a", b"other")), stored(("a", b"other"))):
+        with pytest.raises(pte.NamedDataConflictError, match="'a'") as caught:
+            store.merge_named_data_store(conflict)
+        assert caught.value.key == "a"
+    with pytest.raises(pte.NamedDataConflictError, match="'a'"):
+        store.add_named_data("a", b"other")
+    output = store.get_named_data_store_output()
+    assert output.pte_data == {"a": pte.DataEntry(0, 48)}
+    assert output.external_data["tag"]["b"].alignment == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "alignment", "message"),
+    [
+        (b"", 0, "expected at least 1"),
+        (b"", -1, "expected at least 1"),
+        (object(), 1, r"tensor\.numpy\(\)"),
+    ],
+)
+def test_an_impossible_entry_is_refused(data: Any, alignment: int, message: str) -> None:
+    with pytest.raises(pte.ProgramError, match=message):
+        pte.NamedDataStore().add_named_data("a", data, alignment)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
@@ -15,7 +14,7 @@ import pytest
 from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
-from lowerdeck.serializer.pte import field_check, schema
+from lowerdeck.serializer.pte import schema
 
 
 class _Nothing:
@@ -85,15 +84,6 @@ def _put(item: Any, path: tuple[Any, ...], value: object) -> Any:
     return copied
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return next(step for step in reversed(path) if isinstance(step, str))
-
-
-def _check_message(told: str, path: tuple[Any, ...]) -> None:
-    assert _name(path) in told
-    assert len(told) < 1000
-
-
 _PROGRAM, _DATA = (
     _full(),
     pte.ExternalData(
@@ -116,20 +106,33 @@ def _at(path: tuple[Any, ...]) -> object:
     return item
 
 
-@pytest.mark.parametrize("path", list(_paths(_PROGRAM)), ids=str)
-def test_a_wrong_field_of_a_program_is_named(path: tuple[Any, ...]) -> None:
+CASES: list[tuple[Any, Callable[[Any], bytes], Callable[[bytes], object], tuple[Any, ...]]] = [
+    *((_PROGRAM, pte.serialize_pte, pte.deserialize_pte, path) for path in _paths(_PROGRAM)),
+    *((_DATA, pte.serialize_ptd, pte.deserialize_ptd, path) for path in _paths(_DATA)),
+]
+
+
+@pytest.mark.parametrize(("whole", "write", "read", "path"), CASES)
+def test_a_wrong_field_is_named(
+    whole: Any,
+    write: Callable[[Any], bytes],
+    read: Callable[[bytes], object],
+    path: tuple[Any, ...],
+) -> None:
+    name = next(step for step in reversed(path) if isinstance(step, str))
     for value in _VALUES:
-        program = _put(_PROGRAM, path, value)
         try:
-            data = pte.serialize_pte(program)
+            data = write(_put(whole, path, value))
         except pte.ProgramError as error:
-            _check_message(str(error), path)
+            told = str(error)
+            assert name in told
+            assert len(told) < 1000
         else:
             # Nothing was taken for something else. Numbers that contradict each other (the index
             # of a constant that is not there) are the verifier's business, and are refused.
-            assert _same_kind(value, _at(path))
+            assert whole is _DATA or _same_kind(value, _at(path))
             with suppress(pte.FormatError):
-                pte.deserialize_pte(data)
+                read(data)
 
 
 def _same_kind(value: object, was: object) -> bool:
@@ -150,18 +153,6 @@ def _same_kind(value: object, was: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", list(_paths(_DATA)), ids=str)
-def test_a_wrong_field_of_external_data_is_named(path: tuple[Any, ...]) -> None:
-    for value in _VALUES:
-        try:
-            data = pte.serialize_ptd(_put(_DATA, path, value))
-        except pte.ProgramError as error:
-            _check_message(str(error), path)
-        else:
-            with suppress(pte.FormatError):
-                pte.deserialize_ptd(data)
-
-
 @pytest.mark.parametrize("value", ["16", 1.5, math.nan, 0, -1, 24, 2**31, 2**70, [16], None, b"k"])
 def test_a_wrong_option_or_key_is_named(value: Any) -> None:
     for option in ("segment_alignment", "constant_tensor_alignment", "delegate_alignment"):
@@ -174,48 +165,26 @@ def test_a_wrong_option_or_key_is_named(value: Any) -> None:
             pte.serialize_ptd({value if value != [16] else "\ud800": pte.ExternalEntry(b"1234")})
 
 
-def test_a_wrong_entry_is_found_behind_right_ones_of_its_class() -> None:
-    for wrong in ("x", None, 2.0):
-        program = _full()
-        program.execution_plan[0].values += [
-            pte.EValue(pte.BoolList([True])),
-            pte.EValue(pte.BoolList([True, wrong])),  # type: ignore[list-item]
-        ]
-        with pytest.raises(pte.ProgramError, match=r"val\.items\[1\].*expected True or False"):
-            pte.serialize_pte(program)
+def _located(number: int) -> Any:
+    extra = pte.ExtraTensorInfo(location=number)  # type: ignore[arg-type]
+    return pte.Tensor(pte.ScalarType.FLOAT, extra_tensor_info=extra)
 
 
-def test_a_plain_number_is_looked_at_behind_right_ones() -> None:
+NO_BOOLS: list[Any] = ["x", None, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        *(
+            (pte.BoolList([True]), pte.BoolList([True, one]), r"items\[1\].*expected True or F")
+            for one in NO_BOOLS
+        ),
+        (_located(1), _located(99), "location: found 99"),
+    ],
+)
+def test_a_wrong_entry_is_found_behind_right_ones(right: Any, wrong: Any, told: str) -> None:
     program = _full()
-    extra = [pte.ExtraTensorInfo(location=number) for number in (0, 1, 99)]  # type: ignore[arg-type]
-    tensor = program.execution_plan[0].values[0].val
-    assert isinstance(tensor, schema.Tensor)
-    program.execution_plan[0].values += [
-        pte.EValue(dataclasses.replace(tensor, extra_tensor_info=info)) for info in extra
-    ]
-    with pytest.raises(pte.ProgramError, match=r"location: found 99"):
+    program.execution_plan[0].values += [pte.EValue(right), pte.EValue(wrong)]
+    with pytest.raises(pte.ProgramError, match=told):
         pte.serialize_pte(program)
-
-
-def test_types_are_judged_once_however_many_objects_have_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judged: list[object] = []
-    first_problem = field_check._first_problem
-
-    def counted(item: object, name: str, **options: bool) -> str:
-        judged.append(item)
-        return first_problem(item, name, **options)
-
-    monkeypatch.setattr(field_check, "_first_problem", counted)
-
-    def cost(count: int) -> int:
-        judged.clear()
-        program = add_program()
-        plan = program.execution_plan[0]
-        plan.values += [pte.EValue(pte.Null()), pte.EValue(pte.IntList([1]))] * count
-        plan.chains[0].instructions += [pte.Instruction(pte.MoveCall(0, 1))] * count
-        assert field_check.TypeCheck().right(program)
-        return len(judged)
-
-    assert cost(1) == cost(100) < 30

@@ -80,87 +80,61 @@ MOVED = [MoveCall(3, 1)]
 TO_0 = [MoveCall(3, 0)]
 JUMP_BACK = [JumpFalseCall(3, 0)]
 
+
+def prim(name: str, *left_and_right: int, before: Sequence[object] = ()) -> Any:
+    """Return a call of an operator of numbers, value 3 being another number."""
+    values = [*map(Int, left_and_right), Int(0), Int(7)]
+    return program(f"executorch_prim::{name}", values, before=before)
+
+
+def looped(condition: object, inputs: Sequence[int] = (), **where: Sequence[object]) -> Any:
+    """Return a call and a jump by value 3."""
+    return program("aten::neg.out", [planned(F, 0)] * 3 + [condition], inputs, **where)
+
+
+FLOOR, REMAINDER = "aten::floor_divide.out", "aten::remainder.Tensor_out"
+OUT = [planned(L, 2), planned(L, 2)]
+SHUFFLED = [planned(F, 0), Int(2), planned(F, 1), planned(F, 1), Int(3)]
 HAZARDS = {
-    "floordiv by what is computed": (
-        program(
-            "executorch_prim::floordiv.Scalar", [Int(4), Int(2), Int(0), Int(7)], before=MOVED
-        ),
-        "a 0 there",
-    ),
-    "mod by what is moved there": (
-        program("executorch_prim::mod.Scalar", [Int(4), Int(2), Int(0), Int(7)], before=MOVED),
-        "a 0 there",
-    ),
+    "floordiv by what is computed": (prim("floordiv.Scalar", 4, 2, before=MOVED), "a 0 there"),
     "floordiv by 0": (numbers("floordiv.int", Int(4), Int(0)), "by 0, which ends"),
-    "floordiv by -1": (
-        program("executorch_prim::floordiv.int", [Int(4), Int(-1), Int(0), Int(7)], before=TO_0),
-        "by -1",
-    ),
+    "floordiv by -1": (prim("floordiv.int", 4, -1, before=TO_0), "by -1"),
     "the least by -1": (numbers("mod.Scalar", Int(LEAST), Int(-1)), "by -1"),
-    "floor_divide": (tensors("aten::floor_divide.out", planned(L, 1)), "smallest integer by -1"),
-    "floor_divide of int": (tensors("aten::floor_divide.out", planned(N, 1), kind=N), "by -1"),
-    "floor_divide by a constant -1": (tensors("aten::floor_divide.out", constant(2)), "by -1"),
+    "floor_divide": (tensors(FLOOR, planned(L, 1)), "smallest integer by -1"),
+    "floor_divide of int": (tensors(FLOOR, planned(N, 1), kind=N), "by -1"),
+    "floor_divide by a constant -1": (tensors(FLOOR, constant(2)), "by -1"),
     "floor": (tensors("aten::div.out_mode", planned(L, 1), "floor"), "by value 1"),
-    "remainder": (tensors("aten::remainder.Tensor_out", planned(L, 1)), "by value 1"),
+    "remainder": (tensors(REMAINDER, planned(L, 1)), "by value 1"),
     "the least in a constant": (
-        program(
-            "aten::floor_divide.out",
-            [constant(3), planned(L, 1), planned(L, 2), planned(L, 2)],
-            [1],
-        ),
+        program(FLOOR, [constant(3), planned(L, 1), *OUT], [1]),
         "smallest integer by -1",
     ),
     "a scalar -1": (tensors("aten::remainder.Scalar_out", Int(-1)), "by value 1"),
     "div by a scalar -1": (tensors("aten::div.Scalar_mode_out", Int(-1), "trunc"), "by value 1"),
     "a loop that an input ends": (
-        program(
-            "aten::neg.out",
-            [planned(F, 0)] * 3 + [planned(ScalarType.BOOL, 1)],
-            [3],
-            after=JUMP_BACK,
-        ),
-        "which nothing writes",
-    ),
-    "a loop that nothing ends": (
-        program("aten::neg.out", [planned(F, 0)] * 3 + [Bool(bool_val=False)], after=JUMP_BACK),
+        looped(planned(ScalarType.BOOL, 1), [3], after=JUMP_BACK),
         "which nothing writes",
     ),
     "a group that is computed": (
-        program(
-            "aten::pixel_shuffle.out",
-            [planned(F, 0), Int(2), planned(F, 1), planned(F, 1), Int(3)],
-            before=[MoveCall(4, 1)],
-        ),
+        program("aten::pixel_shuffle.out", SHUFFLED, before=[MoveCall(4, 1)]),
         "a 0 there ends",
     ),
 }
 SAFE = {
-    "floordiv by an input, which the runtime compares with the file's": program(
-        "executorch_prim::floordiv.Scalar", [Int(4), Int(2), Int(0)], [0, 1]
-    ),
-    "a computed number by -2": program(
-        "executorch_prim::mod.Scalar", [Int(4), Int(-2), Int(0), Int(7)], before=TO_0
-    ),
+    # The runtime compares inputs with the file's.
+    "floordiv by an input": numbers("floordiv.Scalar", Int(4), Int(2), [0, 1]),
+    "a computed number by -2": prim("mod.Scalar", 4, -2, before=TO_0),
     "a number by -1": numbers("mod.Scalar", Int(7), Int(-1)),
     "by a float": numbers("floordiv.Scalar", Int(4), Double(0.0), [0, 1]),
     "a true division": numbers("truediv.Scalar", Int(4), Int(0), [0, 1], Double(0.0)),
-    "by constants": tensors("aten::floor_divide.out", constant(1)),
-    "a constant by a tensor": program(
-        "aten::floor_divide.out", [constant(1), planned(L, 1), planned(L, 2), planned(L, 2)], [1]
-    ),
+    "by constants": tensors(FLOOR, constant(1)),
+    "a constant by a tensor": program(FLOOR, [constant(1), planned(L, 1), *OUT], [1]),
     "a division without rounding": tensors("aten::div.out_mode", planned(F, 1), kind=F),
-    "floats": tensors("aten::floor_divide.out", planned(F, 1), kind=F),
-    "short integers": tensors("aten::remainder.Tensor_out", planned(S, 1), kind=S),
+    "floats": tensors(FLOOR, planned(F, 1), kind=F),
+    "short integers": tensors(REMAINDER, planned(S, 1), kind=S),
     "a scalar 3": tensors("aten::remainder.Scalar_out", Int(3)),
-    "a jump forward": program(
-        "aten::neg.out",
-        [planned(F, 0)] * 3 + [Bool(bool_val=False)],
-        [3],
-        before=[JumpFalseCall(3, 2)],
-    ),
-    "a loop that is none": program(
-        "aten::neg.out", [planned(F, 0)] * 3 + [Bool(bool_val=True)], after=JUMP_BACK
-    ),
+    "a jump forward": looped(Bool(bool_val=False), [3], before=[JumpFalseCall(3, 2)]),
+    "a loop that is none": looped(Bool(bool_val=True), after=JUMP_BACK),
 }
 
 

@@ -136,49 +136,32 @@ def test_an_installed_package_opens_the_payloads_of_its_backend(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "backend", "told"),
     [
-        (ValueError("found 3 bytes, expected more\x1b[2J"), "ValueError: found 3 bytes, expected"),
-        (RecursionError("deep"), "RecursionError: deep"),
-        (ImportError("no such module"), "ImportError: no such module"),
+        (ValueError("found 3 bytes\x1b[2J"), "Mine", "ValueError: found 3 bytes"),
+        (RecursionError("deep"), "Mine", "RecursionError: deep"),
+        (ImportError("no such module"), "Mine", "ImportError: no such module"),
+        (ValueError(), "Other", "no installed package opens payloads of Other"),
+        (ValueError(), "OpenvinoBackend", "lowerdeck-openvino"),
     ],
 )
 def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
     error: Exception,
+    backend: str,
     told: str,
     install: Callable[[Exception], None],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     install(error)
-    path = written(tmp_path / "a.pte", b"any", backend="Mine")
+    path = written(tmp_path / "a.pte", b"any", backend=backend)
     assert main(["inspect", path]) == 0
     text = capsys.readouterr().out
-    assert f"; not opened, as {told}" in text
+    assert f"; not opened, as {told}" in text or backend != "Mine"
     assert "\x1b" not in text
     assert main(["inspect", path, "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["delegates"]
     assert entry["payload"] is None
-    assert entry["closed"].startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("backend", "told"),
-    [
-        ("Other", "no installed package opens payloads of Other"),
-        ("OpenvinoBackend", "lowerdeck-openvino"),
-    ],
-)
-def test_what_nobody_opens_says_who_would(
-    backend: str,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(operators, "_openers", dict)
-    assert main(["inspect", written(tmp_path / "a.pte", b"any", backend=backend), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["delegates"]
     assert told in entry["closed"]
 
 

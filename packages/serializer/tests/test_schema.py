@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Mapping
 from importlib import resources
 
@@ -113,13 +116,26 @@ def test_unions_agree(file: str, name: str, members: tuple[str, ...]) -> None:
     assert ("NONE", *re.findall(r"\w+", body)) == members
 
 
-@pytest.mark.parametrize("name", [*wire.PROGRAM_TABLES, "TensorLayout"])
-def test_every_class_is_slotted_and_at_the_front_door(name: str) -> None:
-    made = getattr(front, name)
-    assert "__slots__" in vars(made)
-    assert name in front.__all__
+def test_importing_reads_no_part_that_writing_and_reading_never_need() -> None:
+    code = """
+        import sys
+        import lowerdeck.serializer as serializer
+
+        def loaded():
+            return {name.split(".")[2] for name in sys.modules if name.startswith(f"{package}.")}
+
+        package = "lowerdeck.serializer"
+        later = {"kernels", "report", "verify", "xnnpack"}
+        assert not loaded() & later, sorted(loaded() & later)
+        assert set(serializer.__all__) <= set(dir(serializer))
+        for name in serializer.__all__:
+            getattr(serializer, name)
+        assert later <= loaded()
+        assert set(serializer.__all__) <= set(vars(serializer))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_every_name_of_the_front_door_exists_once() -> None:
-    assert len(set(front.__all__)) == len(front.__all__)
-    assert all(hasattr(front, name) for name in front.__all__)
+def test_a_name_that_is_not_there_is_told() -> None:
+    with pytest.raises(AttributeError, match=r"lowerdeck\.serializer.*no_such_name"):
+        _ = front.no_such_name  # type: ignore[attr-defined]

@@ -231,12 +231,7 @@ def test_two_files_cannot_go_to_one_path(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["two.ptd"]
 
 
-_NO_PATHS: list[Any] = [3, None, b"path.pte", 1.5, ["a"], object(), "a\0b", Path("a\0b"), _Bytes()]
-
-
-@pytest.mark.parametrize(
-    "given", [*_NO_PATHS, io.StringIO()], ids=lambda given: type(given).__name__
-)
+@pytest.mark.parametrize("given", [3, b"path.pte", "a\0b", _Bytes(), io.StringIO()])
 def test_what_is_no_path_is_refused_before_anything_is_done(given: Any, tmp_path: Path) -> None:
     uses: list[Callable[[Any], object]] = [
         lambda path: pte.write_pte(add_program(), path),

@@ -18,7 +18,6 @@ from serializer_payloads import (  # type: ignore[import-not-found]
     relu,
     value,
 )
-from serializer_steps import StepCounter  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     FormatError,
@@ -34,7 +33,6 @@ from lowerdeck.serializer import (
 )
 
 NAMED = {"weight": 64, "scales": 8}
-_STEPS_PER_BYTE = 64
 
 
 def check(root: Table, inside: int = 64) -> None:
@@ -253,82 +251,6 @@ def test_a_file_is_refused_where_its_payload_or_its_call_is() -> None:
     made.execution_plan[0].values[0].val = Int(3)
     with pytest.raises(FormatError, match="found a Int as argument 0, expected a Tensor"):
         verify_pte(serialize_pte(made))
-
-
-def _nodes(count: int) -> Table:
-    ends = [unary(0, 2), *(unary(n, n + 1) for n in range(2, count)), unary(count, 1)]
-    return chain(*ends, values=[value(n) for n in range(2, count + 1)])
-
-
-def _backwards(count: int) -> Table:
-    root = _nodes(count)
-    return root | {"xnodes": root["xnodes"][::-1]}
-
-
-def _one_list(count: int) -> Table:
-    dims = [1] * count
-    return graph([_sized(n, dims) for n in range(count)], [])
-
-
-def _sized(number: int, dims: list[int]) -> Table:
-    table = {"datatype": 1, "dims": dims, "external_id": NONE, "id_out": number}
-    return {"xvalue_union_type": 1, "xvalue_union": ("XNNTensorValue", table)}
-
-
-def _one_list_of_scales(count: int) -> Table:
-    scales = ("PerChannelQuant", {"scale": [1.0] * count, "num_scales": count})
-    return chain(unary(0, 1), values=[value(2 + n, (count,), quant=scales) for n in range(count)])
-
-
-def _one_long_key(count: int) -> Table:
-    constants = [{"size": 4, "named_key": b"x" * count}] * count
-    return graph([], [], constants) | {"num_externs": 0}
-
-
-def _one_shape(count: int) -> Table:
-    shape = [1] * count
-    reshapes = [
-        node(XnnOperator.STATIC_RESHAPE, num_dims=1, new_shape=shape, input_id=0, output_id=2 + n)
-        for n in range(count)
-    ]
-    return chain(unary(0, 1), *reshapes, values=[value(2 + n) for n in range(count)])
-
-
-CONSTRUCTIONS: dict[str, Callable[[int], Table]] = {
-    "nodes": _nodes,
-    "nodes in reverse": _backwards,
-    "one node many times": lambda n: relu() | {"xnodes": relu()["xnodes"] * n},
-    "one value many times": lambda n: relu() | {"xvalues": relu()["xvalues"] * n},
-    "one list of sizes": _one_list,
-    "one list of scales": _one_list_of_scales,
-    "one long key": _one_long_key,
-    "one long shape": _one_shape,
-    "a long version": lambda n: relu() | {"version": b"0" * (40 * n)},
-    "ids": lambda n: relu() | {"input_ids": [0] * (10 * n)},
-    "many readers": lambda n: chain(
-        unary(0, 1), *(unary(1, 2 + i) for i in range(n)), values=[value(2 + i) for i in range(n)]
-    ),
-    "many constants": lambda n: graph(
-        [*relu()["xvalues"], *(value(2 + i, constant_buffer_idx=1 + i) for i in range(n))],
-        relu()["xnodes"],
-        [{"size": 24}] * n,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONSTRUCTIONS)
-def test_twice_the_payload_takes_twice_the_steps(name: str) -> None:
-    def steps(count: int) -> tuple[int, int]:
-        blob = payload(CONSTRUCTIONS[name](count), bytes(64))
-        return len(blob), StepCounter().count(
-            lambda: verify_payload(decode_payload(blob), {}), FormatError
-        )
-
-    # What is one table in the file still takes an offset of 4 bytes each time.
-    (size, once), (doubled, twice) = steps(600), steps(1200)
-    growth = doubled / size / 2
-    assert twice <= 2.3 * growth * once, f"{once} and {twice} steps for {size} and {doubled}"
-    assert twice <= _STEPS_PER_BYTE * doubled, f"{twice} steps for {doubled} bytes"
 
 
 @pytest.mark.parametrize(

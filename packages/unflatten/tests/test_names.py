@@ -18,8 +18,6 @@ from unflatten_zoo import Case  # type: ignore[import-not-found]
 from unflatten_zoo.judges import compare_calls, judge_state  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import (
-    InterpreterModuleDispatcher,
-    UnflattenedModule,
     export_preserving,
     unflatten,
 )
@@ -27,41 +25,13 @@ from lowerdeck.unflatten import (
 X = torch.randn(2, 4)
 
 NAMES = (
-    "layer1",
-    "layer10",
-    "a@b",
-    "n@1",
-    "0",
-    "graph",
-    "code",
-    "call_modules",
-    "print_readable",
-    "recompile",
-    "meta",
-    "_call_1",
-    "_carried",
-    "class",
-    "self",
-    "x",
-    "weight with spaces",
-    "a-b",
+    *("layer1", "layer10", "a@b", "n@1", "0", "class", "self", "x", "weight with spaces", "a-b"),
+    # Names of our modules' parts.
+    *("graph", "code", "call_modules", "print_readable", "recompile", "meta", "_call_1"),
+    *("type_name", "tree_summary", "graph_module", "swappable", "check_input_constraints"),
     # Python's parser takes these for other letters: "\u03bc", "fi", "K".
-    "\u00b5",
-    "\u03bc",
-    "\ufb01",
-    "fi",
-    "\u212a",
-    "K",
-    "\uff18",
-    "True",
-    "__debug__",
-    "a\nb",
-    "'",
-    '"',
-    "\\",
-    "\0",
-    "\ud800",
-    "getattr",
+    *("\u00b5", "\u03bc", "\ufb01", "fi", "\u212a", "K", "\uff18", "True", "__debug__"),
+    *("a\nb", "'", '"', "\\", "\0", "\ud800", "getattr"),
 )
 
 
@@ -106,62 +76,6 @@ def test_modules_and_state_of_every_name(names: tuple[str, ...], way: str) -> No
         compare_calls(case, subject)
     for name in ("graph", "code", "meta"):
         assert isinstance(getattr(module, name), nn.Module)
-
-
-def _own_names() -> list[str]:
-    """Return the attributes of our modules that torch's have not."""
-    root: Any = unflatten(export(nn.Sequential(nn.Linear(4, 4)), (X,)))
-    found = {*dir(root), *dir(root.get_submodule("0")), *dir(InterpreterModuleDispatcher)}
-    # Python asks classes for the others; a model that has them cannot be copied itself.
-    names = found - set(dir(nn.Module())) - {*root._modules, "weight", "bias", ""}
-    return sorted(name for name in names if name[:2] != "__")
-
-
-class Holds(nn.Module):
-    """Holds a buffer, a parameter or a child under a name, and calls another in two ways."""
-
-    def __init__(self, name: str, kind: str) -> None:
-        super().__init__()
-        self.name, self.kind = name, kind
-        if kind == "buffer":
-            self.register_buffer(name, torch.full((4,), 3.0))
-        elif kind == "parameter":
-            self.register_parameter(name, nn.Parameter(torch.full((4,), 3.0)))
-        else:
-            self.add_module(name, nn.Linear(4, 4))
-
-    def forward(self, x: Tensor, scale: float = 0.5) -> Any:
-        kinds: Any = {"buffer": self._buffers, "parameter": self._parameters}
-        held: Any = kinds.get(self.kind, self._modules)[self.name]
-        y = held(x) if self.kind == "child" else x * held
-        if self.kind == "buffer" and self.training:
-            held.mul_(2)
-        return y * scale
-
-
-class Twice(nn.Module):
-    def __init__(self, name: str, kind: str) -> None:
-        super().__init__()
-        self.inner = Holds(name, kind)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(self.inner(x, 0.25), 0.125)
-
-
-@pytest.mark.parametrize("kind", ["buffer", "parameter", "child"])
-@pytest.mark.parametrize("name", _own_names())
-def test_state_and_children_may_have_any_name_of_ours(name: str, kind: str) -> None:
-    cases = (
-        Case(name, lambda: Holds(name, kind), lambda: (X,)),
-        Case(name, lambda: Twice(name, kind), lambda: (X,), training=True),
-    )
-    for case in cases:
-        module = case.unflattened()
-        for subject in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module):
-            compare_calls(case, subject)
-            repr(subject)
-            UnflattenedModule.print_readable(subject, print_output=False)
-            UnflattenedModule.recompile(subject)
 
 
 KEYWORDS = tuple(

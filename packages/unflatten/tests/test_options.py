@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import export
 from unflatten_zoo import CASES  # type: ignore[import-not-found]
 from unflatten_zoo.judges import Around, compare_calls, recorded, run  # type: ignore[import-not-found]
@@ -90,23 +90,9 @@ def test_a_factory_replaces_children() -> None:
 
 
 def test_a_factory_replaces_no_marked_module() -> None:
-    program = export_preserving(Texts(), (X,))
+    program = BY_NAME["texts"].program("preserving")
     with pytest.raises(UnflattenError, match="kinds"):
         unflatten(program, module_factory=lambda *_: nn.Tanh())
-
-
-class Texts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds = Kinds()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.kinds(x, "more")
-
-
-class Kinds(nn.Module):
-    def forward(self, x: Tensor, kind: str) -> Tensor:
-        return x + 1 if kind == "more" else x - 1
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ def compiled(module: nn.Module) -> Any:
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "around": Around,
     "two around": lambda inner: Around(Around(inner)),
-    "sequential": lambda inner: Around(nn.ModuleDict({"a": inner})["a"]),
     "hidden": lambda inner: Hidden(inner, plainly),
     "partial": lambda inner: Hidden(partial(inner), plainly),
     "twice": lambda inner: Hidden(inner, twice),

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from unflatten_zoo import Case, cases, judges, ways  # type: ignore[import-not-found]
 
-pytestmark = [
-    # torch's own, of its recurrent layers, of what it compiles and of what it exports.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Torch's own, of its recurrent layers, of what it compiles and of what it exports.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def _named(*names: str) -> list[Any]:

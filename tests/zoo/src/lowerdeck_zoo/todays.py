@@ -1,4 +1,4 @@
-"""A pytest plugin for CI: of long tables a share that depends on the date.
+"""A pytest plugin for CI: of long tables a share by the date of the commit.
 
 ``pytest -p lowerdeck_zoo.todays`` runs all of up to 7 cases, every other of up to 15, and a fourth
 of more.

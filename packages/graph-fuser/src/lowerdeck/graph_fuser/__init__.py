@@ -12,16 +12,14 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
 
     inner = Region("linear", nodes_of_linear)
     outer = Region("block", other_nodes_of_block, children=[inner])
-    done = outline(gm, [outer])
-    done.regions[inner].module       # a GraphModule, called by done.regions[outer].module
-    done.regions[inner].call_node    # the call_module node in that module's graph
-    done.regions[inner].inputs       # the outer nodes, as the graph was, that are passed
-    done.regions[inner].outputs      # the inner nodes, as the graph was, that are returned
-    done.regions[inner].node_map     # from old nodes to the nodes of the new graph
+    outlined = outline(gm, [outer])
+    outlined[inner].module       # a GraphModule, called by outlined[outer].module
+    outlined[inner].call_node    # the call_module node in that module's graph
+    outlined[inner].inputs       # the outer nodes, as the graph was, that are passed
+    outlined[inner].outputs      # the inner nodes, as the graph was, that are returned
+    outlined[inner].node_map     # from old nodes to the nodes of the new graph
 
-``outline(..., in_place=False)`` leaves the graph alone and builds a new outermost module;
-``attribute_name`` lets regions read parameters by names of their own; ``make_module`` makes the
-modules. ``plan_outline`` tells all of this before anything is built, and builds region by region.
+``plan_outline`` returns all of this before anything is built, and builds graphs region by region.
 
 Code of changed and of new modules is generated at its first use, once; ``generate_code`` does it
 now.
@@ -30,14 +28,7 @@ now.
 from lowerdeck.graph_fuser._torch_private import generate_code
 from lowerdeck.graph_fuser.errors import (
     CycleError,
-    DuplicateNodeError,
-    ErasedNodeError,
-    ForeignNodeError,
     GraphFuserError,
-    InlineError,
-    NameInUseError,
-    NodeInUseError,
-    OverlapError,
     RegionError,
 )
 from lowerdeck.graph_fuser.inline import inline_submodule
@@ -46,7 +37,6 @@ from lowerdeck.graph_fuser.outliner import (
     DeferredGraph,
     FusedPartition,
     InputOrder,
-    Outline,
     OutlinedRegion,
     OutlinePlan,
     RegionGraph,
@@ -70,7 +60,6 @@ __all__ = [
     # Regions and the outliner
     "DeferredGraph",
     "InputOrder",
-    "Outline",
     "OutlinePlan",
     "OutlinedRegion",
     "Region",
@@ -98,13 +87,6 @@ __all__ = [
     "topo_sort",
     # Errors
     "CycleError",
-    "DuplicateNodeError",
-    "ErasedNodeError",
-    "ForeignNodeError",
     "GraphFuserError",
-    "InlineError",
-    "NameInUseError",
-    "NodeInUseError",
-    "OverlapError",
     "RegionError",
 ]

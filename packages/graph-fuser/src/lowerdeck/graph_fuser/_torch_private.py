@@ -1,4 +1,4 @@
-"""Every use that this package makes of what is private in torch; each has a test of its own."""
+"""Every use that this package makes of what is private in torch; each has its test."""
 
 from __future__ import annotations
 

@@ -13,35 +13,7 @@ class GraphFuserError(Exception):
 
 
 class RegionError(GraphFuserError, ValueError):
-    """A list of nodes, or a tree of regions, cannot be outlined as it is."""
-
-
-class ForeignNodeError(RegionError):
-    """A node belongs to another graph."""
-
-
-class ErasedNodeError(RegionError):
-    """A node was erased from its graph."""
-
-
-class DuplicateNodeError(RegionError):
-    """A node is twice in one list."""
-
-
-class OverlapError(RegionError):
-    """A node is in two regions."""
-
-
-class NodeInUseError(RegionError):
-    """A node that is to be erased is read by one that stays."""
-
-
-class InlineError(GraphFuserError, ValueError):
-    """A call cannot be replaced by the graph that it calls."""
-
-
-class NameInUseError(RegionError):
-    """A submodule's name is taken by something that the graph still uses."""
+    """Nodes cannot be outlined, inlined, erased or partitioned as asked; the message says why."""
 
 
 class CycleError(RegionError, RuntimeError):

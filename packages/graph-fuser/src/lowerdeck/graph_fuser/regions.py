@@ -1,4 +1,4 @@
-"""What is to become a submodule: a tree of regions over the nodes of one graph."""
+"""Regions: nodes that become submodules, as a tree over one graph."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser.errors import (
-    DuplicateNodeError,
-    ErasedNodeError,
-    ForeignNodeError,
-    OverlapError,
-    RegionError,
-)
+from lowerdeck.graph_fuser.errors import RegionError
 
 ROOT = 0
 """Index of the implicit outermost region: every node that no region names."""
@@ -50,14 +44,14 @@ class RegionTree:
     """A tree of regions, flattened in preorder; index 0 is the implicit root.
 
     Attributes:
-        regions: The regions; the first entry stands for the root and is None.
+        regions: The regions; the first entry, None, is the root.
         parent: Index of each region's parent; -1 for the root.
         depth: Number of regions around each.
         children: Indices of each region's children.
         region_of: The region that directly holds a node, in the graph's order; nodes of the root
             are absent.
-        position: The index of every node in the order that the graph runs in.
-        is_moved: Whether the graph's nodes may be in another order.
+        nodes: The graph's nodes.
+        position: The index of each in ``nodes``.
         members: The direct nodes of each region in the graph's order; empty for the root.
         first: The smallest position of any node in or under each region.
     """
@@ -67,8 +61,8 @@ class RegionTree:
     depth: list[int]
     children: list[list[int]]
     region_of: dict[Node, int]
+    nodes: list[Node]
     position: dict[Node, int]
-    is_moved: bool = False
     members: list[list[Node]] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
 
@@ -78,29 +72,26 @@ class RegionTree:
         return None if region is None else region.name
 
 
-def region_tree(
-    graph: Graph, regions: Sequence[Region], nodes: Sequence[Node] | None = None
-) -> RegionTree:
+def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
     """Return the checked, flattened tree of ``regions``.
 
     Args:
         graph: The graph whose nodes the regions name.
         regions: The outermost regions.
-        nodes: The graph's nodes in the order that they run in, where the graph holds another one.
 
     Raises:
-        RegionError: A region is empty, names a placeholder or the output, or two siblings share a
-            name. Subclasses tell a foreign, an erased, a repeated and a shared node apart.
+        RegionError: A region is empty, or names a node that is foreign, erased, repeated, in
+            another region too, a placeholder or the output.
     """
-    ordered = list(graph.nodes) if nodes is None else nodes
+    nodes = list(graph.nodes)
     tree = RegionTree(
         regions=[None],
         parent=[-1],
         depth=[0],
         children=[[]],
         region_of={},
-        position=dict(zip(ordered, range(len(ordered)), strict=True)),
-        is_moved=nodes is not None,
+        nodes=nodes,
+        position=dict(zip(nodes, range(len(nodes)), strict=True)),
     )
     for region, parent in _preorder(regions):
         _enter(tree, region, parent)
@@ -148,13 +139,13 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
             )
         other = region_of.setdefault(node, index)
         if other != index:
-            raise OverlapError(
+            raise RegionError(
                 f"Node {node.name!r} is in regions {tree.name(other)!r} and {region.name!r}; "
                 "a node may be in one only."
             )
     if len(set(region.nodes)) != len(region.nodes):
         twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
-        raise DuplicateNodeError(
+        raise RegionError(
             f"Region {region.name!r} names {twice.name!r} twice; name each node once."
         )
 
@@ -166,11 +157,11 @@ def _stranger(node: object, graph: Graph, name: str) -> RegionError:
             "the graph, such as those of gm.graph.find_nodes."
         )
     if node.graph is graph:
-        return ErasedNodeError(
+        return RegionError(
             f"Region {name!r} names {node.name!r}, which was erased from the graph; expected "
             "nodes that are still in it. Collect the list again after edits."
         )
-    return ForeignNodeError(
+    return RegionError(
         f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of "
         "the graph module that was passed. Was the module copied after the list was made?"
     )

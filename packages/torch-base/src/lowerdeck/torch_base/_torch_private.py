@@ -567,12 +567,12 @@ def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     Args:
         nodes: Nodes of one graph, each once.
     """
-    seen: set[Node] = set()
-    add, has_all = seen.add, seen.issuperset
+    seen: dict[Node, None] = {}
+    earlier = seen.keys()
     for node in nodes:
-        if not has_all(node._input_nodes):
+        if not node._input_nodes.keys() <= earlier:
             return False
-        add(node)
+        seen[node] = None
     return True
 
 

@@ -312,12 +312,12 @@ CASES = (
     Case("own hooks", OwnHooks, X, without="hooks"),
     # torch.cond compiles itself.
     Case("branches", Branches, X, marked=("inside", "both"), without="threads"),
-    # Strict export refuses a layer inside of vmap, which is given parts of a batch there.
+    # Torch refuses these, of a layer inside of vmap, which is given parts of a batch there.
     Case(
         "vmapped",
         Vmapped,
         randn(3, 4),
-        without="strict, strict decomposed, preserving strict, alone",
+        without="strict, preserving strict, decomposed, alone, hooks, gradients, copies",
     ),
 )
 """The cases of this module."""

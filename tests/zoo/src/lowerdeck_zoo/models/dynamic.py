@@ -67,6 +67,16 @@ def _filled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x[order][back], halves, table
 
 
+def _windows() -> nn.Module:
+    """Return layers that slide over sizes in many ways."""
+    return nn.Sequential(
+        *(nn.Conv2d(4, 4, 7, 2, 3), nn.ReLU(), nn.ZeroPad2d(1), nn.MaxPool2d(3, 2, 1)),
+        *(nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 4, 3, padding=1, groups=4)),
+        *(nn.Upsample(scale_factor=2), nn.PixelShuffle(2), nn.Conv2d(1, 4, 3)),
+        *(nn.AvgPool2d(3, 1, 1), nn.Flatten(2), nn.Conv1d(4, 4, 3)),
+    )
+
+
 _BATCH = Dim("batch", min=1, max=8)
 
 PROGRAMS = (
@@ -75,6 +85,12 @@ PROGRAMS = (
         "dynamic_image",
         _conv,
         lambda: [(torch.randn(1, 3, size, 16),) for size in (16, 24, 9)],
+        ({2: Dim("height", min=8, max=32)},),
+    ),
+    Program(
+        "dynamic_windows",
+        _windows,
+        lambda: [(torch.randn(2, 4, size, 16),) for size in (16, 8, 32, 9, 16)],
         ({2: Dim("height", min=8, max=32)},),
     ),
     Program(

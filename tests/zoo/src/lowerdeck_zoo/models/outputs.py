@@ -68,6 +68,12 @@ def _rows_of_inputs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.sum(0)
 
 
+def _views_of_an_input(x: torch.Tensor):
+    y = x.view(-1)
+    x[0].mul_(3)
+    return y * 2, x.view(2, 8) - 1, y.view(2, 8).view(8, 2) + 1
+
+
 PROGRAMS = (
     Program(
         "nested_inputs",
@@ -83,6 +89,7 @@ PROGRAMS = (
     Program("shared_layer", Shared, normal(2, 4), tags="shared-weights"),
     Program("no_inputs", lambda: Of(_no_inputs), drawn(tuple)),
     Program("nothing_to_do", lambda: Of(_nothing_to_do), normal(2)),
+    Program("views_of_an_input", lambda: Of(_views_of_an_input), normal(4, 4), tags="in-place"),
     Program("input_added_to", lambda: Of(_added_to), normal(3), tags="in-place"),
     Program(
         "inputs_written_by_rows",

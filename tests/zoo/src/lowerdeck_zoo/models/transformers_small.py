@@ -41,11 +41,14 @@ _BLOCKS = {
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
 }
-_WAVES = {
+_FRAMES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
+}
+_WAVES = {
+    **_FRAMES,
     "conv_dim": (16, 16, 16),
     "conv_stride": (5, 2, 2),
     "conv_kernel": (10, 3, 3),
@@ -318,6 +321,39 @@ CONFIGURED = (
         name="input_values",
     ),
     _seeing("HubertModel", "HubertConfig", _WAVES, *(1, 800), name="input_values"),
+    _seeing("WavLMModel", "WavLMConfig", _WAVES, *(1, 800), name="input_values"),
+    *(
+        _seeing(
+            f"Wav2Vec2Conformer{kind}",
+            "Wav2Vec2ConformerConfig",
+            {"vocab_size": 32, **_WAVES, "conv_depthwise_kernel_size": 3}
+            | {"position_embeddings_type": positions},
+            *(1, 800),
+            name="input_values",
+        )
+        for kind, positions in (("Model", "relative"), ("ForCTC", "rotary"))
+    ),
+    _seeing(
+        "Wav2Vec2BertModel",
+        "Wav2Vec2BertConfig",
+        {**_FRAMES, "feature_projection_input_dim": 16, "conv_depthwise_kernel_size": 3},
+        *(1, 24, 16),
+        name="input_features",
+    ),
+    _seeing(
+        "ParakeetEncoder",
+        "ParakeetEncoderConfig",
+        {**_FRAMES, "num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 3},
+        *(1, 40, 16),
+        name="input_features",
+    ),
+    _seeing(
+        "ASTModel",
+        "ASTConfig",
+        {**_FRAMES, "num_mel_bins": 16, "max_length": 40, "patch_size": 8, "time_stride": 8},
+        *(1, 40, 16),
+        name="input_values",
+    ),
     # Pictures
     _seeing("ViTModel", "ViTConfig", IMAGE, heavy=False),
     _seeing(

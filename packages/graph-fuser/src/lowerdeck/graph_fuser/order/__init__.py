@@ -1,26 +1,19 @@
-"""In which orders nodes may run."""
+"""Orders in which nodes may run, and what a moved node keeps."""
 
 from lowerdeck.graph_fuser.order.attributes import install
 from lowerdeck.graph_fuser.order.components import strong_components
 from lowerdeck.graph_fuser.order.elements import followers
+from lowerdeck.graph_fuser.order.hazards import order_hazards
 from lowerdeck.graph_fuser.order.meta import call_meta, value_meta
-from lowerdeck.graph_fuser.order.ordering import (
-    is_legal,
-    legal_order,
-    legalize_graph,
-    ordered_tree,
-    relink,
-    topo_sort,
-)
+from lowerdeck.graph_fuser.order.ordering import check_legal, legalize_graph, relink, topo_sort
 
 __all__ = [
     "call_meta",
+    "check_legal",
     "followers",
     "install",
-    "is_legal",
-    "legal_order",
     "legalize_graph",
-    "ordered_tree",
+    "order_hazards",
     "relink",
     "strong_components",
     "topo_sort",

@@ -21,9 +21,7 @@ from lowerdeck.torch_base import (
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
 
-def order_hazards(
-    graph: Graph, module: torch.nn.Module | None, nodes: Sequence[Node] | None = None
-) -> list[tuple[Node, Node]]:
+def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[Node, Node]]:
     """Return pairs (before, after) that must keep their order: O(nodes + edges).
 
     Random nodes keep their order among each other, so do nodes with other effects. A node that
@@ -34,17 +32,16 @@ def order_hazards(
     Args:
         graph: The graph.
         module: The module that holds what the graph's nodes name.
-        nodes: The graph's nodes in the order that they run in, where the graph holds another one.
     """
-    nodes = list(graph.nodes) if nodes is None else nodes
     behaviours = Behaviours(module)
     marked = {
         node: effect
-        for node in _not_plain(graph, nodes, behaviours)
+        for node in _not_plain(graph, behaviours)
         if (effect := behaviours.effect(node)) & _ORDERED
     }
     if not marked:
         return []
+    nodes = list(graph.nodes)
     pairs: list[tuple[Node, Node]] = []
     for kind in (Effect.RANDOM, Effect.EFFECT):
         chain = [node for node, effect in marked.items() if effect & kind]
@@ -56,20 +53,20 @@ def order_hazards(
     return pairs
 
 
-def _not_plain(graph: Graph, nodes: Sequence[Node], behaviours: Behaviours) -> list[Node]:
-    """Return those of ``nodes`` that may do more than compute.
+def _not_plain(graph: Graph, behaviours: Behaviours) -> list[Node]:
+    """Return the nodes of ``graph`` that may do more than compute.
 
     An operator is asked for once, however many nodes call it: O(callees) in an exported graph
     that only computes.
     """
-    found: set[Node] = set()
+    impure: set[Node] = set()
     for group in nodes_by_callee(graph):
         first = next(iter(group))
         if _is_told_by_schema(first.target):
-            found.update(() if behaviours.is_plain(first) else group)
+            impure.update(() if behaviours.is_plain(first) else group)
         else:
-            found.update(node for node in group if not behaviours.is_plain(node))
-    return [node for node in nodes if node in found] if found else []
+            impure.update(node for node in group if not behaviours.is_plain(node))
+    return [node for node in graph.nodes if node in impure] if impure else []
 
 
 def _is_told_by_schema(target: object) -> bool:

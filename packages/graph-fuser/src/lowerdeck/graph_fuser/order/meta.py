@@ -1,4 +1,4 @@
-"""What a node's ``meta`` says about its value, as against how the value was computed."""
+"""Metadata of values, as opposed to that of the operations that compute them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OPERATION_KEYS = frozenset(
         "unbacked_bindings",
     }
 )
-"""Keys that speak of the operation: false on a node that only hands the value on.
+"""Keys that describe the operation, which are wrong on a node that only passes the value on.
 
-``stack_trace`` and ``nn_module_stack`` are none of them: they say where the value comes from, and
-whoever reports on an input or a call wants to know. torch keeps them there, too.
+``stack_trace`` and ``nn_module_stack`` say where the value comes from, so inputs and calls keep
+them, as in torch.
 """
 
 _VALUE_KEYS = ("val", "example_value")
 
 
 def value_meta(meta: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of ``meta`` that stays true where only the value is handed on."""
+    """Return the part of ``meta`` that describes the value."""
     return {key: value for key, value in meta.items() if key not in OPERATION_KEYS}
 
 

@@ -3,7 +3,7 @@
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder
 from lowerdeck.graph_fuser.outliner.checks import check_free
 from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
-from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
+from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import extract, outline
 from lowerdeck.graph_fuser.outliner.partition import (
     FusedPartition,
@@ -19,7 +19,6 @@ __all__ = [
     "DeferredGraph",
     "FusedPartition",
     "InputOrder",
-    "Outline",
     "OutlinePlan",
     "OutlinedRegion",
     "RegionGraph",

@@ -1,4 +1,4 @@
-"""What crosses each region's border, and which items of a body must precede which."""
+"""Values that cross the border of each region, and precedences between the items of a body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold before anything changes, beside the shape of the tree."""
+"""Checks of names and attributes, made before anything changes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser.errors import NameInUseError, RegionError
-from lowerdeck.graph_fuser.outliner.boundary import Boundary
+from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 from lowerdeck.torch_base import attribute, has_attribute
 
 
-def check_names(gm: GraphModule | None, tree: RegionTree) -> None:
+def check_names(tree: RegionTree, gm: GraphModule | None = None) -> None:
     """Raise unless siblings have different names, and the outermost ones are free in ``gm``."""
     for children in tree.children:
         names: set[str] = set()
@@ -25,7 +24,7 @@ def check_names(gm: GraphModule | None, tree: RegionTree) -> None:
                     "parts joined by dots."
                 )
             if name in names:
-                raise NameInUseError(
+                raise RegionError(
                     f"Two sibling regions are named {name!r}; give each its own name."
                 )
             names.add(name)
@@ -34,7 +33,7 @@ def check_names(gm: GraphModule | None, tree: RegionTree) -> None:
 
 
 def check_free(gm: GraphModule, names: Sequence[str]) -> None:
-    """Raise ``NameInUseError`` unless submodules may be installed under ``names``."""
+    """Raise ``RegionError`` unless submodules may be installed under ``names``."""
     used: set[str] | None = None
     for name in names:
         holder, _, last = name.rpartition(".")
@@ -42,14 +41,14 @@ def check_free(gm: GraphModule, names: Sequence[str]) -> None:
         if not has_attribute(gm, name):
             continue
         if not isinstance(attribute(gm, name), torch.nn.Module):
-            raise NameInUseError(
+            raise RegionError(
                 f"The module already has an attribute {last!r} that is no submodule (region "
                 f"{name!r}); rename the region."
             )
         if used is None:
             used = _paths(gm.graph.nodes)
         if name in used:
-            raise NameInUseError(
+            raise RegionError(
                 f"The module already has a submodule {name!r} that its graph still uses; rename "
                 "the region."
             )
@@ -62,7 +61,7 @@ def _check_holder(gm: GraphModule, path: str) -> None:
             return
         value = getattr(value, part)
         if not isinstance(value, torch.nn.Module):
-            raise NameInUseError(
+            raise RegionError(
                 f"The region's path leads through {part!r}, which is no submodule; rename the "
                 "region."
             )
@@ -80,44 +79,26 @@ def _paths(nodes: Iterable[Node]) -> set[str]:
     return paths
 
 
-def check_attributes(
-    gm: GraphModule,
-    tree: RegionTree,
-    boundary: Boundary,
-) -> None:
+def check_attributes(gm: GraphModule, tree: RegionTree) -> None:
     """Raise unless ``gm`` has every attribute that the regions read."""
-    for index in range(1, len(tree.regions)):
-        reads = [node for node in tree.members[index] if node.op in {"get_attr", "call_module"}]
-        for node in (*reads, *boundary.local[index]):
-            if node.op == "placeholder":
-                raise RegionError(
-                    f"attribute_name gives placeholder {node.name!r} a name in region "
-                    f"{tree.name(index)!r}, "
-                    "but its value is not known here; pass make_module too and install it there."
-                )
-            if not has_attribute(gm, str(node.target)):
-                raise RegionError(
-                    f"Node {node.name!r} reads attribute {node.target!r}, which the module does "
-                    "not have."
-                )
+    for node in tree.region_of:
+        if node.op in {"get_attr", "call_module"} and not has_attribute(gm, str(node.target)):
+            raise RegionError(
+                f"Node {node.name!r} reads attribute {node.target!r}, which the module does not "
+                "have."
+            )
 
 
-def check_inner_names(tree: RegionTree, boundary: Boundary, *, root_too: bool) -> None:
+def check_inner_names(tree: RegionTree) -> None:
     """Raise unless each region's name is free in the new module of its parent."""
     for index, children in enumerate(tree.children):
-        if not children or (index == ROOT and not root_too):
+        if not children or index == ROOT:
             continue
-        region_of = tree.region_of
-        members = (
-            tree.members[index]
-            if index
-            else [node for node in tree.position if node not in region_of]
-        )
-        used = _paths(members) | set(boundary.local[index].values())
+        used = _paths(tree.members[index])
         for child in children:
             name = tree.name(child) or ""
             if name in used or hasattr(GraphModule, name.split(".")[0]):
-                raise NameInUseError(
+                raise RegionError(
                     f"Region {name!r} would be beside an attribute of that name in its "
                     "parent's module; rename the region."
                 )

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from torch.fx import Node
 
 from lowerdeck.graph_fuser.errors import CycleError
 from lowerdeck.graph_fuser.outliner.boundary import Item
+from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 _SHOWN = 12
 """How many nodes of a path a message shows at each end; the error itself has them all."""
 
 
-def cycle_error(path: Sequence[Node], names: Sequence[str | None]) -> CycleError:
-    """Return the error that shows a path.
+def cycle_error(
+    tree: RegionTree,
+    edges: Mapping[tuple[Item, Item], tuple[Node, Node]],
+    after: Mapping[Item, Sequence[Item]],
+    stuck: set[Item],
+) -> CycleError:
+    """Return the error that shows why a body has no order.
 
     Args:
-        path: The nodes; each is followed by one that depends on it or shares its region.
-        names: The region of each, or None.
+        tree: The regions.
+        edges: The precedences of the body with a region at one end, each with the edge of the
+            graph that causes it.
+        after: The successors of each item.
+        stuck: The items that wait for each other in a circle, or for such items.
     """
-    return CycleError(_explain(path, names), tuple(path), tuple(names))
+    loop = _shortest_loop(after, stuck)
+    path: list[Node] = []
+    for source, target in zip(loop, [*loop[1:], loop[0]], strict=True):
+        path.extend(edges.get((source, target), (source, target)))  # type: ignore[arg-type]
+    # Each node that is the end of one edge and the start of the next appears twice.
+    steps = [
+        node for number, node in enumerate(path) if not number or node is not path[number - 1]
+    ]
+    names = tuple(tree.name(tree.region_of.get(node, ROOT)) for node in steps)
+    return CycleError(_explain(steps, names), tuple(steps), names)
 
 
 def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
@@ -40,31 +57,18 @@ def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
     )
 
 
-def shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> list[Item]:
-    """Return a loop through one stuck item; every stuck item has a stuck predecessor."""
-    before: dict[Item, Item] = {}
-    for item in after:
-        if item in stuck:
-            for target in after[item]:
-                if target in stuck:
-                    before.setdefault(target, item)
-    current = next(item for item in after if item in stuck)
-    seen: set[Item] = set()
-    while current not in seen:
-        seen.add(current)
-        current = before[current]
-    loop = [current]
-    while before[loop[-1]] != current:
-        loop.append(before[loop[-1]])
-    start = next((item for item in loop if isinstance(item, int)), current)
-    return _way_back(after, stuck, start)
-
-
-def _way_back(after: Mapping[Item, Sequence[Item]], stuck: set[Item], start: Item) -> list[Item]:
+def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> list[Item]:
+    """Return a shortest loop through one stuck item."""
+    # Every stuck item waits for a stuck one, so that the walk back enters a circle.
+    before = {target: item for item in after if item in stuck for target in after[item]}
+    walk = dict.fromkeys([next(item for item in after if item in stuck)])
+    while (item := before[next(reversed(walk))]) not in walk:
+        walk[item] = None
+    circle = list(walk)[list(walk).index(item) :]
+    start = next((item for item in circle if isinstance(item, int)), item)
     came_from: dict[Item, Item] = {}
-    queue = deque([start])
-    while queue:
-        item = queue.popleft()
+    queue = [start]
+    for item in queue:  # Breadth first: the list grows while it is walked.
         for target in after[item]:
             if target == start:
                 loop = [item]
@@ -74,4 +78,4 @@ def _way_back(after: Mapping[Item, Sequence[Item]], stuck: set[Item], start: Ite
             if target in stuck and target not in came_from:
                 came_from[target] = item
                 queue.append(target)
-    raise AssertionError("a stuck item always lies on or before a loop that was already walked")
+    raise AssertionError("the walk back entered a circle")

@@ -1,4 +1,4 @@
-"""A graph that is built when somebody asks for it."""
+"""A graph that is built on demand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeferredGraph:
         like: The graph of an equal region. It must not change.
         names: The name wanted for each node.
         metas: The meta of each node, or of the value that it hands on.
-        hands_on: Whether each node only hands a value on, so that what its meta tells of the
-            operation is false for it.
+        hands_on: Whether each node only passes a value on, so that metadata of the operation is
+            left out.
     """
 
     like: Graph

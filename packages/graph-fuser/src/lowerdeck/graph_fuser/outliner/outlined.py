@@ -1,12 +1,11 @@
-"""What outlining made: for each region its module, its call and what crosses its border."""
+"""Result of outlining one region: its module, its call and the values that cross its border."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.regions import Region
 
@@ -17,7 +16,7 @@ class OutlinedRegion:
 
     Attributes:
         region: The region that was asked for.
-        module: Its module.
+        module: Its module, whose code is generated at its first use.
         call_node: The ``call_module`` node in the parent's graph.
         inputs: The outer nodes, of the graph as it was, whose values are passed, in order.
         outputs: The inner nodes, of the graph as it was, whose values are returned, in order. They
@@ -30,28 +29,10 @@ class OutlinedRegion:
     """
 
     region: Region
-    module: torch.nn.Module
+    module: GraphModule
     call_node: Node
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     arguments: tuple[Node, ...]
     results: tuple[Node, ...]
-    node_map: Mapping[Node, Node]
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What ``outline`` made.
-
-    Attributes:
-        module: The outermost module: the one that was passed, or a new one with
-            ``in_place=False``.
-        regions: What became of each region, children after their parents.
-        node_map: From the nodes that stay in the outermost graph to where they are now: the same
-            nodes in place, their copies otherwise. Outputs of regions map to the nodes that carry
-            them.
-    """
-
-    module: torch.nn.Module
-    regions: Mapping[Region, OutlinedRegion]
     node_map: Mapping[Node, Node]

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
-from lowerdeck.graph_fuser.order import ordered_tree
-from lowerdeck.graph_fuser.outliner.boundary import InputOrder, find_boundary
-from lowerdeck.graph_fuser.outliner.outlined import Outline, OutlinedRegion
+from lowerdeck.graph_fuser.order import check_legal
+from lowerdeck.graph_fuser.outliner.boundary import InputOrder
+from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import outline
-from lowerdeck.graph_fuser.outliner.schedule import schedule
+from lowerdeck.graph_fuser.outliner.plan import prepare
 from lowerdeck.graph_fuser.regions import Region
-from lowerdeck.torch_base import mend_readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,9 @@ def validate_partition(partition: Iterable[Node]) -> bool:
     Args:
         partition: Nodes of one graph.
 
+    Raises:
+        RegionError: The graph is out of order: call ``legalize_graph`` first.
+
     Example:
         >>> import torch
         >>> gm = torch.fx.symbolic_trace(lambda x: (x + 1).relu().sin())
@@ -59,10 +61,9 @@ def validate_partition(partition: Iterable[Node]) -> bool:
     if not nodes:
         return True
     graph = nodes[0].graph
-    mend_readers(graph)
+    check_legal(graph)
     try:
-        tree, hazards = ordered_tree(graph, graph.owning_module, [Region("partition", nodes)])
-        schedule(tree, find_boundary(tree, order=hazards), hazards)
+        prepare(graph, [Region("partition", nodes)])
     except CycleError:
         return False
     return True
@@ -106,21 +107,18 @@ def fuse_partitions(
         name: Region(name, nodes, always_return_tuple=always_return_tuple)
         for name, nodes in partitions.items()
     }
-    done = outline(gm, list(regions.values()), input_order=input_order)
-    return {name: _fused(done, region) for name, region in regions.items()}
+    outlined = outline(gm, list(regions.values()), input_order=input_order)
+    return {name: _fused(outlined[region]) for name, region in regions.items()}
 
 
-def _fused(done: Outline, region: Region) -> FusedPartition:
-    made: OutlinedRegion = done.regions[region]
-    if not isinstance(made.module, GraphModule):
-        raise TypeError(f"Region {region.name!r} became a {type(made.module)}, not a GraphModule.")
+def _fused(outlined: OutlinedRegion) -> FusedPartition:
     return FusedPartition(
-        module=made.module,
-        call_node=made.call_node,
-        inputs=made.arguments,
-        outputs=made.results,
-        original_outputs=made.outputs,
-        node_map=made.node_map,
+        module=outlined.module,
+        call_node=outlined.call_node,
+        inputs=outlined.arguments,
+        outputs=outlined.results,
+        original_outputs=outlined.outputs,
+        node_map=outlined.node_map,
     )
 
 
@@ -159,7 +157,7 @@ def create_submodule_from_nodes(
     """
     del skip_legalize_graph
     region = Region(f"fused_{tag}", node_list, always_return_tuple=True)
-    fused = _fused(outline(gm, [region], input_order=input_order), region)
+    fused = _fused(outline(gm, [region], input_order=input_order)[region])
     # A list, as ExecuTorch's function leaves it, where torch's fuser has a tuple.
     output = fused.module.graph.output_node()
     output.args = (list(output.args[0]),)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What outlining would make, known before anything is built."""
+"""Plans: inputs, outputs and orders of regions, known before anything is built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order import call_meta, ordered_tree
+from lowerdeck.graph_fuser.order import call_meta, check_legal, order_hazards
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, InputOrder, find_boundary
 from lowerdeck.graph_fuser.outliner.checks import check_names, checked_order
 from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
@@ -18,17 +18,16 @@ from lowerdeck.graph_fuser.outliner.region_graph import (
     call_label,
     read_label,
 )
-from lowerdeck.graph_fuser.outliner.schedule import body_order, schedule
-from lowerdeck.graph_fuser.regions import ROOT, Region
+from lowerdeck.graph_fuser.outliner.schedule import Schedule
+from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
 from lowerdeck.torch_base import collector_held, mend_readers
 
 
 class OutlinePlan:
     """What crosses each region's border, and the order of its body; made by ``plan_outline``.
 
-    Everything is checked, and nothing is built: ``graph`` builds what the caller wants, region by
-    region. Whoever can tell from ``steps`` that two regions are equal need not build both. A plan
-    is good as long as the graph that it was made for does not change.
+    Everything is checked, and nothing is built: ``graph`` builds the graph of one region. A plan
+    is valid as long as the graph that it was made for does not change.
 
     Attributes:
         regions: All regions, parents before their children.
@@ -73,14 +72,14 @@ class OutlinePlan:
         # Most regions of a large model call none: their bodies hold nodes alone, with no index to
         # turn into a region.
         if not tree.children[index]:
-            return body_order(tree, self._graphs.plan, index, nodes)  # type: ignore[return-value]
+            return nodes  # type: ignore[return-value]
         return [
             tree.regions[item] if isinstance(item, int) else item  # type: ignore[misc]
-            for item in body_order(tree, self._graphs.plan, index, nodes)
+            for item in self._graphs.schedule.body(index, nodes)
         ]
 
     def graph(self, region: Region | None) -> RegionGraph:
-        """Return a new graph of a region, as ``outline`` would give it to ``make_module``.
+        """Return a new graph of a region, without an owner.
 
         Args:
             region: The region; None for the outermost graph.
@@ -115,7 +114,7 @@ class OutlinePlan:
             (read_label(path), self._meta(outer), outer.op != "get_attr")
             for outer, path in boundary.local[index].items()
         ]
-        for item in body_order(self._tree, self._graphs.plan, index, self._tree.members[index]):
+        for item in self._graphs.schedule.body(index, self._tree.members[index]):
             if isinstance(item, int):
                 self._defer_call(item, entries)
             else:
@@ -164,11 +163,17 @@ def plan_outline(
     """Return what ``outline`` would make of ``regions``, without building or changing anything.
 
     Args:
-        gm: The graph module, or a bare graph.
+        gm: The graph module, or a bare graph, in an order in which it can run.
         regions: See ``outline``.
         input_order: See ``outline``.
-        order: See ``outline``.
-        attribute_name: See ``outline``.
+        order: Pairs of nodes (before, after) that must keep their order though no value flows
+            between them, in addition to those found here (writes, random draws, other effects).
+        attribute_name: Called with a region (None: the root) and a node. For a ``get_attr`` or
+            ``call_module`` node of the region it returns the target to use in the region's graph
+            (None: as it is). For a ``get_attr`` or ``placeholder`` node outside it returns the
+            attribute by which the region reads that value, which then is no input (None: pass it
+            as an input). For a placeholder and the root it returns the attribute that takes its
+            place in the outermost graph.
 
     Raises:
         CycleError: A region would need its own result; the error shows the path node by node.
@@ -185,31 +190,27 @@ def plan_outline(
         >>> [node.name for node in plan.graph(two).graph.nodes]
         ['add', 'relu_1', 'add_1', 'output']
     """
-    graphs = prepare(gm, regions, input_order, order, attribute_name, rebuilds_root=True)
-    check_names(None, graphs.tree)
+    with collector_held():
+        check_legal(gm if isinstance(gm, Graph) else gm.graph)
+        graphs = prepare(gm, regions, input_order, order, attribute_name)
+        check_names(graphs.tree)
     return OutlinePlan(graphs)
 
 
 def prepare(
     gm: GraphModule | Graph,
     regions: Sequence[Region],
-    input_order: InputOrder,
+    input_order: InputOrder = "parent",
     order: Iterable[tuple[Node, Node]] = (),
     attribute_name: AttributeName | None = None,
-    *,
-    rebuilds_root: bool = False,
 ) -> GraphBuilder:
-    """Return what builds the graph of each region, everything in it being in order.
-
-    So is the outermost graph where it has effects, or is to be built anew too.
-    """
+    """Return the builder of the regions' graphs; see ``plan_outline``."""
     graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
-    with collector_held():
-        mend_readers(graph)
-        tree, hazards = ordered_tree(graph, module, regions, rebuilds_root=rebuilds_root)
-        hazards += checked_order(order, tree)
-        boundary = find_boundary(
-            tree, order=hazards, input_order=input_order, attribute_name=attribute_name
-        )
-        plan = schedule(tree, boundary, hazards)
-        return GraphBuilder(graph, tree, boundary, plan, attribute_name)
+    mend_readers(graph)
+    tree = region_tree(graph, regions)
+    hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
+    boundary = find_boundary(
+        tree, order=hazards, input_order=input_order, attribute_name=attribute_name
+    )
+    schedule = Schedule(tree, boundary, hazards)
+    return GraphBuilder(graph, tree, boundary, schedule, attribute_name)

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from lowerdeck.graph_fuser._torch_private import share_codegen
 from lowerdeck.graph_fuser.order import call_meta, value_meta
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, Boundary
-from lowerdeck.graph_fuser.outliner.schedule import Schedule, body_order
+from lowerdeck.graph_fuser.outliner.schedule import Schedule
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
 from lowerdeck.torch_base import add_node, copy_node
 
@@ -42,10 +42,12 @@ class Call(NamedTuple):
     Attributes:
         node: The ``call_module`` node.
         results: The nodes that carry the region's outputs.
+        nodes: All nodes that the call is made of, in order.
     """
 
     node: Node
     results: tuple[Node, ...]
+    nodes: tuple[Node, ...]
 
 
 class GraphBuilder:
@@ -55,7 +57,7 @@ class GraphBuilder:
         graph: The graph that the regions are cut out of; it is only read.
         tree: The regions.
         boundary: Their borders.
-        plan: The order of their bodies.
+        schedule: The order of their bodies.
         attribute_name: See ``outline``.
     """
 
@@ -64,13 +66,13 @@ class GraphBuilder:
         graph: Graph,
         tree: RegionTree,
         boundary: Boundary,
-        plan: Schedule,
+        schedule: Schedule,
         attribute_name: AttributeName | None,
     ) -> None:
         self.graph = graph
         self.tree = tree
         self.boundary = boundary
-        self.plan = plan
+        self.schedule = schedule
         self.attribute_name = attribute_name
         self.calls: dict[int, Call] = {}
 
@@ -104,7 +106,7 @@ class GraphBuilder:
     def root_nodes(self) -> list[Node]:
         """Return the nodes that are in no region."""
         region_of = self.tree.region_of
-        return [node for node in self.tree.position if node not in region_of]
+        return [node for node in self.tree.nodes if node not in region_of]
 
     def is_bare(self, index: int) -> bool:
         """Return whether a region returns its one output without a tuple around it."""
@@ -116,10 +118,16 @@ class GraphBuilder:
         )
 
     def call(self, index: int, graph: Graph, env: dict[Node, Node]) -> None:
-        """Create a region's call and what unpacks it, at the graph's insert point."""
+        """Create a region's call and what unpacks it, at the graph's insert point.
+
+        Args:
+            index: The region.
+            graph: The graph of its parent.
+            env: From outer nodes to those of ``graph``, where they differ. The outputs are added.
+        """
         outputs = tuple(self.boundary.outputs[index])
         name = self.tree.name(index) or ""
-        arguments = tuple(env[outer] for outer in self.boundary.inputs[index])
+        arguments = tuple(env.get(outer, outer) for outer in self.boundary.inputs[index])
         bare = self.is_bare(index)
         type_expr = outputs[0].type if bare else None
         call = add_node(
@@ -128,7 +136,7 @@ class GraphBuilder:
         call.meta.update(call_meta(outputs, bare=bare))
         if bare:
             env[outputs[0]] = call
-            self.calls[index] = Call(call, (call,))
+            self.calls[index] = Call(call, (call,), (call,))
             return
         results: list[Node] = []
         for element, node in enumerate(outputs):
@@ -138,7 +146,7 @@ class GraphBuilder:
             part.meta.update(value_meta(node.meta))
             env[node] = part
             results.append(part)
-        self.calls[index] = Call(call, tuple(results))
+        self.calls[index] = Call(call, tuple(results), (call, *results))
 
     def _replace_placeholders(
         self, nodes: Sequence[Node], graph: Graph, env: dict[Node, Node]
@@ -165,7 +173,7 @@ class GraphBuilder:
         self, index: int, nodes: Sequence[Node], graph: Graph, env: dict[Node, Node]
     ) -> None:
         region = self.tree.regions[index]
-        for item in body_order(self.tree, self.plan, index, nodes):
+        for item in self.schedule.body(index, nodes):
             if isinstance(item, int):
                 self.call(item, graph, env)
                 continue

@@ -1,4 +1,4 @@
-"""Which nodes can be one group."""
+"""Proposals of partitions."""
 
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.propose import propose_partitions

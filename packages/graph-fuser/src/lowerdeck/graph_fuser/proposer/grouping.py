@@ -1,237 +1,169 @@
-"""Gather nodes that must share a partition: groups, and values with their elements."""
+"""Nodes that must share a partition, as one item each: groups, and values with their elements."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from lowerdeck.graph_fuser.errors import (
-    DuplicateNodeError,
-    ErasedNodeError,
-    ForeignNodeError,
-    OverlapError,
-    RegionError,
-)
-from lowerdeck.graph_fuser.order import strong_components
+from lowerdeck.graph_fuser.errors import RegionError
+from lowerdeck.graph_fuser.order import followers, strong_components
 from lowerdeck.graph_fuser.proposer.items import ItemGraph, item_graph
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Reason
 
-_SINGLY = 16
-"""How often one group of a circle is left out alone; then half of them, to stay near linear."""
 
-
-def check_nodes(
-    gm: GraphModule, lists: Sequence[Sequence[Node]], nodes: Sequence[Node], what: str
-) -> None:
-    """Raise unless ``lists`` name nodes of the graph, none twice in a list."""
-    if not lists:
-        return
-    present = set(nodes)
-    for members in lists:
-        if isinstance(members, Node):
-            raise RegionError(f"{what} holds node {members.name!r}; expected lists of nodes.")
-        for node in members:
-            if not isinstance(node, Node):
-                raise RegionError(
-                    f"{what} names {node!r}, which is a {type(node).__name__}; expected nodes."
-                )
-            if node not in present:
-                kind = ErasedNodeError if node.graph is gm.graph else ForeignNodeError
-                raise kind(
-                    f"{what} names {node.name!r}, which is not in the graph that is to be "
-                    "partitioned; collect the lists from this graph, after all edits."
-                )
-        if len(set(members)) != len(members):
-            names = ", ".join(node.name for node in members)
-            raise DuplicateNodeError(f"{what} names a node twice in one list: {names}.")
-
-
-def whole_groups(
-    gm: GraphModule,
-    nodes: Sequence[Node],
-    groups: Sequence[Sequence[Node]],
-    follows: Mapping[Node, Node],
-    wanted: dict[Node, bool],
-    left_out: dict[Node, LeftOut],
-) -> list[list[Node]]:
-    """Return the groups that may be fused, elements replaced by what they follow."""
-    check_nodes(gm, groups, nodes, "groups")
-    member: dict[Node, int] = {}
-    for number, group in enumerate(groups):
-        for node in group:
-            if member.setdefault(node, number) != number:
-                raise OverlapError(
-                    f"Node {node.name!r} is in two groups; a node may be in one. Join the groups."
-                )
-    kept: list[list[Node]] = []
-    for group in _led(groups, follows):
-        stranger = next((node for node in group if not wanted[node]), None)
-        if stranger is None:
-            kept.append(group)
-            continue
-        for node in group:
-            if wanted[node]:
-                detail = f"{node.name} is in one group with {stranger.name}, which is left out"
-                _drop(node, follows, wanted, left_out, LeftOut(Reason.GROUP_NOT_SUPPORTED, detail))
-    return kept
-
-
-def _led(groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]) -> list[list[Node]]:
-    """Return the groups by the producers of their elements; joined where they meet."""
-    above = list(range(len(groups)))
-
-    def root(number: int) -> int:
-        while above[number] != number:
-            above[number] = above[above[number]]
-            number = above[number]
-        return number
-
-    group_of: dict[Node, int] = {}
-    for number, group in enumerate(groups):
-        for node in group:
-            # An element goes where its producer goes, so the group holds the producer in its
-            # stead.
-            while node in follows:
-                node = follows[node]  # noqa: PLW2901
-            above[root(number)] = root(group_of.setdefault(node, number))
-    joined: dict[int, list[Node]] = {}
-    for node, number in group_of.items():
-        joined.setdefault(root(number), []).append(node)
-    return list(joined.values())
-
-
-def _drop(
-    node: Node,
-    follows: Mapping[Node, Node],
-    wanted: dict[Node, bool],
-    left_out: dict[Node, LeftOut],
-    why: LeftOut,
-) -> None:
-    """Leave a node out, and with it those that take its elements."""
-    wanted[node] = False
-    left_out[node] = why
-    work = [node]
-    for producer in work:
-        for user in producer.users:
-            if follows.get(user) is producer and wanted[user]:
-                wanted[user] = False
-                left_out[user] = follows_left_out(user, producer)
-                work.append(user)
-
-
-def follows_left_out(node: Node, producer: Node) -> LeftOut:
-    """Return why an element is left out."""
-    detail = f"{node.name} takes an element of {producer.name}, which is left out"
-    return LeftOut(Reason.FOLLOWS_PRODUCER, detail)
-
-
-def grouped_items(
-    nodes: Sequence[Node],
-    groups: list[list[Node]],
-    follows: Mapping[Node, Node],
-    wanted: dict[Node, bool],
-    hazards: Sequence[tuple[Node, Node]],
-    left_out: dict[Node, LeftOut],
-) -> tuple[ItemGraph, dict[Node, int]]:
-    """Return the items; groups that cannot be one call are left out.
+class Candidates:
+    """The nodes that may be in a partition, and why each other node may not.
 
     Args:
-        nodes: The graph's nodes in a legal order.
-        groups: Nodes that stay together; disjoint.
-        follows: The producer of each element.
-        wanted: Whether each node may be in a partition; changed for those left out here.
+        nodes: The graph's nodes, in an order in which they can run.
         hazards: Pairs of nodes that must keep their order.
-        left_out: Why nodes are left out; added to.
+        is_supported: Whether a node may be fused. It is not called for inputs, for the output, and
+            for elements of a multi-output node, which go where their producer goes.
+
+    Attributes:
+        wanted: Whether each node may be in a partition.
+        left_out: Why each other node may not.
     """
-    followed = _of_wanted(follows, wanted)
-    item_of, count = _number(nodes, groups, followed)
-    # Without groups no circle can be: nothing but its producer comes before an element.
-    for attempt in itertools.count():
-        if not groups:
-            break
-        merged, merged_count, offenders = _condense(
-            nodes, item_of, count, groups, wanted, hazards, halve=attempt >= _SINGLY
-        )
-        if not offenders:
-            item_of, count = merged, merged_count
-            break
-        for number in offenders:
-            for node in groups[number]:
-                detail = f"the group of {node.name} needs its own result through what is left out"
-                _drop(node, follows, wanted, left_out, LeftOut(Reason.GROUP_IN_CYCLE, detail))
-        groups = [group for number, group in enumerate(groups) if number not in offenders]
-        followed = _of_wanted(followed, wanted)
-        item_of, count = _number(nodes, groups, followed)
-    flags = [False] * count
-    for node, item in item_of.items():
-        flags[item] = wanted[node]
-    return item_graph(nodes, item_of, count, flags, hazards), item_of
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        hazards: Sequence[tuple[Node, Node]],
+        is_supported: Callable[[Node], bool],
+    ) -> None:
+        self.nodes = nodes
+        self.hazards = hazards
+        self.follows = followers(nodes, hazards)
+        self.wanted: dict[Node, bool] = dict.fromkeys(nodes, True)
+        self.left_out: dict[Node, LeftOut] = {}
+        for node in nodes:
+            if node.op in {"placeholder", "output"}:
+                self.drop(node, Reason.NOT_COMPUTED, f"{node.name} is the graph's {node.op}")
+            elif node not in self.follows and not _ask(is_supported, node):
+                self.drop(node, Reason.NOT_SUPPORTED, f"{node.name} is not supported")
+
+    def drop(self, node: Node, reason: Reason, detail: str) -> None:
+        """Leave a node out, and with it those that take its elements."""
+        self.wanted[node] = False
+        self.left_out[node] = LeftOut(reason, detail)
+        for user in node.users:
+            if self.follows.get(user) is node and self.wanted[user]:
+                detail = f"{user.name} takes an element of {node.name}, which is left out"
+                self.drop(user, Reason.FOLLOWS_PRODUCER, detail)
+
+    def items(self, groups: Sequence[Sequence[Node]]) -> ItemGraph:
+        """Return what stays together as items; groups that cannot be one call are left out.
+
+        Args:
+            groups: Nodes that stay together; groups that meet are one.
+
+        Raises:
+            RegionError: A group contains something else than nodes of the graph.
+        """
+        kept = [group for group in self._joined(groups) if self._is_supported(group)]
+        while True:
+            item_of, count = self._numbered(kept)
+            if not kept:  # Nothing but its producer comes before an element: no circle can be.
+                break
+            components = self._components(item_of, count)
+            on_circles = self._on_circles(kept, item_of, components)
+            if not on_circles:
+                place = {item: i for i, component in enumerate(components) for item in component}
+                item_of = {node: place[item] for node, item in item_of.items()}
+                count = len(components)
+                break
+            for number in on_circles:
+                for node in kept[number]:
+                    detail = (
+                        f"the group of {node.name} needs its own result through what is left out"
+                    )
+                    self.drop(node, Reason.GROUP_IN_CYCLE, detail)
+            kept = [group for number, group in enumerate(kept) if number not in on_circles]
+        return item_graph(self.nodes, item_of, count, self.wanted, self.hazards)
+
+    def _joined(self, groups: Sequence[Sequence[Node]]) -> list[list[Node]]:
+        """Return the groups with producers in place of their elements, joined where they meet."""
+        above = list(range(len(groups)))
+
+        def root(number: int) -> int:
+            while above[number] != number:
+                above[number] = above[above[number]]
+                number = above[number]
+            return number
+
+        group_of: dict[Node, int] = {}
+        for number, group in enumerate(groups):
+            if isinstance(group, Node):
+                raise RegionError(f"groups holds node {group.name!r}; expected lists of nodes.")
+            for node in group:
+                if node not in self.wanted:
+                    raise RegionError(
+                        f"found {node!r} in groups; expected nodes of the graph that is to be "
+                        "partitioned. Collect the groups after all edits."
+                    )
+                while node in self.follows:
+                    node = self.follows[node]  # noqa: PLW2901
+                above[root(number)] = root(group_of.setdefault(node, number))
+        joined: dict[int, list[Node]] = {}
+        for node, number in group_of.items():
+            joined.setdefault(root(number), []).append(node)
+        return list(joined.values())
+
+    def _is_supported(self, group: Sequence[Node]) -> bool:
+        """Return whether a whole group may be fused; otherwise leave it out."""
+        stranger = next((node for node in group if not self.wanted[node]), None)
+        for node in group if stranger is not None else ():
+            if self.wanted[node]:
+                detail = f"{node.name} is in one group with {stranger}, which is left out"
+                self.drop(node, Reason.GROUP_NOT_SUPPORTED, detail)
+        return stranger is None
+
+    def _numbered(self, groups: Sequence[Sequence[Node]]) -> tuple[dict[Node, int], int]:
+        """Return the item of each node, and how many there are."""
+        leader = {node: group[0] for group in groups for node in group}
+        number_of: dict[Node, int] = {}
+        item_of: dict[Node, int] = {}
+        for node in self.nodes:
+            producer = self.follows.get(node)
+            if producer is not None and self.wanted[producer]:
+                item_of[node] = item_of[producer]
+            else:
+                item_of[node] = number_of.setdefault(leader.get(node, node), len(number_of))
+        return item_of, len(number_of)
+
+    def _components(self, item_of: Mapping[Node, int], count: int) -> list[list[int]]:
+        """Return the items that wait for each other, in a topological order."""
+        after: list[list[int]] = [[] for _ in range(count)]
+        reads = [(source, node) for node in self.nodes for source in node.all_input_nodes]
+        for first, second in (*reads, *self.hazards):
+            if item_of[first] != item_of[second]:
+                after[item_of[first]].append(item_of[second])
+        return strong_components(count, after)
+
+    def _on_circles(
+        self,
+        groups: Sequence[Sequence[Node]],
+        item_of: Mapping[Node, int],
+        components: Sequence[Sequence[int]],
+    ) -> set[int]:
+        """Return groups to leave out: of those on a circle with unwanted nodes the later half.
+
+        Half of them, so that few rounds are needed however many groups are on one circle.
+        """
+        group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
+        unwanted = {item for node, item in item_of.items() if not self.wanted[node]}
+        chosen: set[int] = set()
+        for component in components:
+            if len(component) > 1 and not unwanted.isdisjoint(component):
+                on_it = [group_at[item] for item in component if item in group_at]
+                chosen.update(on_it[len(on_it) // 2 :])
+        return chosen
 
 
-def _of_wanted(follows: Mapping[Node, Node], wanted: Mapping[Node, bool]) -> dict[Node, Node]:
-    return {node: producer for node, producer in follows.items() if wanted[producer]}
-
-
-def _number(
-    nodes: Sequence[Node], groups: Sequence[Sequence[Node]], follows: Mapping[Node, Node]
-) -> tuple[dict[Node, int], int]:
-    """Return an item for each node, and how many: one for a group or a producer with elements."""
-    item_of: dict[Node, int] = {}
-    group_item: dict[int, int] = {}
-    group_of = {node: number for number, group in enumerate(groups) for node in group}
-    count = 0
-    for node in nodes:
-        if node in follows:
-            item_of[node] = item_of[follows[node]]
-            continue
-        group = group_of.get(node)
-        if group is not None and group in group_item:
-            item_of[node] = group_item[group]
-            continue
-        item_of[node] = count
-        if group is not None:
-            group_item[group] = count
-        count += 1
-    return item_of, count
-
-
-def _condense(
-    nodes: Sequence[Node],
-    item_of: Mapping[Node, int],
-    count: int,
-    groups: Sequence[Sequence[Node]],
-    wanted: Mapping[Node, bool],
-    hazards: Sequence[tuple[Node, Node]],
-    *,
-    halve: bool,
-) -> tuple[dict[Node, int], int, set[int]]:
-    """Return items without circles and their number, and groups to leave out first if there are.
-
-    Of the groups on a circle through unwanted nodes the last gives way, or the later half, so that
-    the answer does not depend on luck.
-    """
-    after: list[list[int]] = [[] for _ in range(count)]
-    flags = [False] * count
-    for node in nodes:
-        item = item_of[node]
-        flags[item] = wanted[node]
-        for source in node.all_input_nodes:
-            if item_of[source] != item:
-                after[item_of[source]].append(item)
-    for first, second in hazards:
-        if item_of[first] != item_of[second]:
-            after[item_of[first]].append(item_of[second])
-    group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
-    # Items on one circle can only be one call, and only if all of them may be fused.
-    component_of = [0] * count
-    offenders: set[int] = set()
-    components = strong_components(count, after)
-    for number, component in enumerate(components):
-        for item in component:
-            component_of[item] = number
-        if len(component) > 1 and not all(flags[item] for item in component):
-            on_it = [group_at[item] for item in component if item in group_at]
-            offenders.update(on_it[-max(1, len(on_it) // 2 if halve else 1) :])
-    return {node: component_of[item] for node, item in item_of.items()}, len(components), offenders
+def _ask(is_supported: Callable[[Node], bool], node: Node) -> bool:
+    try:
+        return bool(is_supported(node))
+    except Exception as error:
+        error.add_note(f"raised by is_supported for node {node.name!r} ({node.target})")
+        raise

@@ -52,8 +52,6 @@ def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
         for source in items.before[item]:
             if level[source] > least:
                 least = level[source]
-        for source in items.apart_from.get(item, ()):
-            least = max(least, level[source] + 1)
         return least
     for source in items.before[item]:
         bound = level[source] + 1 if is_in[source] else level[source]
@@ -73,8 +71,6 @@ def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
         bound = level[target] if is_in[target] else level[target] - 1
         if bound < most:
             most = bound
-    for target in items.apart.get(item, ()):
-        most = min(most, level[target] - 1)
     return most
 
 

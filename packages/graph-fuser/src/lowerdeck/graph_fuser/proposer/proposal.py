@@ -1,4 +1,4 @@
-"""What a proposal says: partitions, and why each other node is left out."""
+"""A proposal: partitions, and the reason why each other node is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and signatures that callers of torch know."""
+"""Drop-ins for torch.fx.passes: its names and signatures."""
 
 from lowerdeck.graph_fuser.torch_names.capability import CapabilityBasedPartitioner
 from lowerdeck.graph_fuser.torch_names.torch_names import (

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser._torch_private import defer_code
-from lowerdeck.graph_fuser.errors import ErasedNodeError, ForeignNodeError, NodeInUseError
+from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.order import call_meta, install, legalize_graph, topo_sort, value_meta
 from lowerdeck.graph_fuser.outliner import (
     InputOrder,
@@ -62,10 +62,7 @@ def fuse_as_graphmodule(
     """
     del partition_lookup_table
     region = Region(module_name, nodes, always_return_tuple=always_return_tuple)
-    module, inputs, outputs = extract(gm, region, input_order=input_order)
-    if not isinstance(module, GraphModule):
-        raise TypeError(f"extract made a {type(module)}, not a GraphModule.")
-    return module, inputs, outputs
+    return extract(gm, region, input_order=input_order)
 
 
 def insert_subgm(
@@ -143,8 +140,8 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         nodes: The nodes, in any order.
 
     Raises:
-        NodeInUseError: A node that stays reads one of them.
-        RegionError: A node is foreign or erased already. ``gm`` is as before.
+        RegionError: A node that stays reads one of them, or one is foreign or erased already.
+            ``gm`` is as before.
     """
     mend_readers(gm.graph)
     doomed = dict.fromkeys(nodes)
@@ -152,7 +149,7 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
     for node in doomed:
         reader = next((user for user in node.users if user not in doomed), None)
         if reader is not None:
-            raise NodeInUseError(
+            raise RegionError(
                 f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
                 "replace its uses first."
             )
@@ -204,10 +201,8 @@ def _check_present(
         if node in present:
             continue
         if node.graph is gm.graph:
-            raise ErasedNodeError(
-                f"Node {node.name!r} was erased; expected nodes still in the graph."
-            )
-        raise ForeignNodeError(
+            raise RegionError(f"Node {node.name!r} was erased; expected nodes still in the graph.")
+        raise RegionError(
             f"Node {node.name!r} belongs to another graph; expected nodes of the module that was "
             "passed."
         )

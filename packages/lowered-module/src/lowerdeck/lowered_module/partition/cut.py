@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -115,17 +115,17 @@ def _cut_graph(
         return
     regions = dict(_regions(gm, groups, owned))
     try:
-        done = outline(gm, list(regions)).regions
+        outlined_regions = outline(gm, list(regions))
     except CycleError as error:
         names = {name for name in error.regions if name is not None}
         known = [f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names]
         raise CycleError(f"{error} ({'; '.join(known)})", error.path, error.regions) from None
     # Nothing is owned in nested graphs: what they read, they are given.
     index = SignatureIndex() if where else SignatureIndex.of(program)
-    by_call = {done[region].call_node: (tag, done[region]) for region, tag in regions.items()}
+    by_call = {one.call_node: (regions[region], one) for region, one in outlined_regions.items()}
     for call in [node for node in gm.graph.nodes if node in by_call]:
         tag, outlined = by_call[call]
-        submodule = cast("GraphModule", outlined.module)
+        submodule = outlined.module
         _claim(submodule, call, tag, owned.get(tag, ()))
         spec = tags[tag]
         yield Cut(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -137,20 +137,22 @@ def _copy_for(backend: Any, program: ExportedProgram) -> tuple[ExportedProgram, 
 def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
     """Keep what arrives; at the first failure cancel what has not begun and wait for the rest."""
     failures: dict[int, BaseException] = {}
-    for future in as_completed(parcels):
-        number = parcels[future]
-        try:
-            keep(number, future.result())
-        except CancelledError:
-            continue
-        except PreprocessError as error:
-            failures[number] = error
-        except Exception as error:
-            failures[number] = failure(cuts[number], error)
-            failures[number].__cause__ = error
-        if number in failures:
-            for other in parcels:
-                other.cancel()
+    pending = set(parcels)
+    while pending:
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            number = parcels[future]
+            try:
+                keep(number, future.result())
+            except PreprocessError as error:
+                failures[number] = error
+            except Exception as error:
+                failures[number] = failure(cuts[number], error)
+                failures[number].__cause__ = error
+        if failures:
+            # Nobody waits for what is cancelled: dask does not report a future that is cancelled
+            # while its task ends.
+            pending = {future for future in pending if not future.cancel()}
     if failures:
         # That of the first partition, not the first to arrive: the same error in every run.
         raise failures[min(failures)]

@@ -1,7 +1,7 @@
-"""Norms through XNNPACK are as exact as eager's: of constant rows, and far from zero.
+"""Norms are as exact as eager's, by portable kernels and XNNPACK: of constant rows, far from zero.
 
-The official runtime computes, float64 judges. Norms that XNNPACK does not take run in the portable
-kernels of the same file.
+The official runtime computes, float64 judges. Its own portable norms are no judge: they subtract
+the square of the mean from the mean of the squares.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from lowerdeck.emitter import emit
 from lowerdeck_zoo import official
 from tests.interop.runs import check, file_of, run
 
@@ -75,6 +76,7 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
     "layer": lambda x: functional.layer_norm(x, x.shape[-1:]),
     "layer of two": lambda x: functional.layer_norm(narrow(x, 4), narrow(x, 4).shape[-2:]),
     "layer, with parameters": with_parameters,
+    "layer, with its mean": lambda x: torch.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5),
     "group": lambda x: functional.group_norm(narrow(x, 2), 2, channels(x), channels(x)),
     "group of one": lambda x: functional.group_norm(x, 4),
     "one group, channels last": lambda x: of_channels_last(narrow(x, 4)),
@@ -98,8 +100,16 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
     "by hand, over two dimensions": lambda x: by_hand_without_keepdim(narrow(x, 4)),
     "by hand, of images": by_hand_of_images,
 }
+PORTABLE = {
+    *("layer", "layer of two", "layer, with parameters", "layer, with its mean", "group"),
+    *("group of one", "one group, channels last", "instance", "batch", "variance"),
+    *("batch, with running statistics", "batch of one", "variance and mean", "variance of images"),
+}
+"""Norms that the emitter composes; of others it calls the runtime's own kernels."""
 WITH_ROOTS = {"deviation", "deviation and mean", "by hand", "by hand, over two dimensions"}
 """Norms with a square root; XNNPACK's is NaN for infinity."""
+WITH_MEAN = {"layer, with its mean"}
+"""A norm whose rows of 1e20 are NaN through XNNPACK: its statistics are results as well."""
 IN_DOUBLE = {"batch", "batch, with running statistics"}
 """Norms whose squares eager adds up in float64, where they do not overflow."""
 
@@ -144,6 +154,12 @@ def inputs() -> Iterator[tuple[Tensor, ...]]:
         yield tuple(rows_of_noise)
 
 
+def file_by(way: str, model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> bytes:
+    if way == "portable":
+        return emit(torch.export.export(model.eval(), inputs, **options)).to_bytes()
+    return file_of(model, inputs, decomposed=way == "decomposed", **options)
+
+
 def largest(values: Tensor) -> float:
     return float(values.abs().max()) if values.numel() else 0.0
 
@@ -154,9 +170,22 @@ def last_place(number: float, dtype: torch.dtype) -> float:
 
 
 def assert_as_exact(
-    model: nn.Module, call: tuple[Tensor, ...], outputs: list[Tensor], *, fewer_nans: bool = False
+    model: nn.Module,
+    call: tuple[Tensor, ...],
+    outputs: list[Tensor],
+    *,
+    fewer_nans: bool = False,
+    places: int = 0,
 ) -> None:
-    """Assert that results have eager's infinities, and beside them at most 4 times its error."""
+    """Assert that results have eager's infinities, and beside them at most 4 times its error.
+
+    Args:
+        model: What eager computes.
+        call: Its inputs.
+        outputs: What the runtime gave.
+        fewer_nans: Whether numbers may be there where eager has NaN.
+        places: Units in the last place of the largest number, or of 1, that are allowed beside.
+    """
     eager, exact = model(*call), model(*(one.double() for one in call))
     for number, (result, plain, right) in enumerate(zip(outputs, eager, exact, strict=True)):
         where = f"output {number} for a tensor of {call[0].flatten()[:2]}"
@@ -167,25 +196,37 @@ def assert_as_exact(
         assert torch.equal(result[plain.isinf()], plain[plain.isinf()]), where
         finite = plain.isfinite()
         error, own = (largest(one[finite].double() - right[finite]) for one in (result, plain))
-        assert error <= 4 * own + 4 * last_place(largest(right[finite]), plain.dtype), where
+        most = largest(right[finite])
+        slack = 4 * last_place(most, plain.dtype)
+        slack += places * torch.finfo(plain.dtype).eps * max(1.0, most)
+        assert error <= 4 * own + slack, where
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, way) for way in ("raw", "decomposed") for name in NORMS),
+        *((name, "portable") for name in NORMS if name in PORTABLE),
+    ],
+)
 def test_norm_is_as_exact_as_eager(
-    name: str, decomposed: bool, dtype: torch.dtype, tmp_path: Path
+    name: str, way: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     calls = [tuple(one.to(dtype) for one in call) for call in inputs()]
+    # Portable kernels add up in float32: they are as exact far from zero, not beside outliers.
+    calls = [*calls[4:10], calls[13]] if way == "portable" else calls
+    # Variances of 2,048 numbers are added up in another order than eager's.
+    allowed = 2 if dtype == torch.float16 else 64 if "variance" in name else 16
     model = Each(NORMS[name])
-    file = file_of(model, calls[0], decomposed=decomposed)
+    file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
-        assert_as_exact(model, call, outputs)
+        assert_as_exact(model, call, outputs, places=allowed if way == "portable" else 0)
 
 
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("name", sorted(NORMS.keys() - WITH_ROOTS - IN_DOUBLE))
-def test_squares_that_overflow(name: str, decomposed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["raw", "decomposed"])
+@pytest.mark.parametrize("name", sorted(NORMS.keys() - WITH_ROOTS - IN_DOUBLE - WITH_MEAN))
+def test_squares_that_overflow(name: str, way: str, tmp_path: Path) -> None:
     """Squares of 1e20 are infinite in float32, so that most norms are 0.
 
     Eager has NaN for some layer norms of these rows, depending on their width.
@@ -197,25 +238,36 @@ def test_squares_that_overflow(name: str, decomposed: bool, tmp_path: Path) -> N
         tuple(torch.full_like(one, 1e20) for one in noise),
     ]
     model = Each(NORMS[name])
-    file = file_of(model, calls[0], decomposed=decomposed)
+    file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
         assert_as_exact(model, call, outputs, fewer_nans=True)
 
 
-@pytest.mark.parametrize("norm", [functional.layer_norm, functional.rms_norm])
-@pytest.mark.parametrize("free", [(0,), (0, 1)])
-def test_rows_of_varying_number(norm: Callable[..., Tensor], free: tuple[int, ...]) -> None:
+VARYING = {
+    "layer": lambda x: functional.layer_norm(x, x.shape[-1:]),
+    "layer of two": lambda x: functional.layer_norm(x, x.shape[-2:]),
+    "rms": lambda x: functional.rms_norm(x, x.shape[-1:]),
+    "group": lambda x: functional.group_norm(x, 2),
+    "group of one": lambda x: functional.group_norm(x, 1),
+    "instance": functional.instance_norm,
+}
+
+
+@pytest.mark.parametrize("way", ["portable", "raw"])
+@pytest.mark.parametrize(
+    ("name", "free"), [(name, free) for name in VARYING for free in ((0,), (0, 1))]
+)
+def test_rows_of_varying_number(name: str, free: tuple[int, ...], way: str) -> None:
     """A mean is taken otherwise where two sizes vary, and there may be no rows."""
     widths = (32, 300, 768, 1021, 2048)
-    sizes = [tuple(size if axis in free else 4 for axis in (0, 1)) for size in (3, 7, 0, 5)]
+    sizes = [tuple(size if axis in free else 4 for axis in (0, 1)) for size in (4, 6, 0, 2)]
     calls = [tuple(torch.randn(*size, width) + 100 for width in widths) for size in sizes]
-    dims = {axis: torch.export.Dim(f"size{axis}", max=7) for axis in free}
-    shapes = {"tensors": tuple(dims for _ in widths)}
-    model = Each(lambda x: norm(x, x.shape[-1:]))
-    for call, outputs in zip(
-        calls, run(file_of(model, calls[0], dynamic_shapes=shapes), calls), strict=True
-    ):
-        assert_as_exact(model, call, outputs)
+    half = torch.export.Dim("half", max=4)
+    shapes = {"tensors": tuple(dict.fromkeys(free, 2 * half) for _ in widths)}
+    model = Each(VARYING[name])
+    file = file_by(way, model, calls[0], dynamic_shapes=shapes)
+    for call, outputs in zip(calls, run(file, calls), strict=True):
+        assert_as_exact(model, call, outputs, places=16 * (way == "portable"))
 
 
 def test_pools_of_halves_do_not_overflow() -> None:

@@ -1,4 +1,4 @@
-"""The runner and the official runtime on files of ExecuTorch's own compiler, beside eager."""
+"""Files of ExecuTorch's own compiler, as they are and rewritten by us, in both runtimes."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from lowerdeck.runner import load
-from lowerdeck.serializer import deserialize_pte, verify_pte
+from lowerdeck.serializer import (
+    ExternalData,
+    deserialize_ptd,
+    deserialize_pte,
+    serialize_ptd,
+    serialize_pte,
+    verify_pte,
+)
 from lowerdeck_zoo import assert_close, official
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -45,18 +52,51 @@ def test_our_runner_gives_what_eager_gave(name: str, memory: Literal["strict", "
         assert_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
-@pytest.mark.parametrize("from_bytes", [True, False])
-@pytest.mark.parametrize("name", PATHS)
-def test_the_official_runtime_gives_what_eager_gave(name: str, from_bytes: bool) -> None:
+needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
+
+
+def _check(name: str, program: Any, data: Any) -> None:
     record = record_of(name)
-    program: Any = PATHS[name]
-    data: Any = data_of(name, record)
-    if from_bytes:
-        program, data = program.read_bytes(), data and data.read_bytes()
-        assert verify_pte(program) == deserialize_pte(program)
     calls = [official.Call(tuple(call["inputs"]), call["method"]) for call in record["calls"]]
     outcome = official.run(program, calls, data=data)
     assert isinstance(outcome, official.Ran), outcome
     for got, call in zip(outcome.outputs, record["calls"], strict=True):
         assert_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
+
+
+def _external(name: str) -> bytes | None:
+    path = data_of(name, record_of(name))
+    return path.read_bytes() if path else None
+
+
+@needs_runtime
+@pytest.mark.parametrize("name", PATHS)
+def test_the_official_runtime_gives_what_eager_gave(name: str) -> None:
+    content = PATHS[name].read_bytes()
+    assert verify_pte(content) == deserialize_pte(content)
+    _check(name, content, _external(name))
+    _check(name, PATHS[name], data_of(name, record_of(name)))
+
+
+@needs_runtime
+@pytest.mark.parametrize("name", PATHS)
+def test_rewritten_files_run_the_same_and_are_never_larger(name: str) -> None:
+    original, external = PATHS[name].read_bytes(), _external(name)
+    written = serialize_pte(verify_pte(original))
+    assert len(written) <= len(original)
+    _check(name, written, external and serialize_ptd(deserialize_ptd(external)))
+    assert serialize_pte(verify_pte(written)) == written
+
+
+@needs_runtime
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("alignment", "extract"), [(1, True), (64, False), (4096, True)])
+def test_other_layouts_run_the_same(name: str, extract: bool, alignment: int) -> None:
+    names = ("constant_tensor_alignment", "delegate_alignment")
+    aligned = dict.fromkeys(names, max(alignment, 16))
+    aligned |= {"segment_alignment": alignment, "extract_delegate_segments": extract}
+    external = _external(name)
+    if external is not None:
+        external = serialize_ptd(ExternalData(deserialize_ptd(external).entries, alignment))
+    written = serialize_pte(deserialize_pte(PATHS[name].read_bytes()), **aligned)
+    _check(name, written, external)
