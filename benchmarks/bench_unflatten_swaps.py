@@ -27,12 +27,12 @@ VISION = (
     "torchvision/resnet18",
     "torchvision/mobilenet_v3_small",
     "torchvision/squeezenet1_1",
-    "torchvision/shufflenet_v2_x0_5",
+    "torchvision/shufflenet_v2_x1_0",
     "torchvision/VisionTransformer",
     "torchvision/SwinTransformer",
     "timm/mobilenetv4_conv_small",
-    "timm/deit_tiny_patch16_224",
-    "timm/convnext_atto",
+    "timm/vit_tiny_patch16_224",
+    "timm/convnextv2_atto",
 )
 """Models of pictures, where torchvision and timm are installed, of published or small sizes."""
 
