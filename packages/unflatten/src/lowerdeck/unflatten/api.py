@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from lowerdeck.unflatten.cut.signatures import (
     preserve_flat_calls,
     program_signature,
     read_arguments_directly,
+    variadic_name,
 )
 from lowerdeck.unflatten.cut.sizes import localize_sizes
 from lowerdeck.unflatten.cut.working_graph import (
@@ -170,15 +172,16 @@ def _root(
     program, working, frame = trace.program, graphs.working, trace.tree.root
     graph = graphs.build(frame)
     signature = _signature(program, working, adapter, trace.mutations)
-    recorded = RecordedCall(working.inputs)
+    if adapter is None:
+        variadic = variadic_name(frame.type_name, signature.names)
+        signature = replace(signature, variadic=variadic)
     body = Body(
         "",
         graph,
         signature,
         attribute_modules(graph, working.attributes),
         frame.type_name,
-        calls=[recorded],
-        records=recorded.arguments,
+        calls=[RecordedCall(working.inputs)],
         guards=root_guards(program, working.inputs, signature),
     )
     builder.add_sites(frame, body.sites)

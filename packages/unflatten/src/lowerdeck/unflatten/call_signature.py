@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
@@ -89,6 +90,7 @@ class CallSignature:
         updates: Targets of the first outputs, written behind the graph: the attribute path of
             state, or None and the number of an argument's leaf.
         is_flat: The program recorded no signature: values are passed in the order of their use.
+        variadic: Name of eager's ``*args``, if it has the last positional arguments.
     """
 
     in_spec: pytree.TreeSpec
@@ -101,6 +103,7 @@ class CallSignature:
     needs: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     is_flat: bool = False
+    variadic: str = ""
 
     @property
     def has_extras(self) -> bool:
@@ -126,6 +129,16 @@ class CallSignature:
     def parts(self) -> list[pytree.TreeSpec]:
         """The structure of each argument."""
         return [spec for part in self.in_spec.children() for spec in part.children()]
+
+    def python_signature(self) -> inspect.Signature:
+        """Return the signature with eager's ``*args``, by which export matches dynamic shapes."""
+        count = self.in_spec.child(0).num_children
+        kinds = inspect.Parameter
+        single = self.names[: self.names.index(f"{self.variadic}_0")]
+        parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", *single)]
+        parameters.append(kinds(self.variadic, kinds.VAR_POSITIONAL))
+        parameters += [kinds(name, kinds.KEYWORD_ONLY) for name in self.names[count:]]
+        return inspect.Signature(parameters)
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield for each leaf the parameter that it is, or None where it is a part of one."""

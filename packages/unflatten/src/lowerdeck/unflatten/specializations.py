@@ -24,7 +24,6 @@ from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.contract import (
     RecordedCall,
     check,
-    compare,
     describe,
     raise_for_result,
 )
@@ -126,20 +125,21 @@ def _run_checked(
         RUN.mode = OUTSIDE
 
 
-def check_compiling(module: torch.nn.Module, *leaves: Any) -> None:
-    """Check the arguments of the outermost module while a compiler traces it.
+def is_strict_export() -> bool:
+    """Return whether strict export traces the call: it would warn of changes of ``RUN``."""
+    return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
-    Compilers see the constants, ranks and static sizes, and tie the result to these.
-    """
+
+def check_strict_export(module: torch.nn.Module, *leaves: Any) -> None:
+    """Check the arguments of the outermost module while strict export traces it."""
     body: Body = module.__dict__[PRIVATE]
-    if body.records is None or not module.__dict__.get(CHECKS, True):
-        return
-    mismatch = compare(body.records, leaves, {}, body.is_moved)
-    if mismatch is not None:
-        raise InputConstraintError(
-            f"argument {mismatch.position} of this module was recorded as {mismatch.recorded}; "
-            "found another value while compiling. Pass what was recorded, or export again."
-        )
+    if module.__dict__.get(CHECKS, True):
+        mismatch = check(body.calls, leaves, any_float=body.is_moved)
+        if mismatch is not None:
+            raise InputConstraintError(
+                f"argument {mismatch.position} of this module was recorded as "
+                f"{mismatch.recorded}; found another value. Pass what was recorded."
+            )
 
 
 def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
@@ -293,7 +293,7 @@ def dispatcher(functions: Sequence[Function]) -> Function:
         try:
             if body.signature is not None and body.signature.has_extras:
                 kwargs[PENDING] = pending
-            if RUN.mode or torch.compiler.is_compiling():
+            if RUN.mode or is_strict_export():
                 return function(self, *args, **kwargs)
             bound = inspect.signature(function).bind(self, *args, **kwargs)
             return _run_checked(self, body, function, bound.args[1:], bound.kwargs)

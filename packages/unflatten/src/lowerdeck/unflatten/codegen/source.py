@@ -40,8 +40,9 @@ from lowerdeck.unflatten.notes import is_pass_through
 from lowerdeck.unflatten.specializations import (
     RUN,
     call_specialization,
-    check_compiling,
+    check_strict_export,
     enter,
+    is_strict_export,
     start,
 )
 
@@ -231,16 +232,16 @@ class _Writer:
         for text in signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
         if self.is_root:
-            is_compiling = self.object_name(torch.compiler.is_compiling)
-            function = self.object_name(check_compiling)
-            self.line(f"if {is_compiling}():")
+            is_strict = self.object_name(is_strict_export)
+            function = self.object_name(check_strict_export)
+            self.line(f"if {is_strict}():")
             self.line(f"    {function}({', '.join(['self', *self.leaves])})")
 
     def _check_entry(self, arguments: str) -> None:
         if self.is_checked:
             run = self.object_name(RUN, "run")
-            is_compiling = self.object_name(torch.compiler.is_compiling)
-            self.line(f"if not {run}.mode and not {is_compiling}():")
+            is_strict = self.object_name(is_strict_export)
+            self.line(f"if not {run}.mode and not {is_strict}():")
             self.line(f"    return {self.object_name(start)}({arguments})")
 
     def _close(self, output: Node) -> None:

@@ -166,22 +166,32 @@ def _structure(frame: Frame, signature: Any) -> CallSignature:
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return [name for name, kind in _eager_parameters(type_name) if kind in kinds][:count]
+
+
+def variadic_name(type_name: str | None, names: Sequence[str]) -> str:
+    """Return the name of eager's ``*args`` if ``names`` has them as export numbers them, or ""."""
+    kind = inspect.Parameter.VAR_POSITIONAL
+    name = next((name for name, other in _eager_parameters(type_name) if other is kind), "")
+    return name if name and f"{name}_0" in names else ""
+
+
+def _eager_parameters(type_name: str | None) -> Sequence[tuple[str, Any]]:
     outer, _, name = (type_name or "").rpartition(".")
     # Not by getattr: a module may import others when it is asked for a name.
     cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
-    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
-        return []
-    return _parameters(cls.forward)[:count]
+    is_module = isinstance(cls, type) and issubclass(cls, torch.nn.Module)
+    return _parameters(cls.forward) if is_module else ()
 
 
 @lru_cache(1024)
-def _parameters(forward: Any) -> list[str]:
+def _parameters(forward: Any) -> Sequence[tuple[str, Any]]:
     try:
         parameters = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):
-        return []
-    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+        return ()
+    return [(parameter.name, parameter.kind) for parameter in parameters]
 
 
 def _refuse_missing_calls(

@@ -178,7 +178,7 @@ class _Sizes:
         first = frame.first_node()
         if frame.parent is None:
             first = next(node for node in self.graph.nodes if node.op != "placeholder")
-        if last is not None and (first is None or first < last):
+        if last is not None and (first is None or not last < first):
             where = self.graph.inserting_after(last)
         else:
             where = self.graph.inserting_before(first)
