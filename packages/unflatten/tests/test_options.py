@@ -103,8 +103,8 @@ def test_children_with_flat_signatures_are_called_alone(name: str) -> None:
     case = BY_NAME[name]
     made = case.unflattened("flat")
     assert all(row.callable_alone for row in made.swappable() if row.called), made.swappable()
+    paths = [row.path for row in made.swappable() if row.called]
     for inputs in case.calls():
-        paths = [path for path, _ in made.named_modules() if path]
         with recorded(made, paths) as log:
             run(made, inputs)
         calls = [entry for entry in log if len(entry) == 3]

@@ -42,11 +42,11 @@ def test_other_arguments_are_named(way: str) -> None:
         module(*args)
     with pytest.raises(TypeError, match="another"):
         module(*args, **kwargs, another=X)
-    with pytest.raises(InputConstraintError, match=r"options\['bias'\].*3.*found 4"):
+    with pytest.raises(InputConstraintError, match=r"options\['bias'\].*\(3\).*found .*\(4\)"):
         module(args[0], {"bias": torch.ones(4), "unused": torch.ones(1)}, **kwargs)
     with pytest.raises(InputConstraintError, match=r"extra\[0\].*2.*found 3"):
         module(*args, extra=(3, torch.ones(())))
-    with pytest.raises(InputConstraintError, match=r"pair\.first.*3.*found 4"):
+    with pytest.raises(InputConstraintError, match=r"pair\.first.*found .*\(2, 4\)"):
         module(structures.Pair(torch.ones(2, 4), args[0].second), args[1], **kwargs)
     module.check_input_constraints = False
     module(*args, extra=(3, torch.ones(())))

@@ -15,6 +15,9 @@ from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
 
+NAME = "_lowerdeck_name"
+"""Attribute of a module without code with its canonical name."""
+
 _EXCHANGES = (
     "exchanges {} values with other modules beside its arguments and its result, so that it can "
     "be wrapped or hooked, but not replaced or called alone"
@@ -177,8 +180,8 @@ class Refusing(torch.nn.Module):
     def _lowerdeck_refuse(self, action: str) -> None:
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
-            name = f" {body.name!r}" if body is not None else ""
-            raise UnflattenError(f"this module{name} cannot be {action}: it {reason}.")
+            name = body.name if body is not None else self.__dict__.get(NAME, "")
+            raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move plain tensors to another device with the buffers; they keep their dtype."""

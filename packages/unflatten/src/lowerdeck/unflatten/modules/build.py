@@ -146,15 +146,16 @@ class ModuleBuilder:
         for name in self.paths.order:
             first = canonical(name)
             if first not in modules:
-                modules[first] = self._module(self._modules.get(first))
+                modules[first] = self._module(first)
             if name:
                 outer, _, last = name.rpartition(".")
                 children_of(modules[canonical(outer)]).setdefault(last, modules[first])
         return modules
 
-    def _module(self, module: _Specializations | None) -> torch.nn.Module:
+    def _module(self, name: str) -> torch.nn.Module:
+        module = self._modules.get(name)
         if module is None:
-            return Container()
+            return Container(name)
         first, *others = module.bodies
         first.others = others
         kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule
 from lowerdeck.unflatten._torch_private import children_of, parameters_of
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.views import NO_CODE, print_readable
-from lowerdeck.unflatten.swaps import Refusing
+from lowerdeck.unflatten.swaps import NAME, Refusing
 
 _CHANGES = frozenset(
     {"append", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}
@@ -26,6 +26,10 @@ class Container(Refusing):
     It is read like the containers of ``torch.nn``: by index, by name and by iteration over its
     children, or over its parameters if it has no children.
     """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.__dict__[NAME] = name
 
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):
