@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
@@ -18,9 +18,8 @@ from torch.export._unlift import _convert_guards_code_to_fn, _get_input_guards_f
 from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as torch_pytree
 
-from lowerdeck.torch_base import with_graph_module
+from lowerdeck.torch_base import pytree, with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -33,6 +32,7 @@ __all__ = [
     "SET_GRAD_MODE",
     "TRACEPOINT",
     "TRACER_ROOT",
+    "Movable",
     "buffers_of",
     "children_of",
     "guard_function",
@@ -206,7 +206,7 @@ def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str])
         ranges: Range of each symbol.
         names: Unique name of each user input.
     """
-    paths: list[Any] = [(torch_pytree.MappingKey(name),) for name in names]
+    paths: list[Any] = [(pytree.MappingKey(name),) for name in names]
     guards: list[str] = _get_input_guards_for_graph(list(placeholders), ranges, paths)
     return guards
 
@@ -218,9 +218,26 @@ def guard_function(guards: Sequence[str], names: Sequence[str]) -> Callable[...,
         guards: The guards as Python.
         names: Unique name of each user input.
     """
-    paths: list[Any] = [(torch_pytree.MappingKey(name),) for name in names]
+    paths: list[Any] = [(pytree.MappingKey(name),) for name in names]
     function: Callable[..., None] = _convert_guards_code_to_fn(list(guards), paths).forward
     return function
+
+
+class Movable(torch.nn.Module):
+    """Base of modules that are notified when they are moved."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        apply: Any = super()._apply
+        apply(fn, recurse)
+        self._lowerdeck_moved(fn)
+        return self
+
+    def _lowerdeck_moved(self, fn: Any) -> None:
+        """Move what torch does not know of.
+
+        Args:
+            fn: The function that torch applied to each parameter and buffer.
+        """
 
 
 def module_state() -> dict[str, Any]:

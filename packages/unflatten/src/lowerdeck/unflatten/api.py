@@ -17,7 +17,7 @@ from lowerdeck.unflatten.call_signature import (
     FlatArgsAdapter,
     argument_variables,
 )
-from lowerdeck.unflatten.codegen import OWN_NAMES
+from lowerdeck.unflatten.codegen.targets import OWN_NAMES
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
@@ -38,7 +38,6 @@ from lowerdeck.unflatten.cut.working_graph import (
     attribute_modules,
 )
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules import UnflattenedModule
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.build import ModuleBuilder, install_state
 from lowerdeck.unflatten.modules.eager_types import (
@@ -47,6 +46,7 @@ from lowerdeck.unflatten.modules.eager_types import (
 )
 from lowerdeck.unflatten.modules.eager_types import restore_types as restore_eager_types
 from lowerdeck.unflatten.modules.module import shadow_own_names
+from lowerdeck.unflatten.modules.root import UnflattenedModule
 from lowerdeck.unflatten.root_checks import root_guards
 from lowerdeck.unflatten.trace import Trace, trace_program
 from lowerdeck.unflatten.trace.mutations import Mutations

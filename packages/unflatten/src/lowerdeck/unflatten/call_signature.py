@@ -15,6 +15,7 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.errors import InputStructureError
 
 PENDING = "_call"
@@ -22,9 +23,6 @@ PENDING = "_call"
 
 _OTHERS = "_others"
 """Parameter for arguments whose keywords are not valid Python names."""
-
-ADAPTER = "flat_args_adapter"
-"""Attribute of the outermost module with the adapter of its arguments."""
 
 NameObject = Callable[[object], str]
 """Returns the global name of an object in generated code."""

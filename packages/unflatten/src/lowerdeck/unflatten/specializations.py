@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten._torch_private import CALL_MODULE
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.call_signature import PENDING
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.contract import (
     RecordedCall,
     check,
@@ -33,16 +33,7 @@ from lowerdeck.unflatten.errors import (
     UnflattenError,
 )
 
-if TYPE_CHECKING:
-    from lowerdeck.unflatten.modules.body import Body
-
 Function = Callable[..., Any]
-
-CHECKS = "check_input_constraints"
-"""Attribute of a module that switches its checks."""
-
-FUNCTIONS = "_lowerdeck_functions"
-"""Attribute of a generated class with its functions."""
 
 OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
 
@@ -110,7 +101,7 @@ def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_checked(
     module: torch.nn.Module,
-    body: Body,
+    body: Any,
     function: Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -132,7 +123,7 @@ def is_strict_export() -> bool:
 
 def check_strict_export(module: torch.nn.Module, *leaves: Any) -> None:
     """Check the arguments of the outermost module while strict export traces it."""
-    body: Body = module.__dict__[PRIVATE]
+    body: Any = module.__dict__[PRIVATE]
     if module.__dict__.get(CHECKS, True):
         mismatch = check(body.calls, leaves, any_float=body.is_moved)
         if mismatch is not None:
@@ -282,7 +273,7 @@ def dispatcher(functions: Sequence[Function]) -> Function:
 
     @functools.wraps(functions[0])
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        first: Body = self.__dict__[PRIVATE]
+        first: Any = self.__dict__[PRIVATE]
         pending = RUN.pending
         if pending is None or pending.name != first.name or pending.number >= len(functions):
             _raise_alone(first, len(functions))
@@ -303,7 +294,7 @@ def dispatcher(functions: Sequence[Function]) -> Function:
     return forward
 
 
-def _raise_alone(body: Body, count: int) -> None:
+def _raise_alone(body: Any, count: int) -> None:
     name = body.type_name or "module"
     if count > 1:
         raise InputConstraintError(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten._torch_private import Movable, children_of
+from lowerdeck.unflatten.attributes import NAME, PRIVATE
 from lowerdeck.unflatten.call_signature import one_line
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
-
-NAME = "_lowerdeck_name"
-"""Attribute of a module without code with its canonical name."""
 
 _EXCHANGES = (
     "exchanges {} values with other modules beside its arguments and its result, so that it can "
@@ -129,7 +126,7 @@ def refusal_of(module: torch.nn.Module) -> str:
     return ""
 
 
-class Refusing(torch.nn.Module):
+class Refusing(Movable):
     """Base of generated modules; refuses changes of which the program has no call."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -183,17 +180,14 @@ class Refusing(torch.nn.Module):
             name = body.name if body is not None else self.__dict__.get(NAME, "")
             raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _lowerdeck_moved(self, fn: Any) -> None:
         """Move plain tensors to another device with the buffers; they keep their dtype."""
-        apply: Any = super()._apply
-        apply(fn, recurse)
         for name, value in self.__dict__.items():
             if isinstance(value, torch.Tensor):
                 # The result for an empty tensor has the new device, at no cost.
                 device = fn(torch.empty(0, dtype=value.dtype, device=value.device)).device
                 if device != value.device and device.type != "meta":
                     self.__dict__[name] = value.to(device)
-        return self
 
 
 def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:

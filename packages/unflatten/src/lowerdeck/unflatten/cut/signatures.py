@@ -10,7 +10,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from lowerdeck.torch_base import (
 )
 from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
+from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
 from lowerdeck.unflatten.notes import NOT_RECORDED, notes_of
 from lowerdeck.unflatten.trace import Trace
@@ -44,34 +45,6 @@ DECOMPOSED = (
 NO_CALL = "has no recorded call: the program computes nothing for it, or computes it in a branch"
 SOME_CALLS = "has calls that are not recorded, because they return an argument unchanged"
 RETURNS_OTHERS = "returns a value of another module that it was not given"
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Stands for an argument or a result that the program dropped, because nothing reads it."""
-
-
-Leaf = Node | Absent | None | bool | int | float | str
-"""An argument or result: a node of the working graph, or a constant."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreservedCall:
-    """One call with a signature.
-
-    Attributes:
-        signature: Its structure.
-        inputs: Each leaf of the arguments.
-        outputs: Each leaf of the result.
-    """
-
-    signature: CallSignature
-    inputs: tuple[Leaf, ...]
-    outputs: tuple[Leaf, ...]
-
-    def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
-        """Return the distinct nodes among ``leaves``."""
-        return list(dict.fromkeys([leaf for leaf in leaves if isinstance(leaf, Node)]))
 
 
 def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, OpOverload, add_node, expression_of, varies
-from lowerdeck.unflatten.cut.signatures import Leaf, flat_call
+from lowerdeck.unflatten.cut.preserved import Leaf
+from lowerdeck.unflatten.cut.signatures import flat_call
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 

@@ -11,8 +11,9 @@ import torch
 from torch.fx import Graph, Proxy
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.call_signature import ADAPTER, CallSignature
-from lowerdeck.unflatten.codegen import Source, write_source
+from lowerdeck.unflatten.attributes import ADAPTER
+from lowerdeck.unflatten.call_signature import CallSignature
+from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall, check, raise_for_argument
 from lowerdeck.unflatten.modules.pickling import (
     record_graph,

@@ -17,7 +17,8 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     unsaved_buffers_of,
 )
-from lowerdeck.unflatten.codegen import Source, call_target, write_source
+from lowerdeck.unflatten.codegen.source import Source, write_source
+from lowerdeck.unflatten.codegen.targets import call_target
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.working_graph import attribute_modules

@@ -10,9 +10,10 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import children_of, parameters_of
+from lowerdeck.unflatten.attributes import NAME
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.views import NO_CODE, print_readable
-from lowerdeck.unflatten.swaps import NAME, Refusing
+from lowerdeck.unflatten.swaps import Refusing
 
 _CHANGES = frozenset(
     {"append", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
-from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.attributes import FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.module import InterpreterModule, class_with
-from lowerdeck.unflatten.specializations import FUNCTIONS, RUN, PendingCall
+from lowerdeck.unflatten.specializations import RUN, PendingCall
 
 
 class InterpreterModuleDispatcher(InterpreterModule):

@@ -16,13 +16,13 @@ from lowerdeck.unflatten._torch_private import (
     module_state,
     parameters_of,
 )
-from lowerdeck.unflatten.codegen import OWN_NAMES, lookup
-from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
+from lowerdeck.unflatten.codegen.targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import child_at
 from lowerdeck.unflatten.modules.views import GraphView, print_readable
-from lowerdeck.unflatten.specializations import CHECKS, FUNCTIONS, Function, dispatcher
+from lowerdeck.unflatten.specializations import Function, dispatcher
 from lowerdeck.unflatten.swaps import Refusing
 
 _MARK = "_lowerdeck_generated_class"
@@ -119,14 +119,13 @@ class GeneratedModule(Refusing):
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the module; another floating-point dtype is then accepted in all its calls."""
-        super()._apply(fn, recurse)
+    def _lowerdeck_moved(self, fn: Any) -> None:
+        """Accept any floating-point dtype from now on if the module was moved to another one."""
+        super()._lowerdeck_moved(fn)
         floats = (torch.float32, torch.float16, torch.bfloat16)
         if any(fn(torch.empty(0, dtype=dtype)).dtype is not dtype for dtype in floats):
             for body in self.__dict__[PRIVATE].specializations:
                 body.is_moved = True
-        return self
 
     def extra_repr(self) -> str:
         """Return the text of the eager class, where this module has the attributes for it."""

@@ -12,8 +12,8 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import share_children_and_state
+from lowerdeck.unflatten.attributes import PRIVATE
 from lowerdeck.unflatten.call_signature import is_name, one_line
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 
 NO_CODE = "pass\n"
 """The code of a module that computes nothing itself."""

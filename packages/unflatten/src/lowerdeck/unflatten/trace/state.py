@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from lowerdeck.torch_base import OwnCopies, bytes_of, storage_identity
 from lowerdeck.unflatten._torch_private import is_wrapped_by_transform
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.trace.modes import MODE_REGIONS
+from lowerdeck.unflatten.trace.items import MODE_REGIONS
 
 
 class StateKind(Enum):
