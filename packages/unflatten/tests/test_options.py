@@ -167,8 +167,6 @@ def test_the_tree_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
     assert "1: torch.nn.modules.batchnorm.BatchNorm1d" in text
     assert module.print_readable() + "\n" == capsys.readouterr().out
-    summary = module.tree_summary()
-    assert "torch.nn.modules.batchnorm.BatchNorm1d, 17 elements" in summary
     first = module.get_submodule("0.0")
     assert isinstance(first, InterpreterModule)
     assert first.type_name() == "torch.nn.modules.linear.Linear"

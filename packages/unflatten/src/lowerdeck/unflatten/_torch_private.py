@@ -23,7 +23,6 @@ from lowerdeck.torch_base import pytree, with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
-    "CALL_MODULE",
     "EMPTY_STACK_KEY",
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
@@ -38,7 +37,6 @@ __all__ = [
     "guard_function",
     "hooks_in_forward",
     "is_decomposed",
-    "is_wrapped_by_transform",
     "module_state",
     "packet_name",
     "parameters_of",
@@ -84,12 +82,6 @@ def is_decomposed(program: ExportedProgram) -> bool:
     return str(program.dialect) != "TRAINING"
 
 
-def is_wrapped_by_transform(value: object) -> bool:
-    """Return whether ``value`` is a wrapper tensor of a ``torch.func`` level, without data."""
-    is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-    return isinstance(value, torch.Tensor) and is_wrapper(value)
-
-
 def packet_name(operator: object) -> str | None:
     """Return the name shared by all overloads of an operator, or None for anything else."""
     name: str | None = getattr(operator, "_opname", None)
@@ -120,10 +112,6 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
     """Make ``module`` use the tables of children, parameters and buffers of ``owner``."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
-
-
-CALL_MODULE = torch.nn.Module._call_impl.__code__
-"""The code that calls the ``forward`` of a module."""
 
 
 @contextmanager

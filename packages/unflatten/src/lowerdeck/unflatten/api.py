@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -12,11 +11,7 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.torch_base import collector_held, mended
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
-from lowerdeck.unflatten.call_signature import (
-    CallSignature,
-    FlatArgsAdapter,
-    argument_variables,
-)
+from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
 from lowerdeck.unflatten.codegen.targets import OWN_NAMES
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.cutting import cut
@@ -32,18 +27,11 @@ from lowerdeck.unflatten.cut.signatures import (
     variadic_name,
 )
 from lowerdeck.unflatten.cut.sizes import localize_sizes
-from lowerdeck.unflatten.cut.working_graph import (
-    ProgramCopier,
-    WorkingGraph,
-    attribute_modules,
-)
+from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph, attribute_modules
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.build import ModuleBuilder, install_state
-from lowerdeck.unflatten.modules.eager_types import (
-    ModuleFactory,
-    replace_children,
-)
+from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children
 from lowerdeck.unflatten.modules.eager_types import restore_types as restore_eager_types
 from lowerdeck.unflatten.modules.module import shadow_own_names
 from lowerdeck.unflatten.modules.root import UnflattenedModule
@@ -172,9 +160,6 @@ def _root(
     program, working, frame = trace.program, graphs.working, trace.tree.root
     graph = graphs.build(frame)
     signature = _signature(program, working, adapter, trace.mutations)
-    if adapter is None:
-        variadic = variadic_name(frame.type_name, signature.names)
-        signature = replace(signature, variadic=variadic)
     body = Body(
         "",
         graph,
@@ -217,6 +202,7 @@ def _signature(
         others,
         adapts=adapter is not None,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
+        variadic=variadic_name(working.tree.root.type_name, names) if adapter is None else "",
     )
 
 

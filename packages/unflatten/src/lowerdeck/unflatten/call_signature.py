@@ -292,11 +292,6 @@ def adapt_arguments(
     Raises:
         InputStructureError: The structure differs, and there is no adapter.
     """
-    if isinstance(args, Proxy):
-        raise InputStructureError(
-            "A symbolic trace passes all arguments of this module as one Proxy. Give "
-            "concrete_args as a tuple with torch.fx.PH for each argument."
-        )
     names = expected.child(1).context
     if kwargs and set(kwargs) == set(names):
         kwargs = {name: kwargs[name] for name in names}

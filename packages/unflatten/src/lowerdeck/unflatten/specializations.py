@@ -13,25 +13,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten._torch_private import CALL_MODULE
 from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.call_signature import PENDING
-from lowerdeck.unflatten.contract import (
-    RecordedCall,
-    check,
-    describe,
-    raise_for_result,
-)
-from lowerdeck.unflatten.errors import (
-    InputConstraintError,
-    InputStructureError,
-    UnflattenError,
-)
+from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
+from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
 
 Function = Callable[..., Any]
 
@@ -178,14 +168,6 @@ def _call_changed(
     RUN.mode = OUTSIDE
     try:
         result = child(*args, **kwargs)
-    except TypeError as error:
-        if _is_raised_by_call(error):
-            raise InputStructureError(
-                f"{path!r}, a {_type_name(child)}, was called with other arguments than the "
-                f"recorded ones: {error}. Pass the recorded arguments, or export the model with "
-                "this call."
-            ) from error
-        raise
     finally:
         RUN.mode = mode
     if isinstance(result, torch.fx.Proxy):
@@ -199,24 +181,6 @@ def _call_changed(
     if mismatch is not None:
         raise_for_result(describe(mismatch.value), mismatch.recorded, path)
     return result
-
-
-def _is_raised_by_call(error: TypeError) -> bool:
-    """Return whether Python refused the arguments of a module's ``forward``."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    file = CALL_MODULE.co_filename
-    return traceback is not None and traceback.tb_frame.f_code.co_filename == file
-
-
-def _type_name(child: Any) -> str:
-    body = child.__dict__.get(PRIVATE)
-    name: str | None = body.type_name if body is not None else None
-    if name is None and isinstance(child, torch.nn.Module):
-        inner = (module.__dict__.get(PRIVATE) for module in child.modules())
-        name = next((one.type_name for one in inner if one is not None), None)
-    return name or type(child).__name__
 
 
 def call_specialization(
@@ -277,7 +241,6 @@ def dispatcher(functions: Sequence[Function]) -> Function:
         pending = RUN.pending
         if pending is None or pending.name != first.name or pending.number >= len(functions):
             _raise_alone(first, len(functions))
-            return None
         body, function = first.specializations[pending.number], functions[pending.number]
         pending.is_taken = True
         RUN.pending = None
@@ -294,7 +257,7 @@ def dispatcher(functions: Sequence[Function]) -> Function:
     return forward
 
 
-def _raise_alone(body: Any, count: int) -> None:
+def _raise_alone(body: Any, count: int) -> NoReturn:
     name = body.type_name or "module"
     if count > 1:
         raise InputConstraintError(

@@ -23,7 +23,6 @@ OWN_NAMES = frozenset(
         "type_name",
         "print_readable",
         "call_modules",
-        "tree_summary",
         "swappable",
         "meta",
         "input_placeholders",

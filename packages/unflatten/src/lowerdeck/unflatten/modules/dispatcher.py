@@ -57,15 +57,9 @@ def _module_of(
 def _views(module: InterpreterModuleDispatcher) -> Container:
     """Return a container of the specializations, as children "0", "1" and so on."""
     views = Container()
-    for number, view in enumerate(module.call_modules()):
-        views.add_module(str(number), _GraphCall(module, number) if view_needs(view) else view)
+    for number in range(len(module.__dict__[PRIVATE].specializations)):
+        views.add_module(str(number), _GraphCall(module, number))
     return views
-
-
-def view_needs(view: InterpreterModule) -> bool:
-    """Return whether a specialization exchanges values beside arguments and result."""
-    body: Body = view.__dict__[PRIVATE]
-    return body.is_dispatched
 
 
 class _GraphCall(torch.nn.Module):

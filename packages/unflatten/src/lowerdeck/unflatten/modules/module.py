@@ -10,12 +10,7 @@ from typing import Any, Self
 import torch
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.unflatten._torch_private import (
-    buffers_of,
-    children_of,
-    module_state,
-    parameters_of,
-)
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, module_state, parameters_of
 from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.codegen.targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.errors import UnflattenError
@@ -104,6 +99,15 @@ class GeneratedModule(Refusing):
         body: Body = self.__dict__[PRIVATE]
         return body.text()
 
+    def print_readable(self, print_output: bool = True, **_: object) -> str:
+        """Return the code of this module and of all below it, and print it if wanted.
+
+        Args:
+            print_output: Whether to print.
+            **_: Further options of torch's method; ignored.
+        """
+        return print_readable(self, print_output)
+
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
@@ -172,23 +176,6 @@ class InterpreterModule(GeneratedModule):
 
     def __getitem__(self, key: int | str) -> torch.nn.Module:
         return child_at(self, key)
-
-    def print_readable(
-        self,
-        print_output: bool = True,
-        include_stride: bool = False,  # noqa: ARG002
-        include_device: bool = False,  # noqa: ARG002
-        colored: bool = False,  # noqa: ARG002
-    ) -> str:
-        """Return the code of this module and of all below it, and print it if wanted.
-
-        Args:
-            print_output: Whether to print.
-            include_stride: Ignored; accepted as torch's method accepts it.
-            include_device: Ignored; accepted as torch's method accepts it.
-            colored: Ignored; accepted as torch's method accepts it.
-        """
-        return print_readable(self, "InterpreterModule", print_output)
 
 
 @dataclass(frozen=True, slots=True)
