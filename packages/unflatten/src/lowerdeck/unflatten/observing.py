@@ -187,6 +187,6 @@ def _describe(leaf: object) -> str:
 
 def is_mutable(spec: pytree.TreeSpec) -> bool:
     """Return whether a structure has a mutable container."""
-    if spec.is_leaf() or spec.type is tuple:
+    if spec.is_leaf() or spec.type in {tuple, torch.Size}:
         return any(map(is_mutable, spec.children()))
     return True
