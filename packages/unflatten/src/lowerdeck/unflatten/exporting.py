@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, export
-from torch.fx import traceback
 
 from lowerdeck.torch_base import (
-    SYMBOLS,
     HigherOrderOperator,
     MemoryUse,
     graphs_of,
@@ -29,12 +26,16 @@ from lowerdeck.unflatten.notes import (
     UNREAD,
     is_pass_through,
 )
+from lowerdeck.unflatten.recording import (
+    Recorder,
+    is_mutable,
+    mark_pass_through,
+    note_inner_leaves,
+)
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
 """Attributes of a module with its state."""
-
-_IN_BRANCH = "is called in a branch or a loop, whose graph has no calls of modules"
 
 
 def export_preserving(
@@ -60,7 +61,7 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export, or three where some module cannot be recorded.
+        The program.
 
     Raises:
         UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
@@ -90,65 +91,65 @@ def export_preserving(
         for path, module in model.named_modules(remove_duplicate=False)
         if path and not refusal_of(module)
     }
-    observed: dict[str, str] = {}
-    is_strict = bool(options.get("strict"))
+    # torch runs a graph module by an interpreter, which calls no modules.
+    recorder = Recorder({} if isinstance(model, torch.fx.GraphModule) else modules)
 
-    def run(paths: Sequence[str], **more: Any) -> ExportedProgram:
+    def run(paths: Sequence[str] = (), **more: Any) -> ExportedProgram:
         settings = {"dynamic_shapes": dynamic_shapes, **options, **more}
         keywords = dict(kwargs) if kwargs is not None else None
-        names = tuple(paths)
-        # Strict export traces hooks, and would drop what they record.
-        sink = None if settings.get("strict") else observed
-        with _state_restored(model), _observing(model, modules, names, sink):
-            return export(model, args, keywords, preserve_module_call_signature=names, **settings)
+        with _state_restored(model), _marking(modules, paths):
+            return export(
+                model, args, keywords, preserve_module_call_signature=tuple(paths), **settings
+            )
 
-    with ExitStack() as stack:
-        for module in dict.fromkeys(modules.values()):
-            stack.enter_context(hooks_in_forward(module))
-        program = _export_recordable(run, list(modules), observed, is_strict=is_strict)
+    if options.get("strict"):
+        program = _export_strict(run, list(modules), recorder)
+        _drop_unused_names(program, model)
+    else:
+        with recorder.recording():
+            program = run()
+        if recorder.is_repeated:
+            recorder = Recorder(modules, recorder.refusals)
+            with recorder.recording():
+                program = run()
+        recorder.write(program)
     _drop_aliases(program)
-    if observed:
-        _store_note(program, NOT_RECORDED, observed)
+    note_inner_leaves(program)
+    if recorder.refusals:
+        _store_note(program, NOT_RECORDED, recorder.refusals)
     if numbers := _numbers_of_tied(model):
         _store_note(program, MODULE_NUMBERS, numbers)
-    _drop_unused_names(program, model)
     return program
 
 
-def _export_recordable(
-    run: Callable[..., ExportedProgram],
-    paths: Sequence[str],
-    observed: dict[str, str],
-    *,
-    is_strict: bool,
+def _export_strict(
+    run: Callable[..., ExportedProgram], paths: Sequence[str], recorder: Recorder
 ) -> ExportedProgram:
-    """Return the program with the signatures of all modules that can be recorded.
+    """Return a strict export with the signatures of all modules that torch can record.
 
     Args:
-        run: Exports with the signatures of these modules.
+        run: Exports with the signatures of the modules of these names.
         paths: All modules.
-        observed: The modules that cannot be recorded, with the reason; filled.
-        is_strict: Whether ``run`` exports strictly.
+        recorder: Finds the modules that cannot be recorded, in a non-strict export.
     """
     try:
         program = run(paths)
     except Exception:
-        # torch's error does not name the module: observe all of them without signatures.
-        run((), strict=False)
-        if not observed and not is_strict:
-            raise
-    else:
-        if is_strict and _has_containers(program):
-            run((), strict=False)
-        if not observed:
-            return program
-    recordable = [path for path in paths if path not in observed]
+        # torch's error does not name the module.
+        program = None
+    if program is not None and not _has_containers(program):
+        return program
+    with recorder.recording():
+        run(strict=False)
+    if program is not None and not recorder.refusals:
+        return program
+    recordable = [path for path in paths if path not in recorder.refusals]
     try:
         return run(recordable)
     except Exception as error:
         reason = f"has a signature with which torch.export fails ({type(error).__name__})"
-        observed.update(dict.fromkeys(recordable, reason))
-        return run(())
+        recorder.refuse(recordable, reason)
+        return run()
 
 
 def _has_containers(program: ExportedProgram) -> bool:
@@ -160,13 +161,7 @@ def _has_containers(program: ExportedProgram) -> bool:
         if signature is not None
         for spec in (*signature.in_spec.child(0).children(), signature.out_spec)
     ]
-    return any(_is_mutable(spec) for spec in specs)
-
-
-def _is_mutable(spec: pytree.TreeSpec) -> bool:
-    if spec.is_leaf() or spec.type is tuple:
-        return any(map(_is_mutable, spec.children()))
-    return True
+    return any(is_mutable(spec) for spec in specs)
 
 
 @contextmanager
@@ -196,172 +191,23 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _observing(
-    model: torch.nn.Module,
-    modules: Mapping[str, torch.nn.Module],
-    recorded: Sequence[str],
-    observed: dict[str, str] | None,
-) -> Iterator[None]:
-    """Observe which modules cannot be recorded, and mark results that are arguments.
-
-    Args:
-        model: The model.
-        modules: The modules by name.
-        recorded: The names of those with a recorded signature.
-        observed: The modules that cannot be recorded, with the reason; filled. None if hooks are
-            traced.
-    """
-    names = set(recorded)
-    containers: list[tuple[str, Any, _Leaves]] = []
+def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> Iterator[None]:
+    """Mark results that are arguments in a strict export, which traces the hooks."""
     with ExitStack() as stack:
-
-        def install_late(_: torch.nn.Module, __: Any) -> None:
-            # Behind export's own hooks, which copy the containers of recorded modules.
-            for path, module in modules.items():
-                late = partial(_keep_container, path, containers)
-                stack.callback(module.register_forward_hook(late).remove)
-
-        for path, module in modules.items():
-            observer = _Observer(path, path in names, containers, observed)
-            if observed is not None:
-                handle = module.register_forward_pre_hook(observer.before, with_kwargs=True)
-                stack.callback(handle.remove)
-            after = observer.after if observed is not None else _mark_recorded(path, path in names)
-            handle = module.register_forward_hook(after, with_kwargs=True)
-            stack.callback(handle.remove)
-        if observed is not None:
-            stack.callback(model.register_forward_pre_hook(install_late).remove)
+        for module in dict.fromkeys([modules[path] for path in paths]):
+            stack.enter_context(hooks_in_forward(module))
+        for path in paths:
+            hook = modules[path].register_forward_hook(_marking_hook(path), with_kwargs=True)
+            stack.callback(hook.remove)
         yield
-        for path, container, leaves in containers if observed is not None else ():
-            if observed is not None and _differ(pytree.tree_flatten(container), leaves):
-                observed.setdefault(path, "returns a container that is changed afterwards")
 
 
-_Leaves = tuple[list[Any], pytree.TreeSpec]
-
-
-def _keep_container(
-    path: str, containers: list[tuple[str, Any, _Leaves]], _: Any, __: Any, result: Any
-) -> None:
-    if torch.compiler.is_dynamo_compiling():
-        return
-    leaves = pytree.tree_flatten(result)
-    if _is_mutable(leaves[1]):
-        containers.append((path, result, leaves))
-
-
-def _mark_recorded(path: str, is_recorded: bool) -> Callable[..., Any]:
-    """Return the hook of strict export; it has no module, which export would name by the hook."""
-
+def _marking_hook(path: str) -> Callable[..., Any]:
+    # It has no module, which export would name by the hook.
     def after(_: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        return _mark_pass_through(path, args, kwargs, result) if is_recorded else None
+        return mark_pass_through(path, pytree.tree_leaves((args, kwargs)), result)
 
     return after
-
-
-class _Observer:
-    """Hooks that observe one module in non-strict export."""
-
-    def __init__(
-        self,
-        path: str,
-        is_recorded: bool,
-        containers: list[tuple[str, Any, _Leaves]],
-        observed: dict[str, str] | None,
-    ) -> None:
-        self.path = path
-        self.is_recorded = is_recorded
-        self.containers = containers
-        self.observed = observed if observed is not None else {}
-        self.structure: object = None
-        self.arguments: list[list[_Leaves]] = []
-
-    # A hook's side effect in a branch would be refused; this function is called while tracing,
-    # and not traced.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def note_branch(self) -> None:
-        """Record that the module is called in a branch or a loop."""
-        self.observed[self.path] = _IN_BRANCH
-
-    def before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the leaves of the arguments."""
-        if not torch.compiler.is_dynamo_compiling():
-            values = (*args, *kwargs.values())
-            self.arguments.append([pytree.tree_flatten(value) for value in values])
-
-    def after(
-        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        """Observe one call; return the result with aliases, or None to keep it."""
-        if torch.compiler.is_dynamo_compiling():
-            self.note_branch()
-            return None
-        for value, leaves in zip((*args, *kwargs.values()), self.arguments.pop(), strict=True):
-            if _is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
-                self.refuse(f"changes a {type(value).__name__} in place")
-        taken, in_spec = pytree.tree_flatten((args, kwargs))
-        returned, out_spec = pytree.tree_flatten(result)
-        for verb, values in (("takes", taken), ("returns", returned)):
-            other = next((leaf for leaf in values if not _is_recordable(leaf)), None)
-            if other is not None:
-                self.refuse(f"{verb} {_describe(other)}")
-        if self.structure not in (None, (in_spec, out_spec)):
-            self.refuse("is called with arguments of several structures")
-        self.structure = (in_spec, out_spec)
-        if not self.is_recorded:
-            return None
-        if _is_mutable(out_spec):
-            self.containers.append((self.path, result, (returned, out_spec)))
-        return _mark_pass_through(self.path, args, kwargs, result)
-
-    def refuse(self, reason: str) -> None:
-        """Record that the signature cannot be recorded."""
-        self.observed.setdefault(self.path, reason)
-
-
-def _mark_pass_through(path: str, args: Any, kwargs: Any, result: Any) -> Any:
-    """Return the result with aliases for tensors that are arguments; None if there are none.
-
-    A program has one node for an argument and a result that are the same tensor, and no node of a
-    module that only returns its argument.
-    """
-    is_tensor = torch.Tensor
-    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, is_tensor)]
-
-    def is_given(leaf: Any) -> bool:
-        return isinstance(leaf, is_tensor) and any(leaf is other for other in given)
-
-    if not any(map(is_given, pytree.tree_leaves(result))):
-        return None
-    return pytree.tree_map(lambda leaf: _alias(leaf, path) if is_given(leaf) else leaf, result)
-
-
-def _alias(leaf: torch.Tensor, path: str) -> Any:
-    # Strict export keeps annotations of nodes, non-strict export must be asked to.
-    is_strict = torch.compiler.is_dynamo_compiling()
-    keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
-    with keeping, traceback.annotate({PASS_THROUGH: path}):
-        return torch.ops.aten.alias.default(leaf)
-
-
-def _differ(one: _Leaves, other: _Leaves) -> bool:
-    """Return whether a container has other leaves than before."""
-    return one[1] != other[1] or any(
-        first is not second and (isinstance(first, torch.Tensor) or first != second)
-        for first, second in zip(one[0], other[0], strict=True)
-    )
-
-
-def _is_recordable(leaf: object) -> bool:
-    return leaf is None or isinstance(leaf, (torch.Tensor, bool, int, float))
-
-
-def _describe(leaf: object) -> str:
-    if isinstance(leaf, SYMBOLS):
-        return "a symbolic number, which export cannot record"
-    if isinstance(leaf, str):
-        return f"the text {leaf!r}, which export cannot record"
-    return f"an object of class {type(leaf).__name__}, which is not a pytree node"
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
