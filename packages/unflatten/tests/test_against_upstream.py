@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from unflatten_zoo import CASES  # type: ignore[import-not-found]
 from unflatten_zoo.judges import assert_same, run  # type: ignore[import-not-found]
 from unflatten_zoo.models.calls import Chooses  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import InputConstraintError, unflatten
 
 # torch's own: each of its calls warns of its own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,7 +100,9 @@ def _raise(*_: Any) -> None:
 
 
 def _call_child(module: nn.Module, x: Tensor) -> None:
-    module.get_submodule("expert")(x, True)
+    # Ours has no counter: it refuses the call, and asks for one of call_modules().
+    with suppress(InputConstraintError):
+        module.get_submodule("expert")(x, True)
 
 
 def _linear() -> tuple[nn.Module, Tensor, ExportedProgram]:

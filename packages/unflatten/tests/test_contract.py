@@ -322,6 +322,22 @@ def test_a_compiled_module_is_held_to_the_record(module: Any) -> None:
         compiled(X)
 
 
+@pytest.mark.parametrize("other", [{"t": 0.25}, {"x": X[:1]}])
+def test_one_graph_of_a_module_alone_is_held_to_the_record(module: Any, other: Any) -> None:
+    compiled: Any = torch.compile(module.step, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**GOOD), module.step(**GOOD))
+    # The compiler reports what would have been raised.
+    with pytest.raises(Exception, match=r"InputConstraintError|raise_for_argument"):
+        compiled(**{**GOOD, **other})
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_that_is_exported_again_is_held_to_the_record(module: Any, strict: bool) -> None:
+    torch.export.export(module, (X,), strict=strict)
+    with pytest.raises(Exception, match="recorded"):
+        torch.export.export(module, (X[:1],), strict=strict)
+
+
 def test_a_change_is_taken_back(module: Any) -> None:
     """It is decided at the call whether a child is changed."""
     wanted, step = module(X), module.step

@@ -18,6 +18,7 @@ from unflatten_zoo.judges import assert_same, compare_calls  # type: ignore[impo
 from lowerdeck.unflatten import (
     InputConstraintError,
     InterpreterModule,
+    export_preserving,
     unflatten,
 )
 
@@ -136,10 +137,10 @@ def test_an_edited_graph_is_compiled_by_its_graph_module() -> None:
 
 
 def test_graph_modules_follow_their_modules() -> None:
-    made: Any = unflatten(torch.export.export(Steps().eval(), (X,)))
+    made: Any = unflatten(export_preserving(Steps().eval(), (X,)))
     view, other = made.layers[1].graph_module, copy.deepcopy(made)
     made.layers[1].set_submodule("0", nn.Identity())
-    torch.testing.assert_close(view(X), made.layers[1](X))
+    torch.testing.assert_close(view(X), (made.layers[1](X),))
     assert other.layers[1].graph_module is not view
     data = io.BytesIO()
     torch.save(made.layers[1].graph_module, data)
@@ -182,7 +183,7 @@ def test_a_trace_has_the_writes_of_buffers(name: str) -> None:
 
 def test_a_constant_that_a_trace_would_ignore_is_refused() -> None:
     module = unflatten(export(Scaled(), (Y, 3)))
-    with pytest.raises(InputConstraintError, match=r"'scale' was .* constant 3; .*concrete_args"):
+    with pytest.raises(InputConstraintError, match=r"'scale' of .* constant 3; .*concrete_args"):
         symbolic_trace(module)
-    with pytest.raises(InputConstraintError, match="'scale' was exported as the constant 3"):
+    with pytest.raises(InputConstraintError, match=r"'scale' of .* constant 3; found 4"):
         symbolic_trace(module, {"scale": 4})

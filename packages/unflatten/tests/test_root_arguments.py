@@ -42,11 +42,11 @@ def test_other_arguments_are_named(way: str) -> None:
         module(*args)
     with pytest.raises(TypeError, match="another"):
         module(*args, **kwargs, another=X)
-    with pytest.raises(InputConstraintError, match=r"options\['bias'\].*3.*found 4"):
+    with pytest.raises(InputConstraintError, match=r"options\['bias'\].*\(3\).*found .*\(4\)"):
         module(args[0], {"bias": torch.ones(4), "unused": torch.ones(1)}, **kwargs)
     with pytest.raises(InputConstraintError, match=r"extra\[0\].*2.*found 3"):
         module(*args, extra=(3, torch.ones(())))
-    with pytest.raises(InputConstraintError, match=r"pair\.first.*3.*found 4"):
+    with pytest.raises(InputConstraintError, match=r"pair\.first.*found .*\(2, 4\)"):
         module(structures.Pair(torch.ones(2, 4), args[0].second), args[1], **kwargs)
     module.check_input_constraints = False
     module(*args, extra=(3, torch.ones(())))
@@ -74,6 +74,22 @@ def test_sizes_that_vary_are_checked() -> None:
                 module(*args)
         module.check_input_constraints = False
         assert module(torch.ones(1, 2), torch.ones(1, 7)).shape == (1, 9)
+
+
+class Joins(nn.Module):
+    def forward(self, scale: float, *parts: Tensor, more: Tensor) -> Any:
+        return torch.cat([*parts, more]) * scale
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_variadic_arguments_are_exported_again_by_their_name(strict: bool) -> None:
+    one, other, more = (Dim(name, min=2, max=9) for name in "abc")
+    shapes = {"scale": None, "parts": ({0: one}, {0: other}), "more": {0: more}}
+    args: Any = ((2.0, torch.ones(3, 4), torch.ones(4, 4)), {"more": torch.ones(5, 4)})
+    made = unflatten(export(Joins(), *args, dynamic_shapes=shapes))
+    program = export(made, *args, dynamic_shapes=shapes, strict=strict)
+    for subject in (program.module(), unflatten(program)):
+        assert subject(2.0, X, torch.ones(6, 4), more=X).shape == (10, 4)
 
 
 class Branches(nn.Module):

@@ -140,8 +140,8 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_a_wrapper_lets_the_specialization_through(sampler: tuple[Any, Any], wrap: str) -> None:
-    module, eager = sampler
+def test_a_wrapper_lets_the_specialization_through(preserved: tuple[Any, Any], wrap: str) -> None:
+    module, eager = preserved
     module.step = WRAPPERS[wrap](module.step)
     # Compilers warn of inputs that another module computed with gradients.
     with torch.set_grad_enabled("compiled" not in wrap):
@@ -150,8 +150,8 @@ def test_a_wrapper_lets_the_specialization_through(sampler: tuple[Any, Any], wra
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_the_whole_is_compiled(sampler: tuple[Any, Any], fullgraph: bool) -> None:
-    module, eager = sampler
+def test_the_whole_is_compiled(preserved: tuple[Any, Any], fullgraph: bool) -> None:
+    module, eager = preserved
     module.step = Around(Around(module.step), 2.0)
     subject: Any = torch.compile(module, fullgraph=fullgraph, backend="eager")
     with torch.no_grad(), ThreadPoolExecutor(1) as pool:
@@ -162,8 +162,8 @@ def test_the_whole_is_compiled(sampler: tuple[Any, Any], fullgraph: bool) -> Non
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_wrapped_module_is_exported_again(sampler: tuple[Any, Any], strict: bool) -> None:
-    module, eager = sampler
+def test_a_wrapped_module_is_exported_again(preserved: tuple[Any, Any], strict: bool) -> None:
+    module, eager = preserved
     module.step = Around(Around(module.step), 2.0)
     again = torch.export.export(module, (X,), strict=strict)
     wanted = doubled(eager)(X)
@@ -177,9 +177,9 @@ def test_a_wrapped_module_is_exported_again(sampler: tuple[Any, Any], strict: bo
     ids=["deepcopy", "copy", "pickle"],
 )
 def test_copies_of_a_wrapped_module_run_their_specializations(
-    sampler: tuple[Any, Any], copied: Any
+    preserved: tuple[Any, Any], copied: Any
 ) -> None:
-    module, eager = sampler
+    module, eager = preserved
     module.step = Around(module.step)
     torch.testing.assert_close(copied(module)(X), eager(X))
     stored = io.BytesIO()
@@ -188,8 +188,8 @@ def test_copies_of_a_wrapped_module_run_their_specializations(
     torch.testing.assert_close(torch.load(stored, weights_only=False)(X), eager(X))
 
 
-def test_threads_run_the_specialization_that_each_calls(sampler: tuple[Any, Any]) -> None:
-    module, eager = sampler
+def test_threads_run_the_specialization_that_each_calls(preserved: tuple[Any, Any]) -> None:
+    module, eager = preserved
     module.step = Around(module.step)
     again: list[Tensor] = []
 
@@ -206,8 +206,8 @@ def test_threads_run_the_specialization_that_each_calls(sampler: tuple[Any, Any]
     assert len(again) >= 20
 
 
-def test_a_failed_call_leaves_no_specialization_chosen(sampler: tuple[Any, Any]) -> None:
-    module, eager = sampler
+def test_a_failed_call_leaves_no_specialization_chosen(preserved: tuple[Any, Any]) -> None:
+    module, eager = preserved
     step = module.step
 
     def fail(*_: Any) -> None:
@@ -249,10 +249,9 @@ def test_a_specialization_of_another_module_is_not_taken(preserved: tuple[Any, A
         module(X)
 
 
-@pytest.mark.parametrize("how", EXPORTS)
-def test_specializations_in_specializations_are_wrapped(how: str) -> None:
+def test_specializations_in_specializations_are_wrapped() -> None:
     eager = calls.Nested().eval()
-    made: Any = unflatten(EXPORTS[how](eager, (X,)))
+    made: Any = unflatten(export_preserving(eager, (X,)))
     made.step.step = Around(made.step.step)
     torch.testing.assert_close(made(X), eager(X))
     made.step = Around(Around(made.step))

@@ -141,13 +141,20 @@ def rows_of(made: UnflattenedModule) -> list[Swap]:
     return [row for row in made.swappable() if row.replaceable and row.called]
 
 
+def marked_in(made: UnflattenedModule) -> set[str]:
+    """Return the names of the called modules that may not be replaced."""
+    return {row.path for row in made.swappable() if row.called and not row.replaceable}
+
+
 def judge_table(case: Case) -> None:
     """Every module is in the table; those without a recorded call or signature say why."""
     made = case.unflattened("preserving")
     table = made.swappable()
     assert [row.path for row in table] == [name for name, _ in made.named_modules() if name]
-    marked = {row.path for row in table if not row.replaceable}
+    marked = marked_in(made)
     assert marked <= set(case.marked), f"also marked: {sorted(marked - set(case.marked))}"
+    missing = set(case.marked) - {row.path for row in table if not row.replaceable}
+    assert not missing, f"not marked: {sorted(missing)}"
     assert all(row.reason for row in table if not row.replaceable)
     assert len(str(table).splitlines()) == len(table)
 

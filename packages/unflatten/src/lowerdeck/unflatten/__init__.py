@@ -9,11 +9,9 @@ from lowerdeck.unflatten.errors import (
     UnsupportedProgramError,
 )
 from lowerdeck.unflatten.exporting import export_preserving
-from lowerdeck.unflatten.modules import (
-    InterpreterModule,
-    InterpreterModuleDispatcher,
-    UnflattenedModule,
-)
+from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
+from lowerdeck.unflatten.modules.module import InterpreterModule
+from lowerdeck.unflatten.modules.root import UnflattenedModule
 from lowerdeck.unflatten.swaps import Swap, SwapTable
 
 __all__ = [

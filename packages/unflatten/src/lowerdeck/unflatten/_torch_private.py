@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
@@ -19,13 +19,11 @@ from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils import _pytree as torch_pytree
 
-from lowerdeck.torch_base import with_graph_module
+from lowerdeck.torch_base import pytree, with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
-    "CALL_MODULE",
     "EMPTY_STACK_KEY",
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
@@ -34,13 +32,13 @@ __all__ = [
     "SET_GRAD_MODE",
     "TRACEPOINT",
     "TRACER_ROOT",
+    "Movable",
     "buffers_of",
     "call_being_traced",
     "children_of",
     "guard_function",
     "hooks_in_forward",
     "is_decomposed",
-    "is_wrapped_by_transform",
     "module_state",
     "node_of",
     "packet_name",
@@ -87,12 +85,6 @@ def is_decomposed(program: ExportedProgram) -> bool:
     return str(program.dialect) != "TRAINING"
 
 
-def is_wrapped_by_transform(value: object) -> bool:
-    """Return whether ``value`` is a wrapper tensor of a ``torch.func`` level, without data."""
-    is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-    return isinstance(value, torch.Tensor) and is_wrapper(value)
-
-
 def packet_name(operator: object) -> str | None:
     """Return the name shared by all overloads of an operator, or None for anything else."""
     name: str | None = getattr(operator, "_opname", None)
@@ -123,10 +115,6 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
     """Make ``module`` use the tables of children, parameters and buffers of ``owner``."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
-
-
-CALL_MODULE = torch.nn.Module._call_impl.__code__
-"""The code that calls the ``forward`` of a module."""
 
 
 def call_being_traced() -> tuple[str, str]:
@@ -231,7 +219,7 @@ def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str])
         ranges: Range of each symbol.
         names: Unique name of each user input.
     """
-    paths: list[Any] = [(torch_pytree.MappingKey(name),) for name in names]
+    paths: list[Any] = [(pytree.MappingKey(name),) for name in names]
     guards: list[str] = _get_input_guards_for_graph(list(placeholders), ranges, paths)
     return guards
 
@@ -243,9 +231,26 @@ def guard_function(guards: Sequence[str], names: Sequence[str]) -> Callable[...,
         guards: The guards as Python.
         names: Unique name of each user input.
     """
-    paths: list[Any] = [(torch_pytree.MappingKey(name),) for name in names]
+    paths: list[Any] = [(pytree.MappingKey(name),) for name in names]
     function: Callable[..., None] = _convert_guards_code_to_fn(list(guards), paths).forward
     return function
+
+
+class Movable(torch.nn.Module):
+    """Base of modules that are notified when they are moved."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        apply: Any = super()._apply
+        apply(fn, recurse)
+        self._lowerdeck_moved(fn)
+        return self
+
+    def _lowerdeck_moved(self, fn: Any) -> None:
+        """Move what torch does not know of.
+
+        Args:
+            fn: The function that torch applied to each parameter and buffer.
+        """
 
 
 def module_state() -> dict[str, Any]:

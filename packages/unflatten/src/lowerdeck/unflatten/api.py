@@ -11,12 +11,8 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.torch_base import collector_held, mended
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
-from lowerdeck.unflatten.call_signature import (
-    CallSignature,
-    FlatArgsAdapter,
-    argument_variables,
-)
-from lowerdeck.unflatten.codegen import OWN_NAMES
+from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
+from lowerdeck.unflatten.codegen.targets import OWN_NAMES
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
@@ -28,23 +24,17 @@ from lowerdeck.unflatten.cut.signatures import (
     preserve_flat_calls,
     program_signature,
     read_arguments_directly,
+    variadic_name,
 )
 from lowerdeck.unflatten.cut.sizes import localize_sizes
-from lowerdeck.unflatten.cut.working_graph import (
-    ProgramCopier,
-    WorkingGraph,
-    attribute_modules,
-)
+from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph, attribute_modules
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules import UnflattenedModule
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.build import ModuleBuilder, install_state
-from lowerdeck.unflatten.modules.eager_types import (
-    ModuleFactory,
-    replace_children,
-)
+from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children
 from lowerdeck.unflatten.modules.eager_types import restore_types as restore_eager_types
 from lowerdeck.unflatten.modules.module import shadow_own_names
+from lowerdeck.unflatten.modules.root import UnflattenedModule
 from lowerdeck.unflatten.root_checks import root_guards
 from lowerdeck.unflatten.trace import Trace, trace_program
 from lowerdeck.unflatten.trace.mutations import Mutations
@@ -170,15 +160,13 @@ def _root(
     program, working, frame = trace.program, graphs.working, trace.tree.root
     graph = graphs.build(frame)
     signature = _signature(program, working, adapter, trace.mutations)
-    recorded = RecordedCall(working.inputs)
     body = Body(
         "",
         graph,
         signature,
         attribute_modules(graph, working.attributes),
         frame.type_name,
-        calls=[recorded],
-        records=recorded.arguments,
+        calls=[RecordedCall(working.inputs)],
         guards=root_guards(program, working.inputs, signature),
     )
     builder.add_sites(frame, body.sites)
@@ -214,6 +202,7 @@ def _signature(
         others,
         adapts=adapter is not None,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
+        variadic=variadic_name(working.tree.root.type_name, names) if adapter is None else "",
     )
 
 

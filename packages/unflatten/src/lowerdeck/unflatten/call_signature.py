@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.errors import InputStructureError
 
 PENDING = "_call"
@@ -21,9 +23,6 @@ PENDING = "_call"
 
 _OTHERS = "_others"
 """Parameter for arguments whose keywords are not valid Python names."""
-
-ADAPTER = "flat_args_adapter"
-"""Attribute of the outermost module with the adapter of its arguments."""
 
 NameObject = Callable[[object], str]
 """Returns the global name of an object in generated code."""
@@ -89,6 +88,7 @@ class CallSignature:
         updates: Targets of the first outputs, written behind the graph: the attribute path of
             state, or None and the number of an argument's leaf.
         is_flat: The program recorded no signature: values are passed in the order of their use.
+        variadic: Name of eager's ``*args``, if it has the last positional arguments.
     """
 
     in_spec: pytree.TreeSpec
@@ -101,6 +101,7 @@ class CallSignature:
     needs: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     is_flat: bool = False
+    variadic: str = ""
 
     @property
     def has_extras(self) -> bool:
@@ -126,6 +127,16 @@ class CallSignature:
     def parts(self) -> list[pytree.TreeSpec]:
         """The structure of each argument."""
         return [spec for part in self.in_spec.children() for spec in part.children()]
+
+    def python_signature(self) -> inspect.Signature:
+        """Return the signature with eager's ``*args``, by which export matches dynamic shapes."""
+        count = self.in_spec.child(0).num_children
+        kinds = inspect.Parameter
+        single = self.names[: self.names.index(f"{self.variadic}_0")]
+        parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", *single)]
+        parameters.append(kinds(self.variadic, kinds.VAR_POSITIONAL))
+        parameters += [kinds(name, kinds.KEYWORD_ONLY) for name in self.names[count:]]
+        return inspect.Signature(parameters)
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield for each leaf the parameter that it is, or None where it is a part of one."""
@@ -281,11 +292,6 @@ def adapt_arguments(
     Raises:
         InputStructureError: The structure differs, and there is no adapter.
     """
-    if isinstance(args, Proxy):
-        raise InputStructureError(
-            "A symbolic trace passes all arguments of this module as one Proxy. Give "
-            "concrete_args as a tuple with torch.fx.PH for each argument."
-        )
     names = expected.child(1).context
     if kwargs and set(kwargs) == set(names):
         kwargs = {name: kwargs[name] for name in names}

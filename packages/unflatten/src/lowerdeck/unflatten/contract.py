@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +52,9 @@ class ConstantRecord(NamedTuple):
 Record = TensorRecord | NumberRecord | ConstantRecord | None
 """Metadata of one leaf; None accepts any value."""
 
+Records = tuple[tuple[Record, ...], tuple[Record, ...], tuple[tuple[int, int], ...]]
+"""Records of arguments and results, and the positions of equal tensors."""
+
 
 def record_of(value: Any) -> Record:
     """Return the record of an example value or a constant."""
@@ -86,15 +88,22 @@ class RecordedCall:
     inputs: Sequence[Any]
     outputs: Sequence[Any] = ()
     path: str = ""
+    _records: Any = None
 
-    @cached_property
-    def arguments(self) -> tuple[Record, ...]:
-        """The record of each leaf of the arguments."""
-        return tuple(map(_leaf_record, self.inputs))
+    def records(self) -> Records:
+        """Return the records of the leaves; the root's own results accept any value."""
+        self._find()
+        records: Records = self._records
+        return records
 
-    @cached_property
-    def results(self) -> tuple[Record, ...]:
-        """The record of each leaf of the result; the root's own results accept any value."""
+    # Compilers call this instead of tracing it.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _find(self) -> None:
+        if self._records is None:
+            arguments = tuple(map(_leaf_record, self.inputs))
+            self._records = (arguments, self._find_results(), self._find_aliases())
+
+    def _find_results(self) -> tuple[Record, ...]:
         return tuple(
             None
             if isinstance(leaf, Node) and (self._is_unread(leaf) or _is_only_returned(leaf))
@@ -106,9 +115,7 @@ class RecordedCall:
         """Return whether nothing reads an argument as the result of this module."""
         return self.path in (leaf.meta.get("custom") or {}).get(UNREAD, ())
 
-    @cached_property
-    def aliases(self) -> tuple[tuple[int, int], ...]:
-        """Positions of leaves, arguments before results, that were one tensor."""
+    def _find_aliases(self) -> tuple[tuple[int, int], ...]:
         first: dict[Any, int] = {}
         pairs: list[tuple[int, int]] = []
         for position, leaf in enumerate((*self.inputs, *self.outputs)):
@@ -122,19 +129,8 @@ class RecordedCall:
                     break
         return tuple(pairs)
 
-    @cached_property
-    def key(self) -> object:
-        """Equal for calls with equal records."""
-        return (self.arguments, self.results, self.aliases)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.arguments, self.results, self.aliases)
-
-
-def _restored(arguments: Any, results: Any, aliases: Any) -> RecordedCall:
-    call = RecordedCall((), ())
-    call.__dict__.update(arguments=arguments, results=results, aliases=aliases)
-    return call
+        return RecordedCall, ((), (), "", self.records())
 
 
 def _leaf_record(leaf: Any) -> Record:
@@ -197,26 +193,27 @@ def check(
         any_float: Accept any floating-point dtype where one was recorded.
     """
     mismatch: Mismatch | None = None
-    matching: list[tuple[RecordedCall, dict[str, Any]]] = []
+    matching: list[tuple[Records, dict[str, Any]]] = []
     for call in calls:
-        if len(call.arguments) != len(arguments):
+        records = call.records()
+        if len(records[0]) != len(arguments):
             continue
         sizes: dict[str, Any] = {}
-        found = compare(call.arguments, arguments, sizes, any_float)
-        found = found or _compare_aliases(call, arguments)
+        found = compare(records[0], arguments, sizes, any_float)
+        found = found or _compare_aliases(records[2], arguments)
         if found is None:
-            matching.append((call, sizes))
+            matching.append((records, sizes))
             if results is None:
                 return None
         mismatch = mismatch or found
     if results is None:
         return mismatch
     mismatch = None
-    for call, sizes in matching or [(call, {}) for call in calls]:
-        if len(call.results) != len(results):
+    for records, sizes in matching or [(call.records(), {}) for call in calls]:
+        if len(records[1]) != len(results):
             continue
-        found = compare(call.results, results, sizes, any_float, len(arguments))
-        found = found or _compare_aliases(call, (*arguments, *results))
+        found = compare(records[1], results, sizes, any_float, len(arguments))
+        found = found or _compare_aliases(records[2], (*arguments, *results))
         if found is None:
             return None
         mismatch = mismatch or found
@@ -293,8 +290,8 @@ def _same_constant(expected: Any, value: Any) -> bool:
     return bool(value == expected or (expected != expected and value != value))
 
 
-def _compare_aliases(call: RecordedCall, values: Sequence[Any]) -> Mismatch | None:
-    for first, second in call.aliases:
+def _compare_aliases(aliases: Sequence[tuple[int, int]], values: Sequence[Any]) -> Mismatch | None:
+    for first, second in aliases:
         if second < len(values) and values[first] is not values[second]:
             if isinstance(values[second], Proxy) or _are_alike(values[first], values[second]):
                 continue

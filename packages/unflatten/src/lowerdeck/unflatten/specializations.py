@@ -13,37 +13,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten._torch_private import CALL_MODULE
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.call_signature import PENDING
-from lowerdeck.unflatten.codegen.targets import PRIVATE
-from lowerdeck.unflatten.contract import (
-    RecordedCall,
-    check,
-    compare,
-    describe,
-    raise_for_result,
-)
-from lowerdeck.unflatten.errors import (
-    InputConstraintError,
-    InputStructureError,
-    UnflattenError,
-)
-
-if TYPE_CHECKING:
-    from lowerdeck.unflatten.modules.body import Body
+from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
+from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
 
 Function = Callable[..., Any]
-
-CHECKS = "check_input_constraints"
-"""Attribute of a module that switches its checks."""
-
-FUNCTIONS = "_lowerdeck_functions"
-"""Attribute of a generated class with its functions."""
 
 OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
 
@@ -111,7 +91,7 @@ def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_checked(
     module: torch.nn.Module,
-    body: Body,
+    body: Any,
     function: Function,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -126,20 +106,21 @@ def _run_checked(
         RUN.mode = OUTSIDE
 
 
-def check_compiling(module: torch.nn.Module, *leaves: Any) -> None:
-    """Check the arguments of the outermost module while a compiler traces it.
+def is_strict_export() -> bool:
+    """Return whether strict export traces the call: it would warn of changes of ``RUN``."""
+    return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
-    Compilers see the constants, ranks and static sizes, and tie the result to these.
-    """
-    body: Body = module.__dict__[PRIVATE]
-    if body.records is None or not module.__dict__.get(CHECKS, True):
-        return
-    mismatch = compare(body.records, leaves, {}, body.is_moved)
-    if mismatch is not None:
-        raise InputConstraintError(
-            f"argument {mismatch.position} of this module was recorded as {mismatch.recorded}; "
-            "found another value while compiling. Pass what was recorded, or export again."
-        )
+
+def check_strict_export(module: torch.nn.Module, *leaves: Any) -> None:
+    """Check the arguments of the outermost module while strict export traces it."""
+    body: Any = module.__dict__[PRIVATE]
+    if module.__dict__.get(CHECKS, True):
+        mismatch = check(body.calls, leaves, any_float=body.is_moved)
+        if mismatch is not None:
+            raise InputConstraintError(
+                f"argument {mismatch.position} of this module was recorded as "
+                f"{mismatch.recorded}; found another value. Pass what was recorded."
+            )
 
 
 def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
@@ -187,14 +168,6 @@ def _call_changed(
     RUN.mode = OUTSIDE
     try:
         result = child(*args, **kwargs)
-    except TypeError as error:
-        if _is_raised_by_call(error):
-            raise InputStructureError(
-                f"{path!r}, a {_type_name(child)}, was called with other arguments than the "
-                f"recorded ones: {error}. Pass the recorded arguments, or export the model with "
-                "this call."
-            ) from error
-        raise
     finally:
         RUN.mode = mode
     if isinstance(result, torch.fx.Proxy):
@@ -208,24 +181,6 @@ def _call_changed(
     if mismatch is not None:
         raise_for_result(describe(mismatch.value), mismatch.recorded, path)
     return result
-
-
-def _is_raised_by_call(error: TypeError) -> bool:
-    """Return whether Python refused the arguments of a module's ``forward``."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    file = CALL_MODULE.co_filename
-    return traceback is not None and traceback.tb_frame.f_code.co_filename == file
-
-
-def _type_name(child: Any) -> str:
-    body = child.__dict__.get(PRIVATE)
-    name: str | None = body.type_name if body is not None else None
-    if name is None and isinstance(child, torch.nn.Module):
-        inner = (module.__dict__.get(PRIVATE) for module in child.modules())
-        name = next((one.type_name for one in inner if one is not None), None)
-    return name or type(child).__name__
 
 
 def call_specialization(
@@ -282,18 +237,17 @@ def dispatcher(functions: Sequence[Function]) -> Function:
 
     @functools.wraps(functions[0])
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        first: Body = self.__dict__[PRIVATE]
+        first: Any = self.__dict__[PRIVATE]
         pending = RUN.pending
         if pending is None or pending.name != first.name or pending.number >= len(functions):
             _raise_alone(first, len(functions))
-            return None
         body, function = first.specializations[pending.number], functions[pending.number]
         pending.is_taken = True
         RUN.pending = None
         try:
             if body.signature is not None and body.signature.has_extras:
                 kwargs[PENDING] = pending
-            if RUN.mode or torch.compiler.is_compiling():
+            if RUN.mode or is_strict_export():
                 return function(self, *args, **kwargs)
             bound = inspect.signature(function).bind(self, *args, **kwargs)
             return _run_checked(self, body, function, bound.args[1:], bound.kwargs)
@@ -303,7 +257,7 @@ def dispatcher(functions: Sequence[Function]) -> Function:
     return forward
 
 
-def _raise_alone(body: Body, count: int) -> None:
+def _raise_alone(body: Any, count: int) -> NoReturn:
     name = body.type_name or "module"
     if count > 1:
         raise InputConstraintError(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, overload
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowerdeck.unflatten._torch_private import children_of
+from lowerdeck.unflatten._torch_private import Movable, children_of
+from lowerdeck.unflatten.attributes import NAME, PRIVATE
 from lowerdeck.unflatten.call_signature import one_line
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
 
@@ -41,41 +40,23 @@ class Swap:
     called: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SwapTable(Sequence[Swap]):
-    """A row for each module of the program, outer ones first; prints as a table.
+class SwapTable(tuple[Swap, ...]):
+    """A row for each module of the program, outer ones first; prints as a table."""
 
-    Attributes:
-        rows: The rows.
-    """
-
-    rows: tuple[Swap, ...]
-
-    @overload
-    def __getitem__(self, index: int) -> Swap: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Swap, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Swap | tuple[Swap, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    __slots__ = ()
 
     def __str__(self) -> str:
-        width = max((len(one_line(row.path)) for row in self.rows), default=0)
+        width = max((len(one_line(row.path)) for row in self), default=0)
         return "\n".join(
             f"{one_line(row.path):<{width}}  {'replace' if row.replaceable else '-------'}  "
             f"{'call' if row.callable_alone else '----'}  {one_line(row.reason)}".rstrip()
-            for row in self.rows
+            for row in self
         )
 
 
 def swap_table(root: torch.nn.Module) -> SwapTable:
     """Return the possible changes of each module under ``root``."""
-    rows = (_row(path, module) for path, module in root.named_modules() if path)
-    return SwapTable(tuple(rows))
+    return SwapTable(_row(path, module) for path, module in root.named_modules() if path)
 
 
 def _row(path: str, module: torch.nn.Module) -> Swap:
@@ -94,18 +75,20 @@ def _row(path: str, module: torch.nn.Module) -> Swap:
         reasons.append(_EXCHANGES.format(exchanged))
     if count > 1 and not body.is_part:
         reasons.append(_SEVERAL.format(count))
-    return Swap(path, not refusal and not _needs(body), is_alone, "; ".join(reasons))
+    is_free = not refusal and not _exchanged(body, needed=True)
+    return Swap(path, is_free, is_alone, "; ".join(reasons))
 
 
-def _exchanged(body: Any) -> int:
+def _exchanged(body: Any, *, needed: bool = False) -> int:
+    """Return the number of values that pass beside arguments and results.
+
+    Args:
+        body: The code of the module.
+        needed: Count those alone that a replacement could not compute.
+    """
     signatures = [one.signature for one in body.specializations if one.signature is not None]
-    return max((each.carried + each.carries for each in signatures), default=0)
-
-
-def _needs(body: Any) -> int:
-    """Return the number of values that a replacement could not exchange with other modules."""
-    signatures = [one.signature for one in body.specializations if one.signature is not None]
-    return max((each.needs + each.carries for each in signatures), default=0)
+    inputs = "needs" if needed else "carried"
+    return max((getattr(each, inputs) + each.carries for each in signatures), default=0)
 
 
 def refusal_of(module: torch.nn.Module) -> str:
@@ -126,7 +109,7 @@ def refusal_of(module: torch.nn.Module) -> str:
     return ""
 
 
-class Refusing(torch.nn.Module):
+class Refusing(Movable):
     """Base of generated modules; refuses changes of which the program has no call."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -177,20 +160,17 @@ class Refusing(torch.nn.Module):
     def _lowerdeck_refuse(self, action: str) -> None:
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
-            name = f" {body.name!r}" if body is not None else ""
-            raise UnflattenError(f"this module{name} cannot be {action}: it {reason}.")
+            name = body.name if body is not None else self.__dict__.get(NAME, "")
+            raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _lowerdeck_moved(self, fn: Any) -> None:
         """Move plain tensors to another device with the buffers; they keep their dtype."""
-        apply: Any = super()._apply
-        apply(fn, recurse)
         for name, value in self.__dict__.items():
             if isinstance(value, torch.Tensor):
                 # The result for an empty tensor has the new device, at no cost.
                 device = fn(torch.empty(0, dtype=value.dtype, device=value.device)).device
                 if device != value.device and device.type != "meta":
                     self.__dict__[name] = value.to(device)
-        return self
 
 
 def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
@@ -206,15 +186,10 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     body = old.__dict__.get(PRIVATE)
     if reason := refusal_of(old):
         raise UnflattenError(f"{name!r} cannot be replaced: it {reason}.")
-    if body is not None and _needs(body) and not _contains(new, old):
+    modules = new.modules() if isinstance(new, torch.nn.Module) else ()
+    needed = _exchanged(body, needed=True) if body is not None else 0
+    if needed and all(inner is not old for inner in modules):
         raise UnflattenError(
             f"{name!r} cannot be replaced: it {_EXCHANGES.format(_exchanged(body))}. Export the "
             "model with the replacement in it."
         )
-
-
-def _contains(new: Any, old: torch.nn.Module) -> bool:
-    modules: Iterator[torch.nn.Module] = (
-        new.modules() if isinstance(new, torch.nn.Module) else iter(())
-    )
-    return any(inner is old for inner in modules)

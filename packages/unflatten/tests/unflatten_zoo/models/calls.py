@@ -305,7 +305,7 @@ CASES = (
         "hands out",
         HandsOut,
         X,
-        marked=("layers", "layers.0", "layers.1"),
+        marked=("layers.0", "layers.1"),
         without="threads, strict, preserving strict, strict decomposed, changes",
     ),
     # Hooks that are added later see what the caller gives, not what the own hooks make of it.

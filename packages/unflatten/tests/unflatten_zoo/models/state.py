@@ -358,7 +358,6 @@ CASES = (
         "tied embedding",
         TiedEmbedding,
         lambda: (torch.randint(5, (2,)),),
-        marked=("shared", "encoder", "head"),
     ),
     Case("tied tables", TiedTables, randn(2, 4)),
     # The program does not tell by which of its names the caller writes the buffer.
@@ -366,7 +365,6 @@ CASES = (
         "writes tied state",
         WritesTied,
         randn(3, 4),
-        marked=("one", "two"),
         without="threads, decomposed, swaps",
     ),
     Case("norms thrice", NormsThrice, randn(3, 2), training=True, without="threads"),

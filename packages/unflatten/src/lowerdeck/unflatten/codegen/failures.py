@@ -13,8 +13,8 @@ import torch
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
+from lowerdeck.unflatten.attributes import PRIVATE
 from lowerdeck.unflatten.call_signature import one_line
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 from lowerdeck.unflatten.errors import UnflattenError
 
 FILE_PREFIX = "<lowerdeck.unflatten "

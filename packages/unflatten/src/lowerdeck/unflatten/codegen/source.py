@@ -5,10 +5,8 @@ from __future__ import annotations
 import linecache
 import math
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import count
 from operator import attrgetter
 from types import FunctionType
@@ -18,12 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import source_frames
-from lowerdeck.unflatten._torch_private import (
-    ENTER_AUTOCAST,
-    EXIT_AUTOCAST,
-    SET_GRAD_MODE,
-    packet_name,
-)
+from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
 from lowerdeck.unflatten.codegen.bindings import METHODS, callable_for
 from lowerdeck.unflatten.codegen.failures import (
@@ -34,21 +27,22 @@ from lowerdeck.unflatten.codegen.failures import (
     name_source,
     with_handler,
 )
+from lowerdeck.unflatten.codegen.names import BY_TEXT, SERIAL, Names
 from lowerdeck.unflatten.codegen.targets import RESERVED_NAMES, lookup, split_call_target
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.notes import is_pass_through
 from lowerdeck.unflatten.specializations import (
     RUN,
     call_specialization,
-    check_compiling,
+    check_strict_export,
     enter,
+    is_strict_export,
     start,
 )
 
 _TAKES_PARTS = (operator.getitem, flatten_like)
-_SERIAL = re.compile(r"(_\d+)+$")
-_WORD = re.compile(r"[^0-9a-zA-Z_]+")
 _FILE_NUMBERS = count()
+_LITERALS = {bool, int, str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +83,7 @@ class Source:
         exec(compile(text, file, "exec"), scope)
         # A None time keeps the entry: linecache cannot check a file that does not exist.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        function = scope["forward"]
-        if not isinstance(function, FunctionType):
-            raise TypeError(f"the source defines {function!r} instead of a function")
+        function: FunctionType = scope["forward"]
         return function
 
 
@@ -113,7 +105,7 @@ class Identity:
 def _object_key(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.fx.GraphModule):
         return ("graph module", *_graph_key(value))
-    if isinstance(value, _BY_TEXT):
+    if isinstance(value, BY_TEXT):
         # By text, because a NaN does not equal itself.
         return (type(value), repr(value))
     try:
@@ -153,7 +145,7 @@ def write_source(
     return writer.write()
 
 
-class _Writer:
+class _Writer(Names):
     def __init__(
         self,
         graph: Graph,
@@ -163,6 +155,7 @@ class _Writer:
         is_checked: bool,
         is_root: bool,
     ) -> None:
+        super().__init__()
         self.graph = graph
         self.signature = signature
         self.attributes = attributes
@@ -170,14 +163,6 @@ class _Writer:
         self.is_root = is_root
         self.lines: list[str] = []
         self.comments: list[str] = []
-        self.names: dict[str, object] = {}
-        self.parameters: set[str] = set()
-        self.by_object: dict[object, str] = {}
-        self.local: dict[Node, str] = {}
-        self.bases: dict[Node, str] = {}
-        self.used: dict[str, int] = {}
-        self.numbers: dict[str, int] = {}
-        self.taken: set[str] = set(_PYTHON_NAMES)
         self.leaves: list[str] = []
         self.unread: set[Node] = set()
         self.indent = "    "
@@ -209,7 +194,7 @@ class _Writer:
         signature = self.signature
         if signature is None:
             for node in placeholders:
-                self._name(node, "x")
+                self.bind(node, "x")
             parameters = "".join(f", {self.local[node]}" for node in placeholders)
             self.line(
                 f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
@@ -221,7 +206,7 @@ class _Writer:
         self.parameters.update(signature.parameter_names)
         for node, parameter in zip(placeholders, signature.leaf_parameters(), strict=True):
             if parameter is None:
-                self._name(node)
+                self.bind(node)
             else:
                 self.local[node] = parameter
         self.line(f"def forward(self{signature.parameters}):", outer=True)
@@ -231,16 +216,16 @@ class _Writer:
         for text in signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
         if self.is_root:
-            is_compiling = self.object_name(torch.compiler.is_compiling)
-            function = self.object_name(check_compiling)
-            self.line(f"if {is_compiling}():")
+            is_strict = self.object_name(is_strict_export)
+            function = self.object_name(check_strict_export)
+            self.line(f"if {is_strict}():")
             self.line(f"    {function}({', '.join(['self', *self.leaves])})")
 
     def _check_entry(self, arguments: str) -> None:
         if self.is_checked:
             run = self.object_name(RUN, "run")
-            is_compiling = self.object_name(torch.compiler.is_compiling)
-            self.line(f"if not {run}.mode and not {is_compiling}():")
+            is_strict = self.object_name(is_strict_export)
+            self.line(f"if not {run}.mode and not {is_strict}():")
             self.line(f"    return {self.object_name(start)}({arguments})")
 
     def _close(self, output: Node) -> None:
@@ -275,7 +260,7 @@ class _Writer:
                 # Read where it is used.
                 self.local[node] = text
                 return
-            self.line(f"{self._name(node)} = {text}")
+            self.line(f"{self.bind(node)} = {text}")
             return
         if node.op == "call_function" and self._mode(node):
             return
@@ -284,7 +269,7 @@ class _Writer:
             return
         text = self._call(node)
         if not self.unread.issuperset(node.users):
-            text = f"{self._name(node, heir_of=dead)} = {text}"
+            text = f"{self.bind(node, heir_of=dead)} = {text}"
         # Free values after their last use.
         names = [self.local[value] for value in dead]
         names = [name for name in names if name != self.local.get(node)]
@@ -356,7 +341,7 @@ class _Writer:
     def attribute(self, path: str, *, is_module: bool = False) -> str:
         """Return the expression that reads an attribute of this module."""
         if path in self.attributes:
-            return self.object_name(self.attributes[path], _SERIAL.sub("", path))
+            return self.object_name(self.attributes[path], SERIAL.sub("", path))
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
@@ -405,43 +390,6 @@ class _Writer:
             return f"{self.object_name(slice)}({', '.join(parts)})"
         return self.object_name(value)
 
-    def object_name(self, value: object, hint: str = "") -> str:
-        """Return the global name of an object in the function."""
-        # Equal devices and dtypes need not be one object.
-        key = (type(value), repr(value)) if isinstance(value, _BY_TEXT) else id(value)
-        name = self.by_object.get(key)
-        if name is None:
-            words = str(hint or getattr(value, "__name__", None) or _words(value))
-            if _PYTHON_NAMES.get(words) is value and words not in self.parameters:
-                return words
-            base = "_" + _WORD.sub("_", words).strip("_")[:40]
-            name, number = base, self.numbers.get(base, 1)
-            while name in self.names or name in self.parameters:
-                name, number = f"{base}_{number}", number + 1
-            self.numbers[base] = number
-            self.by_object[key] = name
-            self.names[name] = value
-        return name
-
-    def _name(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
-        # Named for the operator, not for the node: equal modules get equal source.
-        base = base or _base(node)
-        self.bases[node] = base
-        for source in heir_of:
-            if self.bases.get(source) == base:
-                # One variable for a chain of equal operators.
-                name = self.local[node] = self.local[source]
-                return name
-        number = self.used.get(base, 0)
-        name = f"{base}_{number}" if number else base
-        while name in self.taken or not is_name(name):
-            number += 1
-            name = f"{base}_{number}"
-        self.used[base] = number + 1
-        self.taken.add(name)
-        self.local[node] = name
-        return name
-
     def line(self, text: str, comment: str = "", *, outer: bool = False) -> None:
         """Add a line at the current depth."""
         self.lines.append(text if outer else self.indent + text)
@@ -453,40 +401,6 @@ def _origin(node: Node) -> Node:
     while is_pass_through(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
-
-
-def _words(value: object) -> str:
-    """Return a name for an object that is the same in every process."""
-    return str(value) if isinstance(value, _BY_TEXT) else type(value).__name__
-
-
-def _base(node: Node) -> str:
-    if node.op in {"call_module", "get_attr"}:
-        words = split_call_target(str(node.target))[0].rpartition(".")[2]
-    elif node.op == "placeholder":
-        words = node.name
-    else:
-        target = node.target
-        words = str(packet_name(target) or getattr(target, "__name__", str(target)))
-    return _variable(words)
-
-
-@lru_cache(4096)
-def _variable(words: str) -> str:
-    """Return a variable's name without the serial number of a node."""
-    base = _SERIAL.sub("", _WORD.sub("_", words)).lstrip("_") or "value"
-    if base[0].isdigit():
-        return "value" if base.isdigit() else f"value_{base}"
-    return base
-
-
-_BY_TEXT = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_LITERALS = {bool, int, str}
-_PYTHON_NAMES: dict[str, object] = {
-    "self": None,
-    **{value.__name__: value for value in (getattr, slice, type, len, tuple, list, dict)},
-}
-"""Python's own names in generated code, unless a parameter has that name."""
 
 
 def _comment(node: Node) -> str:

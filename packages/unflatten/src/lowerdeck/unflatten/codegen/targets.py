@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
-
-PRIVATE = "_lowerdeck"
-"""The attribute of generated modules beside those of ``torch.nn.Module``."""
+from lowerdeck.unflatten.attributes import PRIVATE
 
 _SPECIALIZATION = re.compile(r"(.+)\.\.(\d+)", re.DOTALL)
 
@@ -25,7 +23,6 @@ OWN_NAMES = frozenset(
         "type_name",
         "print_readable",
         "call_modules",
-        "tree_summary",
         "swappable",
         "meta",
         "input_placeholders",

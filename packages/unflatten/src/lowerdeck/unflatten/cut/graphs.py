@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from lowerdeck.graph_fuser import OutlinePlan, Region
 from lowerdeck.torch_base import add_node, copy_node, pytree
 from lowerdeck.unflatten.call_signature import CallSignature, flatten_like
-from lowerdeck.unflatten.cut.signatures import Absent, Leaf, PreservedCall
+from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 

@@ -75,7 +75,7 @@ def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
         working: The working graph.
     """
     yield from _state_order(working)
-    if _has_switches(working) and not _is_contiguous(working):
+    if _has_switches(working):
         yield from _mode_order(working)
 
 
@@ -113,22 +113,6 @@ def _written(node: Node, working: WorkingGraph) -> Iterator[str]:
 def _has_switches(working: WorkingGraph) -> bool:
     find = working.graph.find_nodes
     return any(find(op="call_function", target=target, sort=False) for target in SWITCHES)
-
-
-def _is_contiguous(working: WorkingGraph) -> bool:
-    """Return whether the nodes of every call are in one piece."""
-    frame_of = working.tree.node_frames()
-    ended: set[Frame] = set()
-    current: list[Frame] = []
-    for node in working.graph.nodes:
-        if node not in frame_of:
-            continue
-        chain = frame_of[node].around()
-        if not ended.isdisjoint(chain):
-            return False
-        ended.update(set(current).difference(chain))
-        current = chain
-    return True
 
 
 def _mode_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:

@@ -10,7 +10,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from lowerdeck.torch_base import (
 )
 from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
+from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
 from lowerdeck.unflatten.notes import LEAVES, NOT_RECORDED, notes_of
 from lowerdeck.unflatten.trace import Trace
@@ -44,34 +45,6 @@ DECOMPOSED = (
 NO_CALL = "has no recorded call: the program computes nothing for it, or computes it in a branch"
 SOME_CALLS = "has calls that are not recorded, because they return an argument unchanged"
 RETURNS_OTHERS = "returns a value of another module that it was not given"
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Stands for an argument or a result that the program dropped, because nothing reads it."""
-
-
-Leaf = Node | Absent | None | bool | int | float | str
-"""An argument or result: a node of the working graph, or a constant."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreservedCall:
-    """One call with a signature.
-
-    Attributes:
-        signature: Its structure.
-        inputs: Each leaf of the arguments.
-        outputs: Each leaf of the result.
-    """
-
-    signature: CallSignature
-    inputs: tuple[Leaf, ...]
-    outputs: tuple[Leaf, ...]
-
-    def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
-        """Return the distinct nodes among ``leaves``."""
-        return list(dict.fromkeys([leaf for leaf in leaves if isinstance(leaf, Node)]))
 
 
 def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
@@ -174,22 +147,32 @@ def _structure(frame: Frame, signature: Any) -> CallSignature:
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return [name for name, kind in _eager_parameters(type_name) if kind in kinds][:count]
+
+
+def variadic_name(type_name: str | None, names: Sequence[str]) -> str:
+    """Return the name of eager's ``*args`` if ``names`` has them as export numbers them, or ""."""
+    kind = inspect.Parameter.VAR_POSITIONAL
+    name = next((name for name, other in _eager_parameters(type_name) if other is kind), "")
+    return name if name and f"{name}_0" in names else ""
+
+
+def _eager_parameters(type_name: str | None) -> Sequence[tuple[str, Any]]:
     outer, _, name = (type_name or "").rpartition(".")
     # Not by getattr: a module may import others when it is asked for a name.
     cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
-    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
-        return []
-    return _parameters(cls.forward)[:count]
+    is_module = isinstance(cls, type) and issubclass(cls, torch.nn.Module)
+    return _parameters(cls.forward) if is_module else ()
 
 
 @lru_cache(1024)
-def _parameters(forward: Any) -> list[str]:
+def _parameters(forward: Any) -> Sequence[tuple[str, Any]]:
     try:
         parameters = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):
-        return []
-    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+        return ()
+    return [(parameter.name, parameter.kind) for parameter in parameters]
 
 
 def _refuse_missing_calls(

@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, OpOverload, add_node, expression_of, varies
-from lowerdeck.unflatten.cut.signatures import Leaf, flat_call
+from lowerdeck.unflatten.cut.preserved import Leaf
+from lowerdeck.unflatten.cut.signatures import flat_call
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 
@@ -178,7 +179,7 @@ class _Sizes:
         first = frame.first_node()
         if frame.parent is None:
             first = next(node for node in self.graph.nodes if node.op != "placeholder")
-        if last is not None and (first is None or first < last):
+        if last is not None and (first is None or not last < first):
             where = self.graph.inserting_after(last)
         else:
             where = self.graph.inserting_before(first)

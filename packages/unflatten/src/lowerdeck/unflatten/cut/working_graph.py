@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -23,13 +23,11 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     TRACEPOINT,
 )
+from lowerdeck.unflatten.cut.preserved import PreservedCall
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
-from lowerdeck.unflatten.trace.modes import Item, Role, Scope, region_arguments, unpacks_region
+from lowerdeck.unflatten.trace.items import Item, Role, Scope, region_arguments, unpacks_region
 from lowerdeck.unflatten.trace.mutations import Mutation
-
-if TYPE_CHECKING:
-    from lowerdeck.unflatten.cut.signatures import PreservedCall
 
 _ALIAS = torch.ops.aten.alias.default
 _DETACH = torch.ops.aten.detach.default

@@ -11,9 +11,10 @@ import torch
 from torch.fx import Graph, Proxy
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.call_signature import ADAPTER, CallSignature
-from lowerdeck.unflatten.codegen import Source, write_source
-from lowerdeck.unflatten.contract import Record, RecordedCall, check, raise_for_argument
+from lowerdeck.unflatten.attributes import ADAPTER
+from lowerdeck.unflatten.call_signature import CallSignature
+from lowerdeck.unflatten.codegen.source import Source, write_source
+from lowerdeck.unflatten.contract import RecordedCall, check, raise_for_argument
 from lowerdeck.unflatten.modules.pickling import (
     record_graph,
     record_module,
@@ -41,7 +42,6 @@ class Body:
         refusal: Reason why the module cannot be replaced or hooked, or "".
         is_part: It is a part of a call that other modules interrupt.
         is_moved: The module was moved to another floating-point dtype.
-        records: The records of the arguments, for the outermost module.
         guards: Size conditions of the whole program, for the outermost module.
         shadowed: Our attribute names that the model gave to a child or to state.
         eager_type: The eager class that the module is an instance of, too.
@@ -60,7 +60,6 @@ class Body:
     refusal: str = ""
     is_part: bool = False
     is_moved: bool = False
-    records: tuple[Record, ...] | None = None
     guards: RootGuards | None = None
     shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
@@ -96,7 +95,10 @@ class Body:
 
     def compile(self) -> list[Function]:
         """Return the functions of all specializations, generated again."""
-        return [body.write().compile() for body in self.specializations]
+        functions: list[Any] = [body.write().compile() for body in self.specializations]
+        if self.signature is not None and self.signature.variadic:
+            functions[0].__signature__ = self.signature.python_signature()
+        return functions
 
     def text(self) -> str:
         """Return the source of all specializations."""
@@ -151,7 +153,7 @@ class Body:
             name: getattr(self, name)
             for name in (
                 *("signature", "type_name", "calls", "sites", "others", "refusal", "is_part"),
-                *("is_moved", "records", "guards", "shadowed", "eager_type"),
+                *("is_moved", "guards", "shadowed", "eager_type"),
             )
         }
         return _restore_body, (self.name, graph, attributes, options)

@@ -17,7 +17,8 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     unsaved_buffers_of,
 )
-from lowerdeck.unflatten.codegen import Source, call_target, write_source
+from lowerdeck.unflatten.codegen.source import Source, write_source
+from lowerdeck.unflatten.codegen.targets import call_target
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.working_graph import attribute_modules
@@ -146,15 +147,16 @@ class ModuleBuilder:
         for name in self.paths.order:
             first = canonical(name)
             if first not in modules:
-                modules[first] = self._module(self._modules.get(first))
+                modules[first] = self._module(first)
             if name:
                 outer, _, last = name.rpartition(".")
                 children_of(modules[canonical(outer)]).setdefault(last, modules[first])
         return modules
 
-    def _module(self, module: _Specializations | None) -> torch.nn.Module:
+    def _module(self, name: str) -> torch.nn.Module:
+        module = self._modules.get(name)
         if module is None:
-            return Container()
+            return Container(name)
         first, *others = module.bodies
         first.others = others
         kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import children_of, parameters_of
+from lowerdeck.unflatten.attributes import NAME
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.modules.views import NO_CODE, print_readable
 from lowerdeck.unflatten.swaps import Refusing
 
 _CHANGES = frozenset(
@@ -26,6 +25,10 @@ class Container(Refusing):
     It is read like the containers of ``torch.nn``: by index, by name and by iteration over its
     children, or over its parameters if it has no children.
     """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.__dict__[NAME] = name
 
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):
@@ -73,29 +76,6 @@ class Container(Refusing):
             "a module was called that the program never calls, so its code is unknown. Export a "
             "model that calls it, or put an eager module in its place."
         )
-
-    @property
-    def graph(self) -> Any:
-        """An empty graph."""
-        return children_of(self).get("graph") or Graph()
-
-    @property
-    def graph_module(self) -> Any:
-        """A module of the empty graph."""
-        return children_of(self).get("graph_module") or GraphModule(self, Graph())
-
-    @property
-    def code(self) -> Any:
-        """The Python source of an empty function."""
-        return children_of(self).get("code") or NO_CODE
-
-    @property
-    def print_readable(self) -> Any:
-        """A function that returns the code of all modules below."""
-        return children_of(self).get("print_readable") or self._print_readable
-
-    def _print_readable(self, print_output: bool = True, **_: object) -> str:
-        return print_readable(self, "Container", print_output)
 
 
 def _refusal(change: str) -> UnflattenError:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
-from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.attributes import FUNCTIONS, PRIVATE
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import Container
 from lowerdeck.unflatten.modules.module import InterpreterModule, class_with
-from lowerdeck.unflatten.specializations import FUNCTIONS, RUN, PendingCall
+from lowerdeck.unflatten.specializations import RUN, PendingCall
 
 
 class InterpreterModuleDispatcher(InterpreterModule):
@@ -57,15 +57,9 @@ def _module_of(
 def _views(module: InterpreterModuleDispatcher) -> Container:
     """Return a container of the specializations, as children "0", "1" and so on."""
     views = Container()
-    for number, view in enumerate(module.call_modules()):
-        views.add_module(str(number), _GraphCall(module, number) if view_needs(view) else view)
+    for number in range(len(module.__dict__[PRIVATE].specializations)):
+        views.add_module(str(number), _GraphCall(module, number))
     return views
-
-
-def view_needs(view: InterpreterModule) -> bool:
-    """Return whether a specialization exchanges values beside arguments and result."""
-    body: Body = view.__dict__[PRIVATE]
-    return body.is_dispatched
 
 
 class _GraphCall(torch.nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowerdeck.unflatten._torch_private import buffers_of, children_of, parameters_of
-from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten.attributes import PRIVATE
 from lowerdeck.unflatten.modules.container import restored_class
 from lowerdeck.unflatten.modules.module import GeneratedModule, give_eager_type
 from lowerdeck.unflatten.swaps import Refusing, check_replacement

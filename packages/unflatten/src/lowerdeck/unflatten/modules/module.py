@@ -10,19 +10,14 @@ from typing import Any, Self
 import torch
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.unflatten._torch_private import (
-    buffers_of,
-    children_of,
-    module_state,
-    parameters_of,
-)
-from lowerdeck.unflatten.codegen import OWN_NAMES, lookup
-from lowerdeck.unflatten.codegen.targets import PRIVATE
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, module_state, parameters_of
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
+from lowerdeck.unflatten.codegen.targets import OWN_NAMES, lookup
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import child_at
 from lowerdeck.unflatten.modules.views import GraphView, print_readable
-from lowerdeck.unflatten.specializations import CHECKS, FUNCTIONS, Function, dispatcher
+from lowerdeck.unflatten.specializations import Function, dispatcher
 from lowerdeck.unflatten.swaps import Refusing
 
 _MARK = "_lowerdeck_generated_class"
@@ -104,6 +99,15 @@ class GeneratedModule(Refusing):
         body: Body = self.__dict__[PRIVATE]
         return body.text()
 
+    def print_readable(self, print_output: bool = True, **_: object) -> str:
+        """Return the code of this module and of all below it, and print it if wanted.
+
+        Args:
+            print_output: Whether to print.
+            **_: Further options of torch's method; ignored.
+        """
+        return print_readable(self, print_output)
+
     def recompile(self) -> None:
         """Generate ``forward`` again after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
@@ -119,14 +123,13 @@ class GeneratedModule(Refusing):
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the module; another floating-point dtype is then accepted in all its calls."""
-        super()._apply(fn, recurse)
+    def _lowerdeck_moved(self, fn: Any) -> None:
+        """Accept any floating-point dtype from now on if the module was moved to another one."""
+        super()._lowerdeck_moved(fn)
         floats = (torch.float32, torch.float16, torch.bfloat16)
         if any(fn(torch.empty(0, dtype=dtype)).dtype is not dtype for dtype in floats):
             for body in self.__dict__[PRIVATE].specializations:
                 body.is_moved = True
-        return self
 
     def extra_repr(self) -> str:
         """Return the text of the eager class, where this module has the attributes for it."""
@@ -173,23 +176,6 @@ class InterpreterModule(GeneratedModule):
 
     def __getitem__(self, key: int | str) -> torch.nn.Module:
         return child_at(self, key)
-
-    def print_readable(
-        self,
-        print_output: bool = True,
-        include_stride: bool = False,  # noqa: ARG002
-        include_device: bool = False,  # noqa: ARG002
-        colored: bool = False,  # noqa: ARG002
-    ) -> str:
-        """Return the code of this module and of all below it, and print it if wanted.
-
-        Args:
-            print_output: Whether to print.
-            include_stride: Ignored; accepted as torch's method accepts it.
-            include_device: Ignored; accepted as torch's method accepts it.
-            colored: Ignored; accepted as torch's method accepts it.
-        """
-        return print_readable(self, "InterpreterModule", print_output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from torch.fx import Node
 
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter
 from lowerdeck.unflatten.modules.module import GeneratedModule
-from lowerdeck.unflatten.modules.views import print_readable, tree_summary
 from lowerdeck.unflatten.swaps import SwapTable, swap_table
 
 
@@ -35,23 +34,6 @@ class UnflattenedModule(GeneratedModule):
         """The placeholders of the graph, one for each leaf of the arguments."""
         return list(GeneratedModule.graph.__get__(self).find_nodes(op="placeholder"))
 
-    def print_readable(
-        self,
-        print_output: bool = True,
-        include_stride: bool = False,  # noqa: ARG002
-        include_device: bool = False,  # noqa: ARG002
-        colored: bool = False,  # noqa: ARG002
-    ) -> str:
-        """Return the code of the whole tree, and print it if wanted.
-
-        Args:
-            print_output: Whether to print.
-            include_stride: Ignored; accepted as torch's method accepts it.
-            include_device: Ignored; accepted as torch's method accepts it.
-            colored: Ignored; accepted as torch's method accepts it.
-        """
-        return print_readable(self, "UnflattenedModule", print_output)
-
     def swappable(self) -> SwapTable:
         """Return which modules can be replaced and called alone, and why others cannot.
 
@@ -64,7 +46,3 @@ class UnflattenedModule(GeneratedModule):
             1  replace  call
         """
         return swap_table(self)
-
-    def tree_summary(self) -> str:
-        """Return one line for each module: its name, eager's type and the size of its state."""
-        return tree_summary(self)

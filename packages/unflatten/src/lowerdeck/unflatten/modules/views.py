@@ -12,8 +12,8 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.unflatten._torch_private import share_children_and_state
+from lowerdeck.unflatten.attributes import PRIVATE
 from lowerdeck.unflatten.call_signature import is_name, one_line
-from lowerdeck.unflatten.codegen.targets import PRIVATE
 
 NO_CODE = "pass\n"
 """The code of a module that computes nothing itself."""
@@ -66,39 +66,27 @@ class GraphView(GraphModule):
         return self._plain().__reduce__()
 
 
-def print_readable(module: torch.nn.Module, kind: str, print_output: bool) -> str:
+def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     """Return the code of ``module`` and of every module below it, as classes.
 
     Args:
         module: The outermost module.
-        kind: Name of its class.
         print_output: Whether to print the text, too.
     """
     parts: list[str] = []
     for path, inner in module.named_modules():
         type_name = _type_of(inner)
         name = type_name.rpartition(".")[2]
-        shown = name if is_name(name) else kind
-        parts.append(f"class {shown}(torch.nn.Module):  # {one_line(path or kind)}: {type_name}")
+        shown = name if is_name(name) else "Module"
+        parts.append(
+            f"class {shown}(torch.nn.Module):  # {one_line(path or '(root)')}: {type_name}"
+        )
         body = inner.__dict__.get(PRIVATE)
         parts.append(indent(body.text() if body is not None else NO_CODE, "    "))
     text = "\n".join(parts)
     if print_output:
         print(text)
     return text
-
-
-def tree_summary(module: torch.nn.Module) -> str:
-    """Return one line for each module: its name, eager's type and the size of its own state."""
-    lines = []
-    for path, inner in module.named_modules():
-        own = [*inner.parameters(recurse=False), *inner.buffers(recurse=False)]
-        size = sum(tensor.numel() for tensor in own)
-        depth = path.count(".") + 1 if path else 0
-        name = one_line(path.rpartition(".")[2]) or "(root)"
-        suffix = f", {size} elements" if size else ""
-        lines.append(f"{'  ' * depth}{name}: {_type_of(inner)}{suffix}")
-    return "\n".join(lines)
 
 
 def _type_of(module: torch.nn.Module) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch.export import ExportedProgram
 
 from lowerdeck.unflatten.trace.calls import CallTree, build_call_tree
-from lowerdeck.unflatten.trace.modes import Item, flatten_regions, place_mode_switches
+from lowerdeck.unflatten.trace.items import Item, flatten_regions
+from lowerdeck.unflatten.trace.modes import place_mode_switches
 from lowerdeck.unflatten.trace.mutations import Mutations, plan_mutations
 from lowerdeck.unflatten.trace.names import ModulePaths, find_shared_modules, module_names
 from lowerdeck.unflatten.trace.state import ProgramState, share_lifted_constants

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
 from lowerdeck.unflatten.notes import MODULE_NUMBERS, notes_of
-from lowerdeck.unflatten.trace.modes import Item, Role, region_arguments
+from lowerdeck.unflatten.trace.items import Item, Role, region_arguments
 from lowerdeck.unflatten.trace.state import ProgramState, StateEntry, StateKind
 
 

@@ -15,9 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base import OwnCopies, bytes_of, storage_identity
-from lowerdeck.unflatten._torch_private import is_wrapped_by_transform
-from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.trace.modes import MODE_REGIONS
+from lowerdeck.unflatten.trace.items import MODE_REGIONS
 
 
 class StateKind(Enum):
@@ -82,12 +80,6 @@ class ProgramState:
         readers = Counter(memories.values())
         for name, (kind, value) in values.items():
             memory = memories[name]
-            if memory is None and is_wrapped_by_transform(value):
-                raise UnsupportedProgramError(
-                    f"expected constants that are plain tensors; found {name!r}, which has no "
-                    "values of its own: torch.export kept it of a call of torch.func.vjp, jacrev "
-                    "or grad, and such a program does not run. Export the model without that call."
-                )
             # The memory identifies a tensor that shares it with no other.
             is_alone = memory is not None and readers[memory] == 1
             identity = memory if is_alone else tensor_identity(value)

@@ -1,0 +1,117 @@
+"""Names of variables and of objects in generated code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.unflatten._torch_private import packet_name
+from lowerdeck.unflatten.call_signature import is_name
+from lowerdeck.unflatten.codegen.targets import split_call_target
+
+SERIAL = re.compile(r"(_\d+)+$")
+"""The serial number at the end of a node's name."""
+
+_WORD = re.compile(r"[^0-9a-zA-Z_]+")
+
+
+class Names:
+    """The names of one function.
+
+    Attributes:
+        names: Global name and value of each object.
+        parameters: The function's parameters.
+        local: The variable or expression of each node.
+        taken: Names that no variable may get.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {}
+        self.parameters: set[str] = set()
+        self.local: dict[Node, str] = {}
+        self.taken: set[str] = set(_PYTHON_NAMES)
+        self._by_object: dict[object, str] = {}
+        self._bases: dict[Node, str] = {}
+        self._used: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+
+    def object_name(self, value: object, hint: str = "") -> str:
+        """Return the global name of an object in the function."""
+        # Equal devices and dtypes need not be one object.
+        key = (type(value), repr(value)) if isinstance(value, BY_TEXT) else id(value)
+        name = self._by_object.get(key)
+        if name is None:
+            words = str(hint or getattr(value, "__name__", None) or _words(value))
+            if _PYTHON_NAMES.get(words) is value and words not in self.parameters:
+                return words
+            base = "_" + _WORD.sub("_", words).strip("_")[:40]
+            name, number = base, self._numbers.get(base, 1)
+            while name in self.names or name in self.parameters:
+                name, number = f"{base}_{number}", number + 1
+            self._numbers[base] = number
+            self._by_object[key] = name
+            self.names[name] = value
+        return name
+
+    def bind(self, node: Node, base: str = "", *, heir_of: Sequence[Node] = ()) -> str:
+        """Return a new variable for ``node``.
+
+        Args:
+            node: The node.
+            base: The beginning of the name.
+            heir_of: Values that are not read any more: one of the same name is overwritten.
+        """
+        # Named for the operator, not for the node: equal modules get equal source.
+        base = base or _base(node)
+        self._bases[node] = base
+        for source in heir_of:
+            if self._bases.get(source) == base:
+                # One variable for a chain of equal operators.
+                name = self.local[node] = self.local[source]
+                return name
+        number = self._used.get(base, 0)
+        name = f"{base}_{number}" if number else base
+        while name in self.taken or not is_name(name):
+            number += 1
+            name = f"{base}_{number}"
+        self._used[base] = number + 1
+        self.taken.add(name)
+        self.local[node] = name
+        return name
+
+
+def _words(value: object) -> str:
+    """Return a name for an object that is the same in every process."""
+    return str(value) if isinstance(value, BY_TEXT) else type(value).__name__
+
+
+def _base(node: Node) -> str:
+    if node.op in {"call_module", "get_attr"}:
+        words = split_call_target(str(node.target))[0].rpartition(".")[2]
+    elif node.op == "placeholder":
+        words = node.name
+    else:
+        target = node.target
+        words = str(packet_name(target) or getattr(target, "__name__", str(target)))
+    return _variable(words)
+
+
+@lru_cache(4096)
+def _variable(words: str) -> str:
+    """Return a variable's name without the serial number of a node."""
+    base = SERIAL.sub("", _WORD.sub("_", words)).lstrip("_") or "value"
+    if base[0].isdigit():
+        return "value" if base.isdigit() else f"value_{base}"
+    return base
+
+
+BY_TEXT = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PYTHON_NAMES: dict[str, object] = {
+    "self": None,
+    **{value.__name__: value for value in (getattr, slice, type, len, tuple, list, dict)},
+}
+"""Python's own names in generated code, unless a parameter has that name."""
