@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from lowerdeck.unflatten import unflatten
+from lowerdeck.unflatten import export_preserving, unflatten
 
 distributed = pytest.importorskip("torch.distributed")
 if not distributed.is_available() or not distributed.is_gloo_available():
@@ -72,7 +72,8 @@ def test_an_unflattened_module_splits_as_the_eager_one() -> None:
     points = {"layers.2": pipelining.SplitPoint.BEGINNING}
     # Splitting wraps the forward of the module where it splits.
     expected = pipelining.pipeline(copy.deepcopy(eager), (X,), split_spec=points)
-    found = pipelining.pipeline(unflatten(export(eager, (X,))), (X,), split_spec=points)
+    module = unflatten(export_preserving(eager, (X,)))
+    found = pipelining.pipeline(module, (X,), split_spec=points)
     assert found.num_stages == 2
     assert _state_of(found) == _state_of(expected)
     torch.testing.assert_close(_value(found(X)), eager(X))

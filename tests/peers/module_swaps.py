@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,7 +11,13 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from lowerdeck.unflatten import InputConstraintError, UnflattenError, export_preserving, unflatten
+from lowerdeck.unflatten import (
+    InputConstraintError,
+    UnflattenedModule,
+    UnflattenError,
+    export_preserving,
+    unflatten,
+)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -28,10 +33,14 @@ Call = tuple[Any, Any, Any]
 """What a module was given by position and by keyword, and what it returned."""
 
 
-def all_calls(
-    made: nn.Module, args: tuple[Any, ...], without: Collection[str] = ()
-) -> dict[str, list[Call]]:
-    """Return what each module takes and returns, call by call; some may have no hooks."""
+def all_calls(made: nn.Module, args: tuple[Any, ...]) -> dict[str, list[Call]]:
+    """Return what each module takes and returns, call by call, where it can be hooked."""
+    # A module without a recorded call or signature takes no hook.
+    without = {
+        row.path
+        for row in (made.swappable() if isinstance(made, UnflattenedModule) else ())
+        if not row.replaceable and "exchanges" not in row.reason
+    }
     found: dict[str, list[Call]] = {}
     open_calls: list[tuple[Any, Any]] = []
 
@@ -104,13 +113,7 @@ def sweep(
     """
     made = unflatten(program if program is not None else export_preserving(eager, args))
     wanted, calls = eager(*args), all_calls(eager, args)
-    # A module without a recorded call or signature takes no hook.
-    unhooked = {
-        row.path
-        for row in made.swappable()
-        if not row.replaceable and "exchanges" not in row.reason
-    }
-    own_calls = all_calls(made, args, unhooked)
+    own_calls = all_calls(made, args)
     assert is_same(made(*args), wanted)
     found: Counter[str] = Counter()
     reasons = []

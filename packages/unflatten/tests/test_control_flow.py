@@ -14,7 +14,7 @@ from torch.export import export
 from unflatten_zoo import Case  # type: ignore[import-not-found]
 from unflatten_zoo.judges import compare_calls, replace  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import UnsupportedProgramError, unflatten
+from lowerdeck.unflatten import unflatten
 
 # torch's own: operators with graphs compile themselves when eager runs them.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -119,30 +119,6 @@ def test_an_operator_with_graphs_is_in_the_module_that_calls_it(name: str, way: 
             replaced = case.unflattened(way)
             replace(replaced, path, case.module().get_submodule(path))
             compare_calls(case, replaced)
-
-
-def test_tensors_that_a_transform_left_behind_are_refused() -> None:
-    """torch.export keeps tensors of a level of torch.func.grad, which has ended, as constants."""
-
-    class Adds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.constant = torch.ones(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.constant
-
-    kept: list[Tensor] = []
-
-    def total(x: Tensor) -> Tensor:
-        kept.append(x)
-        return x.sum()
-
-    program = export(Adds(), (X,))
-    torch.func.grad(total)(torch.ones(4))
-    program.constants["constant"] = kept[0]
-    with pytest.raises(UnsupportedProgramError, match="'constant'"):
-        unflatten(program)
 
 
 SEEN: list[int] = []

@@ -92,7 +92,7 @@ def packet_name(operator: object) -> str | None:
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """Return the table of children, including names that are no attributes."""
+    """Return the table of children, including names that are not attributes."""
     return module._modules
 
 

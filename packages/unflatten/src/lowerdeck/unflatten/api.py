@@ -64,7 +64,7 @@ def unflatten(
             writes at its end.
         preserve: With ``"all"``, children without a recorded signature get a signature of flat
             values, in the order of their first use, and can be called alone and replaced.
-        restore_types: Make each child an instance of its eager class, too, where that class is
+        restore_types: Make each child an instance of its eager class as well, where that class is
             loaded; given the eager module, also copy the plain attributes of its children.
         module_factory: Called with the name and the module of each child; its result replaces
             the child.

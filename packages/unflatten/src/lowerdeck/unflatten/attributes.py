@@ -1,4 +1,4 @@
-"""Attributes that our modules have beside those of ``torch.nn.Module``."""
+"""Attributes that our modules have besides those of ``torch.nn.Module``."""
 
 from __future__ import annotations
 

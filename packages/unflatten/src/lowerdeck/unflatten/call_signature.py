@@ -80,10 +80,10 @@ class CallSignature:
         in_spec: Structure of ``(args, kwargs)``.
         out_spec: Structure of the result.
         names: The variables of the positional arguments, then of the keyword ones.
-        others: Keyword and variable of each argument whose keyword is no Python name.
+        others: Keyword and variable of each argument whose keyword is not a Python name.
         adapts: Accept any structure and convert it by the module's adapter.
-        carried: Number of values read from the caller beside the arguments.
-        carries: Number of values returned to the caller beside the result.
+        carried: Number of values read from the caller besides the arguments.
+        carries: Number of values returned to the caller besides the result.
         needs: Number of carried values that an eager module could not compute from its arguments.
         updates: Targets of the first outputs, written behind the graph: the attribute path of
             state, or None and the number of an argument's leaf.
@@ -105,7 +105,7 @@ class CallSignature:
 
     @property
     def has_extras(self) -> bool:
-        """Whether values pass beside the arguments and the result."""
+        """Whether values pass besides the arguments and the result."""
         return bool(self.carried or self.carries)
 
     @property
@@ -290,7 +290,7 @@ def adapt_arguments(
         expected: The exported structure.
 
     Raises:
-        InputStructureError: The structure differs, and there is no adapter.
+        InputStructureError: The structure differs, and the module has no adapter.
     """
     names = expected.child(1).context
     if kwargs and set(kwargs) == set(names):
@@ -329,7 +329,7 @@ def take_others(arguments: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any,
     """
     if not isinstance(arguments, Proxy) and arguments.keys() != frozenset(keys):
         raise InputStructureError(
-            f"expected the keyword arguments {list(keys)} beside those with Python names; found "
+            f"expected the keyword arguments {list(keys)} besides those with Python names; found "
             f"{list(arguments)}. Pass them as **{{{keys[0]!r}: value}}."
         )
     return tuple(arguments[key] for key in keys)

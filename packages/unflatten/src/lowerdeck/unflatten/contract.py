@@ -199,24 +199,24 @@ def check(
         if len(records[0]) != len(arguments):
             continue
         sizes: dict[str, Any] = {}
-        found = compare(records[0], arguments, sizes, any_float)
-        found = found or _compare_aliases(records[2], arguments)
-        if found is None:
+        difference = compare(records[0], arguments, sizes, any_float)
+        difference = difference or _compare_aliases(records[2], arguments)
+        if difference is None:
             matching.append((records, sizes))
             if results is None:
                 return None
-        mismatch = mismatch or found
+        mismatch = mismatch or difference
     if results is None:
         return mismatch
     mismatch = None
     for records, sizes in matching or [(call.records(), {}) for call in calls]:
         if len(records[1]) != len(results):
             continue
-        found = compare(records[1], results, sizes, any_float, len(arguments))
-        found = found or _compare_aliases(records[2], (*arguments, *results))
-        if found is None:
+        difference = compare(records[1], results, sizes, any_float, len(arguments))
+        difference = difference or _compare_aliases(records[2], (*arguments, *results))
+        if difference is None:
             return None
-        mismatch = mismatch or found
+        mismatch = mismatch or difference
     return mismatch
 
 

@@ -64,8 +64,8 @@ def export_preserving(
         The program.
 
     Raises:
-        UnsupportedProgramError: ``model`` is no module, or ``preserve_module_call_signature`` is
-            among the options.
+        UnsupportedProgramError: ``model`` is not a module, or the options have
+            ``preserve_module_call_signature``.
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ MODULE_NUMBERS = "lowerdeck_module_numbers"
 """Identity of modules that share all their state: equal numbers are one module."""
 
 PASS_THROUGH = "lowerdeck_itself"
-"""Marks an alias node that stands for a result that is an argument of the same call."""
+"""Marks an alias node of a result that is an argument of the same call."""
 
 RESULT = "lowerdeck_returned"
 """Marks an argument that was written in place and returned, and is read as the result only."""
@@ -43,7 +43,7 @@ def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
 
 
 def is_pass_through(node: Node) -> bool:
-    """Return whether ``node`` is an alias that stands for its argument itself."""
+    """Return whether ``node`` is an alias that is read as its argument."""
     if node.target is not torch.ops.aten.alias.default:
         return False
     return PASS_THROUGH in (node.meta.get("custom") or ())

@@ -279,8 +279,8 @@ def _alias(leaf: torch.Tensor, path: str) -> Any:
 
 
 def is_mutable(spec: pytree.TreeSpec) -> bool:
-    """Return whether a structure has a container that can be changed."""
-    if spec.is_leaf() or spec.type is tuple:
+    """Return whether a structure has a mutable container."""
+    if spec.is_leaf() or spec.type in {tuple, torch.Size}:
         return any(map(is_mutable, spec.children()))
     return True
 

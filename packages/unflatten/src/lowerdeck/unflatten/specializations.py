@@ -2,7 +2,7 @@
 
 Wrappers, hooks and a module's own ``__call__`` pass eager's arguments only. Everything else waits
 in thread-local state during the call: whether calls are checked, the specialization that a caller
-means, and the values that pass beside arguments and results.
+means, and the values that pass besides arguments and results.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Site:
 
 @dataclass(slots=True)
 class PendingCall:
-    """The specialization that a caller means, and the values beside arguments and result.
+    """The specialization that a caller means, and the values besides arguments and result.
 
     Attributes:
         name: Canonical name of the module.
         number: The specialization.
-        extra_inputs: Values that the code reads beside its arguments.
-        extra_outputs: Values that others read beside its result, once it has run.
+        extra_inputs: Values that the code reads besides its arguments.
+        extra_outputs: Values that others read besides its result, once it has run.
         is_taken: Whether the module ran it.
     """
 
@@ -199,8 +199,8 @@ def call_specialization(
         child: The child, or a module in its place, which computes extra inputs itself.
         path: The caller's name of the child.
         number: Number of the specialization.
-        extras: Values that the child reads beside its arguments.
-        has_outputs: The child returns values beside its result; the callable returns a pair.
+        extras: Values that the child reads besides its arguments.
+        has_outputs: The child returns values besides its result; the callable returns a pair.
     """
     return partial(_call_pending, module, child, path, number, extras, has_outputs)
 
@@ -266,6 +266,6 @@ def _raise_alone(body: Any, count: int) -> NoReturn:
             "of activations do not know the caller either."
         )
     raise UnflattenError(
-        f"a {name} was called alone, but it exchanges values with other modules beside its "
+        f"a {name} was called alone, but it exchanges values with other modules besides its "
         "arguments and its result. Call it as a part of the whole module."
     )

@@ -15,7 +15,7 @@ from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
 
 _EXCHANGES = (
-    "exchanges {} values with other modules beside its arguments and its result, so that it can "
+    "exchanges {} values with other modules besides its arguments and its result, so that it can "
     "be wrapped or hooked, but not replaced or called alone"
 )
 _SEVERAL = "has {} specializations: call call_modules()[number] of the module alone"
@@ -80,7 +80,7 @@ def _row(path: str, module: torch.nn.Module) -> Swap:
 
 
 def _exchanged(body: Any, *, needed: bool = False) -> int:
-    """Return the number of values that pass beside arguments and results.
+    """Return the number of values that pass besides arguments and results.
 
     Args:
         body: The code of the module.

@@ -53,7 +53,7 @@ _HANDLER = f"""
 def name_source(module: torch.nn.Module) -> None:
     """Add the model's line to the message of the error that is being handled, in place.
 
-    An error whose message is no text, or names a line already, stays as it is.
+    An error whose message is not text, or names a line already, stays as it is.
 
     Args:
         module: The module whose generated code raised the error.

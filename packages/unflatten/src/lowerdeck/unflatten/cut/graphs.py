@@ -19,10 +19,10 @@ from lowerdeck.unflatten.cut.working_graph import WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 
 EXTRA_INPUTS = "_lowerdeck_carried"
-"""Keyword of a graph's call for the values that are no arguments of eager's module."""
+"""Keyword of a graph's call for the values that are not arguments of eager's module."""
 
 EXTRA_OUTPUTS = "has_extra_outputs"
-"""Meta of a call that returns a pair: its result, and the values that are no result."""
+"""Meta of a call that returns a pair: its result, and the values that are not in its result."""
 
 SITE = "is_site"
 """Meta of a call of a module with a signature or with specializations."""
@@ -64,7 +64,7 @@ class GraphBuilder:
         )
 
     def extras(self, frame: Frame, call: PreservedCall) -> tuple[list[Node], list[Node]]:
-        """Return the values that a call reads and returns beside its signature."""
+        """Return the values that a call reads and returns besides its signature."""
         region = self.regions[frame]
         inputs, outputs = self.plan.inputs(region), self.plan.outputs(region)
         leaves = (*call.inputs, *call.outputs)

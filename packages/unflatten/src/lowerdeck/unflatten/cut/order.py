@@ -68,8 +68,9 @@ def _is_size(node: Node) -> bool:
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
     """Yield pairs (before, after) whose order must stay when a call's nodes move together.
 
-    Each call reads state by a node of its own, so the graph does not show that two nodes are one
-    tensor. Steps inside a mode region must stay inside, steps outside must stay outside.
+    Each call has a separate node for state that it reads, so the graph does not show that two
+    nodes are one tensor. Steps inside a mode region must stay inside, steps outside must stay
+    outside.
 
     Args:
         working: The working graph.

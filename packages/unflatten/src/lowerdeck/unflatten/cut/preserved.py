@@ -12,7 +12,7 @@ from lowerdeck.unflatten.call_signature import CallSignature
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Stands for an argument or a result that the program dropped, because nothing reads it."""
+    """An argument or a result that the program dropped, because nothing reads it."""
 
 
 Leaf = Node | Absent | None | bool | int | float | str

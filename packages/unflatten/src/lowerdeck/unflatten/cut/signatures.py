@@ -212,7 +212,7 @@ def flat_call(frame: Frame) -> PreservedCall:
     """
     nodes = sorted(frame.all_nodes())
     inside = set(nodes)
-    # Reading a size is no use of a tensor yet.
+    # Reading a size does not use a tensor yet.
     order = sorted(nodes, key=lambda node: node.target is _SIZE)
     inputs = tuple(
         dict.fromkeys(

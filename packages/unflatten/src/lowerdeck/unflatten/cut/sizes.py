@@ -1,8 +1,8 @@
 """Symbolic sizes that a call computes from its own arguments.
 
 Export computes each size once for the whole program, so one module seems to read a value of
-another. A call with a signature reads the sizes of its own arguments instead, where one of them
-has that size; other sizes are passed beside the arguments.
+another. A call with a signature reads the sizes of its arguments instead, where one of them
+has that size; other sizes are passed besides the arguments.
 """
 
 from __future__ import annotations

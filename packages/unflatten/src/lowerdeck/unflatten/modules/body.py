@@ -44,7 +44,7 @@ class Body:
         is_moved: The module was moved to another floating-point dtype.
         guards: Size conditions of the whole program, for the outermost module.
         shadowed: Our attribute names that the model gave to a child or to state.
-        eager_type: The eager class that the module is an instance of, too.
+        eager_type: The eager class that the module also is an instance of.
         view: The graph as a ``torch.fx.GraphModule``, once it was read.
     """
 
@@ -72,7 +72,7 @@ class Body:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether callers select a specialization or pass values beside the arguments."""
+        """Whether callers select a specialization or pass values besides the arguments."""
         return bool(self.others) or (self.signature is not None and self.signature.has_extras)
 
     @property

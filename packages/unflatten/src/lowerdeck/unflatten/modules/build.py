@@ -95,7 +95,7 @@ class ModuleBuilder:
             attributes = attribute_modules(graph, graphs.working.attributes)
             source = write_source(graph, signature, attributes, is_checked=True)
             self._sources[structure] = source
-        # Even equal parts of calls differ: none of them is the whole call.
+        # Even equal parts of calls differ: each is less than the whole call.
         key = (source.key, len(module.bodies) if frame.part else None)
         number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
         inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])

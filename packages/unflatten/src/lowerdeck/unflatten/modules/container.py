@@ -100,7 +100,7 @@ def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     namespace.update(__module__=cls.__module__, __doc__=cls.__doc__, __reduce_ex__=_reduce)
 
     def new(_: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        # A slice of a list creates a list of its own class: a plain one.
+        # A slice of a list creates a list of the same class; it must be a plain one.
         return cls(*args, **kwargs)
 
     namespace["__new__"] = new
@@ -121,8 +121,8 @@ def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
     """Return a child by its index or its name.
 
     Raises:
-        IndexError: There is no such index.
-        KeyError: There is no such name.
+        IndexError: The index is out of range.
+        KeyError: No child has this name.
     """
     child: torch.nn.Module = _at(children_of(module), key)
     return child

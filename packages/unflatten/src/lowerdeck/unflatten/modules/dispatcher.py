@@ -1,4 +1,4 @@
-"""A submodule with several specializations, or with values beside its arguments."""
+"""A submodule with several specializations, or with values besides its arguments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
 
 
 def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
-    """Make each child an instance of its eager class, too.
+    """Make each child an instance of its eager class as well.
 
     Args:
         modules: The modules by name, the outermost under ``""``.

@@ -75,7 +75,7 @@ class GeneratedModule(Refusing):
 
         Raises:
             UnflattenError: torch.fx cannot write code for it, because a child is called with a
-                keyword that is no Python name.
+                keyword that is not a Python name.
         """
         body: Body = self.__dict__[PRIVATE]
         if body.view is None:
@@ -84,7 +84,7 @@ class GeneratedModule(Refusing):
             except SyntaxError as error:
                 raise UnflattenError(
                     f"torch.fx cannot write code for the graph of a {body.type_name}: {error}. A "
-                    "child may be called with a keyword that is no Python name, such as 'a-b'. "
+                    "child may be called with a keyword that is not a Python name, such as 'a-b'. "
                     "`code` shows what runs, and `graph` is the graph."
                 ) from error
         view: GraphModule = body.view
@@ -169,7 +169,7 @@ class GeneratedModule(Refusing):
 
 
 class InterpreterModule(GeneratedModule):
-    """One submodule of the eager hierarchy, running the code of its own graph.
+    """One submodule of the eager hierarchy, running the code of its graph.
 
     The name is torch's; nothing is interpreted. Parameters, buffers and children are eager's.
     """
@@ -220,7 +220,7 @@ def _recompiled(module: torch.nn.Module, view: GraphView) -> None:
 
 
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
-    """Make ``module`` an instance of ``eager_type``, too; it still runs its own code."""
+    """Make ``module`` an instance of ``eager_type`` as well; it still runs its own code."""
     body: Body = module.__dict__[PRIVATE]
     body.eager_type = eager_type
     cls = type(module)

@@ -71,7 +71,7 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
 
     Args:
         module: The outermost module.
-        print_output: Whether to print the text, too.
+        print_output: Whether to also print the text.
     """
     parts: list[str] = []
     for path, inner in module.named_modules():

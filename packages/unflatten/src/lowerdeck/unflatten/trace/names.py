@@ -230,7 +230,7 @@ def _merge_equal_state(
 def _merge_foreign_callers(
     paths: ModulePaths, items: Iterable[Item], state: ProgramState, calls: _Calls
 ) -> None:
-    """Merge a caller with the module under whose name it calls a child of its own."""
+    """Merge a caller with the module under whose name it calls its own child."""
     seen: set[str] = set()
     states: dict[str, tuple[object, ...]] | None = None
     for item in items:
