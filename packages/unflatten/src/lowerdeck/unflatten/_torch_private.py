@@ -18,6 +18,7 @@ from torch.export._unlift import _convert_guards_code_to_fn, _get_input_guards_f
 from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from lowerdeck.torch_base import pytree, with_graph_module
 
@@ -33,11 +34,13 @@ __all__ = [
     "TRACER_ROOT",
     "Movable",
     "buffers_of",
+    "call_being_traced",
     "children_of",
     "guard_function",
     "hooks_in_forward",
     "is_decomposed",
     "module_state",
+    "node_of",
     "packet_name",
     "parameters_of",
     "remove_effect_tokens",
@@ -112,6 +115,28 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
     """Make ``module`` use the tables of children, parameters and buffers of ``owner``."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
+
+
+def call_being_traced() -> tuple[str, str]:
+    """Return the path of the module that non-strict export traces, and the name of its call.
+
+    The name is that of the module call graph: the path, or ``path@index`` for later calls. Both
+    are "" where nothing is traced.
+    """
+    mode: Any = get_proxy_mode()
+    stack = getattr(mode.tracer, "module_stack", None) if mode is not None else None
+    if not stack:
+        return "", ""
+    key, (path, _) = next(reversed(stack.items()))
+    prefix = f"{TRACER_ROOT}."
+    return path.removeprefix(prefix), key.removeprefix(prefix)
+
+
+def node_of(value: torch.Tensor) -> Node | None:
+    """Return the node that stands for a tensor in the trace, or None for a constant."""
+    mode: Any = get_proxy_mode()
+    slot: Any = get_proxy_slot(value, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, export
 
-from lowerdeck.torch_base import HigherOrderOperator, MemoryUse, graphs_of, writes_in_place
+from lowerdeck.torch_base import (
+    HigherOrderOperator,
+    MemoryUse,
+    graphs_of,
+    pytree,
+    writes_in_place,
+)
 from lowerdeck.unflatten._torch_private import hooks_in_forward
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.notes import (
@@ -20,7 +26,12 @@ from lowerdeck.unflatten.notes import (
     UNREAD,
     is_pass_through,
 )
-from lowerdeck.unflatten.observing import is_mutable, observing
+from lowerdeck.unflatten.recording import (
+    Recorder,
+    is_mutable,
+    mark_pass_through,
+    note_inner_leaves,
+)
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -50,7 +61,7 @@ def export_preserving(
         **options: Further options of ``torch.export.export``.
 
     Returns:
-        The program. It costs one export, or three where some module cannot be recorded.
+        The program.
 
     Raises:
         UnsupportedProgramError: ``model`` is not a module, or the options have
@@ -80,65 +91,65 @@ def export_preserving(
         for path, module in model.named_modules(remove_duplicate=False)
         if path and not refusal_of(module)
     }
-    observed: dict[str, str] = {}
-    is_strict = bool(options.get("strict"))
+    # torch runs a graph module by an interpreter, which calls no modules.
+    recorder = Recorder({} if isinstance(model, torch.fx.GraphModule) else modules)
 
-    def run(paths: Sequence[str], **more: Any) -> ExportedProgram:
+    def run(paths: Sequence[str] = (), **more: Any) -> ExportedProgram:
         settings = {"dynamic_shapes": dynamic_shapes, **options, **more}
         keywords = dict(kwargs) if kwargs is not None else None
-        names = tuple(paths)
-        # Strict export traces hooks, and would drop what they record.
-        sink = None if settings.get("strict") else observed
-        with _state_restored(model), observing(model, modules, names, sink):
-            return export(model, args, keywords, preserve_module_call_signature=names, **settings)
+        with _state_restored(model), _marking(modules, paths):
+            return export(
+                model, args, keywords, preserve_module_call_signature=tuple(paths), **settings
+            )
 
-    with ExitStack() as stack:
-        for module in dict.fromkeys(modules.values()):
-            stack.enter_context(hooks_in_forward(module))
-        program = _export_recordable(run, list(modules), observed, is_strict=is_strict)
+    if options.get("strict"):
+        program = _export_strict(run, list(modules), recorder)
+        _drop_unused_names(program, model)
+    else:
+        with recorder.recording():
+            program = run()
+        if recorder.is_repeated:
+            recorder = Recorder(modules, recorder.refusals)
+            with recorder.recording():
+                program = run()
+        recorder.write(program)
     _drop_aliases(program)
-    if observed:
-        _store_note(program, NOT_RECORDED, observed)
+    note_inner_leaves(program)
+    if recorder.refusals:
+        _store_note(program, NOT_RECORDED, recorder.refusals)
     if numbers := _numbers_of_tied(model):
         _store_note(program, MODULE_NUMBERS, numbers)
-    _drop_unused_names(program, model)
     return program
 
 
-def _export_recordable(
-    run: Callable[..., ExportedProgram],
-    paths: Sequence[str],
-    observed: dict[str, str],
-    *,
-    is_strict: bool,
+def _export_strict(
+    run: Callable[..., ExportedProgram], paths: Sequence[str], recorder: Recorder
 ) -> ExportedProgram:
-    """Return the program with the signatures of all modules that can be recorded.
+    """Return a strict export with the signatures of all modules that torch can record.
 
     Args:
-        run: Exports with the signatures of these modules.
+        run: Exports with the signatures of the modules of these names.
         paths: All modules.
-        observed: The modules that cannot be recorded, with the reason; filled.
-        is_strict: Whether ``run`` exports strictly.
+        recorder: Finds the modules that cannot be recorded, in a non-strict export.
     """
     try:
         program = run(paths)
     except Exception:
-        # torch's error does not name the module: observe all of them without signatures.
-        run((), strict=False)
-        if not observed and not is_strict:
-            raise
-    else:
-        if is_strict and _has_containers(program):
-            run((), strict=False)
-        if not observed:
-            return program
-    recordable = [path for path in paths if path not in observed]
+        # torch's error does not name the module.
+        program = None
+    if program is not None and not _has_containers(program):
+        return program
+    with recorder.recording():
+        run(strict=False)
+    if program is not None and not recorder.refusals:
+        return program
+    recordable = [path for path in paths if path not in recorder.refusals]
     try:
         return run(recordable)
     except Exception as error:
         reason = f"has a signature with which torch.export fails ({type(error).__name__})"
-        observed.update(dict.fromkeys(recordable, reason))
-        return run(())
+        recorder.refuse(recordable, reason)
+        return run()
 
 
 def _has_containers(program: ExportedProgram) -> bool:
@@ -177,6 +188,26 @@ def _state_restored(model: torch.nn.Module) -> Iterator[None]:
 
 def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+@contextmanager
+def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> Iterator[None]:
+    """Mark results that are arguments in a strict export, which traces the hooks."""
+    with ExitStack() as stack:
+        for module in dict.fromkeys([modules[path] for path in paths]):
+            stack.enter_context(hooks_in_forward(module))
+        for path in paths:
+            hook = modules[path].register_forward_hook(_marking_hook(path), with_kwargs=True)
+            stack.callback(hook.remove)
+        yield
+
+
+def _marking_hook(path: str) -> Callable[..., Any]:
+    # It has no module, which export would name by the hook.
+    def after(_: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        return mark_pass_through(path, pytree.tree_leaves((args, kwargs)), result)
+
+    return after
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:

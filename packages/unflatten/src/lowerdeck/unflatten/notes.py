@@ -28,6 +28,9 @@ RESULT = "lowerdeck_returned"
 UNREAD = "lowerdeck_unread_result"
 """Modules that return a node as it was given, without a reader of the result."""
 
+LEAVES = "lowerdeck_leaves"
+"""Leaves of calls inside mode regions: constants, and names of nodes in lists of one."""
+
 
 def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
     """Return the facts stored under ``key``, by module name."""

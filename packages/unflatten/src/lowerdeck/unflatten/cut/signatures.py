@@ -30,7 +30,7 @@ from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
-from lowerdeck.unflatten.notes import NOT_RECORDED, notes_of
+from lowerdeck.unflatten.notes import LEAVES, NOT_RECORDED, notes_of
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import Frame
 
@@ -91,17 +91,16 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
             inner = inner.parent
         return inner is frame
 
-    def leaves(specs: Iterable[Any], reader: Frame) -> tuple[Leaf, ...]:
-        found: list[Leaf] = []
-        for spec in specs:
-            value = spec.value if isinstance(spec, ConstantArgument) else None
-            if not isinstance(spec, ConstantArgument):
-                value = copier.resolve(by_name.get(spec.name, Absent()), reader, early=True)
-                if isinstance(value, Node) and value not in frame_of and value.op == "get_attr":
-                    frame_of[value] = reader
-            found.append(value)
-        return tuple(found)
+    def leaf_of(value: Any, reader: Frame) -> Leaf:
+        if not isinstance(value, list):
+            constant: Leaf = value
+            return constant
+        leaf: Leaf = copier.resolve(by_name.get(value[0], Absent()), reader, early=True)
+        if isinstance(leaf, Node) and leaf not in frame_of and leaf.op == "get_attr":
+            frame_of[leaf] = reader
+        return leaf
 
+    inner = notes_of(trace.program, LEAVES)
     for frame in working.tree.frames()[1:]:
         name = frame.recorded if frame.recorded in recorded else frame.path
         if frame.parent is None or frame.part or name not in recorded:
@@ -110,10 +109,14 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
         signature = own or recorded[name]
         counts = (signature.in_spec.num_leaves, signature.out_spec.num_leaves)
         marks = copier.marked.get(frame, {})
+        leaves = inner.get(frame.call_name)
         if own is not None and (len(own.inputs), len(own.outputs)) == counts:
-            inputs, outputs = leaves(own.inputs, frame.parent), leaves(own.outputs, frame)
+            leaves = [_values(own.inputs), _values(own.outputs)]
+        if leaves:
+            inputs = tuple([leaf_of(value, frame.parent) for value in leaves[0]])
+            outputs = tuple([leaf_of(value, frame) for value in leaves[1]])
         else:
-            # Export leaves the tracepoints of calls inside mode regions in the graph.
+            # torch leaves the tracepoints of calls inside mode regions in the graph.
             inputs = marks.get("module_call_inputs", ())
             outputs = marks.get("module_call_outputs", ())
         if (len(inputs), len(outputs)) != counts:
@@ -128,6 +131,11 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
         # The caller has no value that the call itself computes.
         inputs = tuple([Absent() if is_inside(leaf, frame) else leaf for leaf in inputs])
         working.preserved[frame] = PreservedCall(_structure(frame, signature), inputs, outputs)
+
+
+def _values(leaves: Iterable[Any]) -> list[Any]:
+    """Return constants as they are, and the names of nodes in lists."""
+    return [leaf.value if isinstance(leaf, ConstantArgument) else [leaf.name] for leaf in leaves]
 
 
 def _structure(frame: Frame, signature: Any) -> CallSignature:

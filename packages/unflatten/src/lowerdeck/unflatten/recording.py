@@ -1,0 +1,301 @@
+"""Record the calls of modules while torch.export traces a model.
+
+torch's ``preserve_module_call_signature`` adds tracepoints to the graph: three nodes for a value
+that enters or leaves a module, which cost more than the rest of the export. The hooks here read
+which node each value is, and write the signatures into the finished program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import ConstantArgument, TensorArgument
+from torch.fx import Node, traceback
+
+from lowerdeck.torch_base import SYMBOLS, graphs_of, pytree
+from lowerdeck.unflatten._torch_private import call_being_traced, node_of
+from lowerdeck.unflatten.notes import LEAVES, PASS_THROUGH
+
+_VALUE = "lowerdeck_value"
+"""Meta of a node that is a leaf of a call: its name while the model is traced.
+
+Later passes rename nodes and copy them with their meta.
+"""
+
+_IN_BRANCH = "is called in a branch or a loop, whose graph has no calls of modules"
+
+_Leaves = tuple[list[Any], pytree.TreeSpec]
+_Leaf = TensorArgument | ConstantArgument | torch.Tensor
+"""A node's first name, a constant, or a tensor that the graph does not compute."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a module.
+
+    Attributes:
+        path: The name by which the module is called.
+        values: Each argument, with its leaves before the call.
+        given: The leaves of all arguments.
+        in_spec: Structure of ``(args, kwargs)``.
+        inputs: The leaves of the arguments, as recorded.
+        outputs: The leaves of the result, as recorded.
+        out_spec: Structure of the result.
+    """
+
+    path: str
+    values: list[tuple[Any, _Leaves]]
+    given: list[Any]
+    in_spec: pytree.TreeSpec
+    inputs: list[_Leaf]
+    outputs: list[_Leaf] = field(default_factory=list)
+    out_spec: pytree.TreeSpec | None = None
+
+
+class Recorder:
+    """Records the calls of modules in one non-strict export.
+
+    Args:
+        modules: The modules, by each of their names.
+
+    Attributes:
+        refusals: The modules that cannot be recorded, with the reason.
+        is_repeated: A returned container was changed afterwards, of which the program may have a
+            copy: the export must be repeated without that module.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, torch.nn.Module], refusals: Mapping[str, str] | None = None
+    ) -> None:
+        self.refusals = dict(refusals or {})
+        self.names: dict[torch.nn.Module, list[str]] = {}
+        for name, module in modules.items():
+            if name not in self.refusals:
+                self.names.setdefault(module, []).append(name)
+        self.is_repeated = False
+        self.calls: dict[str, _Call] = {}
+        self.containers: list[tuple[list[str], Any, _Leaves]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the calls of an export in this context."""
+        with ExitStack() as stack:
+            for module, names in self.names.items():
+                hooks = _Hooks(self, names)
+                # Outside of the model's own hooks, which belong to the module.
+                before = module.register_forward_pre_hook(
+                    hooks.before, with_kwargs=True, prepend=True
+                )
+                after = module.register_forward_hook(hooks.after)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            yield
+        for names, container, leaves in self.containers:
+            if _differ(pytree.tree_flatten(container), leaves):
+                self.refuse(names, "returns a container that is changed afterwards")
+                self.is_repeated = True
+
+    def refuse(self, names: list[str], reason: str) -> None:
+        """Enter the reason why a module cannot be recorded."""
+        for name in names:
+            self.refusals.setdefault(name, reason)
+
+    def write(self, program: ExportedProgram) -> None:
+        """Write the signatures of all calls into the exported program."""
+        renamed = _last_names(program)
+        lifted = program.graph_signature.inputs_to_lifted_tensor_constants
+        constants = {id(program.constants[target]): name for name, target in lifted.items()}
+
+        def last(leaf: _Leaf) -> Any:
+            if isinstance(leaf, ConstantArgument):
+                return leaf
+            # A value that the program dropped has no name: nothing reads it.
+            if isinstance(leaf, TensorArgument):
+                return TensorArgument(renamed.get(leaf.name, ""))
+            return TensorArgument(constants.get(id(leaf), ""))
+
+        entries = {entry.fqn: entry for entry in program.module_call_graph}
+        for name, call in self.calls.items():
+            if call.path in self.refusals or call.out_spec is None:
+                continue
+            inputs, outputs = list(map(last, call.inputs)), list(map(last, call.outputs))
+            signature = ModuleCallSignature(inputs, outputs, call.in_spec, call.out_spec)
+            if name in entries:
+                entries[name].signature = signature
+            else:
+                program.module_call_graph.append(ModuleCallEntry(name, signature))
+
+
+class _Hooks:
+    """The hooks of one module."""
+
+    def __init__(self, recorder: Recorder, names: list[str]) -> None:
+        self.recorder = recorder
+        self.names = names
+        self.structure: object = None
+
+    # A hook's side effect in a branch would be refused; this function is called while tracing,
+    # and not traced.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def note_branch(self) -> None:
+        """Record that the module is called in a branch or a loop."""
+        for name in self.names:
+            self.recorder.refusals[name] = _IN_BRANCH
+
+    def before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the arguments of a call."""
+        if torch.compiler.is_dynamo_compiling():
+            self.note_branch()
+            return
+        path, name = call_being_traced()
+        if path not in self.names:
+            return
+        values = [(value, pytree.tree_flatten(value)) for value in (*args, *kwargs.values())]
+        given, in_spec = pytree.tree_flatten((args, kwargs))
+        inputs = self.leaves("takes", given)
+        self.recorder.calls[name] = _Call(path, values, given, in_spec, inputs)
+
+    def after(self, _: torch.nn.Module, __: tuple[Any, ...], result: Any) -> Any:
+        """Record the result of a call; return it with aliases, or None to keep it."""
+        if torch.compiler.is_dynamo_compiling():
+            return None
+        call = self.recorder.calls.get(call_being_traced()[1])
+        if call is None:
+            return None
+        for value, leaves in call.values:
+            if is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
+                self.recorder.refuse(self.names, f"changes a {type(value).__name__} in place")
+        returned, call.out_spec = pytree.tree_flatten(result)
+        if self.structure not in (None, (call.in_spec, call.out_spec)):
+            self.recorder.refuse(self.names, "is called with arguments of several structures")
+        self.structure = (call.in_spec, call.out_spec)
+        marked = mark_pass_through(call.path, call.given, result)
+        for container in (result, marked) if is_mutable(call.out_spec) else ():
+            entry = (self.names, container, pytree.tree_flatten(container))
+            self.recorder.containers.append(entry)
+        if marked is not None:
+            returned = pytree.tree_leaves(marked)
+        call.outputs = self.leaves("returns", returned)
+        call.values, call.given = [], []
+        return marked
+
+    def leaves(self, verb: str, values: list[Any]) -> list[_Leaf]:
+        """Return the leaves as they are recorded; refuse the module for other kinds of values."""
+        leaves: list[_Leaf] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                node = node_of(value)
+                if node is None:
+                    leaves.append(value)
+                    continue
+                node.meta[_VALUE] = node.name
+                leaves.append(TensorArgument(node.name))
+            elif value is None or isinstance(value, (bool, int, float)):
+                leaves.append(ConstantArgument("", value))
+            else:
+                self.recorder.refuse(self.names, f"{verb} {_describe(value)}")
+        return leaves
+
+
+def _last_names(program: ExportedProgram) -> dict[str, str]:
+    """Return the names in the finished program of the nodes that are leaves of calls.
+
+    Signatures name nodes of all graphs: a node in a region is renamed where the name is taken.
+    """
+    names: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for module in graphs_of(program.graph_module):
+        taken: set[str] = set()
+        for node in module.graph.nodes:
+            value = node.meta.pop(_VALUE, None)
+            if value is not None and value not in names:
+                if owners.get(node.name, value) != value:
+                    taken = taken or {other.name for other in module.graph.nodes}
+                    name = node.name
+                    while name in taken or name in owners:
+                        name += "_"
+                    node.name = name
+                    taken.add(name)
+                names[value] = node.name
+            owners.setdefault(node.name, value or "")
+        if taken:
+            module.recompile()
+    return names
+
+
+def note_inner_leaves(program: ExportedProgram) -> None:
+    """Move leaves inside of mode regions from signatures to notes at a node of the call.
+
+    A saved program must not name nodes of inner graphs in signatures.
+    """
+    outer = {node.name for node in program.graph.nodes}
+    inner: dict[str, Node] = {}
+    for entry in program.module_call_graph:
+        signature = entry.signature
+        leaves = (*signature.inputs, *signature.outputs) if signature is not None else ()
+        names = [leaf.name for leaf in leaves if leaf.name and leaf.name not in outer]
+        if signature is None or not names:
+            continue
+        for module in graphs_of(program.graph_module) if not inner else ():
+            for node in module.graph.nodes:
+                inner.setdefault(node.name, node)
+        node = inner[names[0]]
+        custom = node.meta.get("custom") or {}
+        lists = [
+            [getattr(leaf, "value", [leaf.name]) for leaf in part]
+            for part in (signature.inputs, signature.outputs)
+        ]
+        node.meta["custom"] = {**custom, LEAVES: {**custom.get(LEAVES, {}), entry.fqn: lists}}
+        signature.inputs, signature.outputs = [], []
+
+
+def mark_pass_through(path: str, given: list[Any], result: Any) -> Any:
+    """Return the result with aliases for tensors that are arguments; None if there are none.
+
+    A program has one node for an argument and a result that are the same tensor, and no node of a
+    module that only returns its argument.
+    """
+    given = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+
+    def is_given(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and any(leaf is other for other in given)
+
+    if not any(map(is_given, pytree.tree_leaves(result))):
+        return None
+    return pytree.tree_map(lambda leaf: _alias(leaf, path) if is_given(leaf) else leaf, result)
+
+
+def _alias(leaf: torch.Tensor, path: str) -> Any:
+    # Strict export keeps annotations of nodes, non-strict export must be asked to.
+    is_strict = torch.compiler.is_dynamo_compiling()
+    keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
+    with keeping, traceback.annotate({PASS_THROUGH: path}):
+        return torch.ops.aten.alias.default(leaf)
+
+
+def is_mutable(spec: pytree.TreeSpec) -> bool:
+    """Return whether a structure has a mutable container."""
+    if spec.is_leaf() or spec.type in {tuple, torch.Size}:
+        return any(map(is_mutable, spec.children()))
+    return True
+
+
+def _differ(one: _Leaves, other: _Leaves) -> bool:
+    """Return whether a container has other leaves than before."""
+    return one[1] != other[1] or any(
+        first is not second and (isinstance(first, torch.Tensor) or first != second)
+        for first, second in zip(one[0], other[0], strict=True)
+    )
+
+
+def _describe(leaf: object) -> str:
+    if isinstance(leaf, SYMBOLS):
+        return "a symbolic number, which export cannot record"
+    if isinstance(leaf, str):
+        return f"the text {leaf!r}, which export cannot record"
+    return f"an object of class {type(leaf).__name__}, which is not a pytree node"
