@@ -192,7 +192,7 @@ def test_images_of_bytes_shrink_as_in_eager() -> None:
         f"{asked} {smooth}": lambda x, asked=asked, smooth=smooth: nn.functional.interpolate(
             x, **asked, mode="bilinear", antialias=smooth
         )
-        for asked in (*SIZES, {"scale_factor": 0.5})
+        for asked in (*SIZES, {"scale_factor": 0.5}, {"scale_factor": (0.35, 0.93)})
         for smooth in (True, False)
     }
     for result in run_together(functions, (image,)):

@@ -73,9 +73,12 @@ def bilinear(
         return NotImplemented
     resize = _ATEN._upsample_bilinear2d_aa.default
     made = self.to(torch.float32)
-    made = resize(made, [made.size(2), output_size[1]], align_corners, None, scales_w)
+    # The kernel takes factors only if both are given.
+    across = (None, None) if scales_w is None else (1.0, scales_w)
+    made = resize(made, [made.size(2), output_size[1]], align_corners, *across)
     made = torch.floor(made + 0.5)
-    made = resize(made, [output_size[0], made.size(3)], align_corners, scales_h, None)
+    down = (None, None) if scales_h is None else (scales_h, 1.0)
+    made = resize(made, [output_size[0], made.size(3)], align_corners, *down)
     return torch.floor(made + 0.5).to(torch.uint8)
 
 
