@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, export
+from torch.fx import Node
 
 from lowerdeck.torch_base import (
     HigherOrderOperator,
@@ -19,6 +20,7 @@ from lowerdeck.torch_base import (
 from lowerdeck.unflatten._torch_private import hooks_in_forward
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.notes import (
+    INNER,
     MODULE_NUMBERS,
     NOT_RECORDED,
     PASS_THROUGH,
@@ -28,7 +30,6 @@ from lowerdeck.unflatten.notes import (
 )
 from lowerdeck.unflatten.recording import (
     Recorder,
-    is_mutable,
     mark_pass_through,
     note_inner_leaves,
 )
@@ -104,7 +105,6 @@ def export_preserving(
 
     if options.get("strict"):
         program = _export_strict(run, list(modules), recorder)
-        _drop_unused_names(program, model)
     else:
         with recorder.recording():
             program = run()
@@ -132,17 +132,9 @@ def _export_strict(
         paths: All modules.
         recorder: Finds the modules that cannot be recorded, in a non-strict export.
     """
-    try:
-        program = run(paths)
-    except Exception:
-        # torch's error does not name the module.
-        program = None
-    if program is not None and not _has_containers(program):
-        return program
-    with recorder.recording():
+    # torch's error does not name the module. A model that only strict export takes is tried whole.
+    with suppress(Exception), recorder.recording():
         run(strict=False)
-    if program is not None and not recorder.refusals:
-        return program
     recordable = [path for path in paths if path not in recorder.refusals]
     try:
         return run(recordable)
@@ -150,18 +142,6 @@ def _export_strict(
         reason = f"has a signature with which torch.export fails ({type(error).__name__})"
         recorder.refuse(recordable, reason)
         return run()
-
-
-def _has_containers(program: ExportedProgram) -> bool:
-    """Return whether a module takes or returns a mutable container."""
-    signatures = [entry.signature for entry in program.module_call_graph if entry.fqn]
-    specs = [
-        spec
-        for signature in signatures
-        if signature is not None
-        for spec in (*signature.in_spec.child(0).children(), signature.out_spec)
-    ]
-    return any(is_mutable(spec) for spec in specs)
 
 
 @contextmanager
@@ -288,11 +268,11 @@ def _drop_aliases(program: ExportedProgram) -> None:
         custom = node.meta["custom"]
         unread = dict(custom.get(UNREAD, {}))
         if not node.users:
-            unread |= {custom[PASS_THROUGH]: True, **paths.get(node.name, {})}
+            unread |= {custom[PASS_THROUGH]: True, **paths.get(_leaf_name(node), {})}
         if unread:
             notes = source.meta.get("custom") or {}
             source.meta["custom"] = {**notes, UNREAD: {**notes.get(UNREAD, {}), **unread}}
-        renamed[node.name] = source.name
+        renamed[_leaf_name(node)] = _leaf_name(source)
         node.replace_all_uses_with(source)
         graph.erase_node(node)
     signatures = [entry.signature for entry in program.module_call_graph if entry.signature]
@@ -304,15 +284,7 @@ def _drop_aliases(program: ExportedProgram) -> None:
         module.recompile()
 
 
-def _drop_unused_names(program: ExportedProgram, model: torch.nn.Module) -> None:
-    """Drop the signatures of names by which a shared module is never called.
-
-    Export records them without leaves.
-    """
-    signed = [entry for entry in program.module_call_graph if entry.fqn and entry.signature]
-    used = [entry for entry in signed if entry.signature.inputs or entry.signature.outputs]
-    modules = dict(model.named_modules(remove_duplicate=False))
-    called = {id(modules.get(entry.fqn)) for entry in used}
-    for entry in signed:
-        if entry not in used and id(modules.get(entry.fqn)) in called:
-            entry.signature = None
+def _leaf_name(node: Node) -> str:
+    """Return the name of a node in signatures."""
+    name: str = (node.meta.get("custom") or {}).get(INNER, node.name)
+    return name

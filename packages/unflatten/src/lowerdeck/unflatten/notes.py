@@ -28,6 +28,9 @@ RESULT = "lowerdeck_returned"
 UNREAD = "lowerdeck_unread_result"
 """Modules that return a node as it was given, without a reader of the result."""
 
+INNER = "lowerdeck_inner"
+"""Unique name of a node inside a mode region that is a leaf of a call."""
+
 LEAVES = "lowerdeck_leaves"
 """Leaves of calls inside mode regions: constants, and names of nodes in lists of one."""
 

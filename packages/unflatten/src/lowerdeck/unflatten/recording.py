@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ConstantArgument, TensorArgument
-from torch.fx import Node, traceback
+from torch.fx import traceback
 
 from lowerdeck.torch_base import SYMBOLS, graphs_of, pytree
 from lowerdeck.unflatten._torch_private import call_being_traced, node_of
-from lowerdeck.unflatten.notes import LEAVES, PASS_THROUGH
+from lowerdeck.unflatten.notes import INNER, LEAVES, PASS_THROUGH
 
 _VALUE = "lowerdeck_value"
 """Meta of a node that is a leaf of a call: its name while the model is traced.
@@ -168,14 +168,14 @@ class _Hooks:
         if call is None:
             return None
         for value, leaves in call.values:
-            if is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
+            if _is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
                 self.recorder.refuse(self.names, f"changes a {type(value).__name__} in place")
         returned, call.out_spec = pytree.tree_flatten(result)
         if self.structure not in (None, (call.in_spec, call.out_spec)):
             self.recorder.refuse(self.names, "is called with arguments of several structures")
         self.structure = (call.in_spec, call.out_spec)
         marked = mark_pass_through(call.path, call.given, result)
-        for container in (result, marked) if is_mutable(call.out_spec) else ():
+        for container in (result, marked) if _is_mutable(call.out_spec) else ():
             entry = (self.names, container, pytree.tree_flatten(container))
             self.recorder.containers.append(entry)
         if marked is not None:
@@ -205,53 +205,41 @@ class _Hooks:
 def _last_names(program: ExportedProgram) -> dict[str, str]:
     """Return the names in the finished program of the nodes that are leaves of calls.
 
-    Signatures name nodes of all graphs: a node in a region is renamed where the name is taken.
+    A node inside a mode region, whose name may not be unique, is named by a note at it.
     """
     names: dict[str, str] = {}
-    owners: dict[str, str] = {}
     for module in graphs_of(program.graph_module):
-        taken: set[str] = set()
         for node in module.graph.nodes:
             value = node.meta.pop(_VALUE, None)
-            if value is not None and value not in names:
-                if owners.get(node.name, value) != value:
-                    taken = taken or {other.name for other in module.graph.nodes}
-                    name = node.name
-                    while name in taken or name in owners:
-                        name += "_"
-                    node.name = name
-                    taken.add(name)
-                names[value] = node.name
-            owners.setdefault(node.name, value or "")
-        if taken:
-            module.recompile()
+            if value is None or value in names:
+                continue
+            names[value] = node.name
+            if module is not program.graph_module:
+                names[value] = f"{INNER}:{value}"
+                node.meta["custom"] = {**(node.meta.get("custom") or {}), INNER: names[value]}
     return names
 
 
 def note_inner_leaves(program: ExportedProgram) -> None:
-    """Move leaves inside of mode regions from signatures to notes at a node of the call.
+    """Move leaves inside of mode regions from signatures to notes at these nodes.
 
     A saved program must not name nodes of inner graphs in signatures.
     """
-    outer = {node.name for node in program.graph.nodes}
-    inner: dict[str, Node] = {}
+    notes: dict[str, dict[str, Any]] = {}
     for entry in program.module_call_graph:
-        signature = entry.signature
+        signature: Any = entry.signature
         leaves = (*signature.inputs, *signature.outputs) if signature is not None else ()
-        names = [leaf.name for leaf in leaves if leaf.name and leaf.name not in outer]
-        if signature is None or not names:
-            continue
-        for module in graphs_of(program.graph_module) if not inner else ():
-            for node in module.graph.nodes:
-                inner.setdefault(node.name, node)
-        node = inner[names[0]]
-        custom = node.meta.get("custom") or {}
-        lists = [
-            [getattr(leaf, "value", [leaf.name]) for leaf in part]
-            for part in (signature.inputs, signature.outputs)
-        ]
-        node.meta["custom"] = {**custom, LEAVES: {**custom.get(LEAVES, {}), entry.fqn: lists}}
-        signature.inputs, signature.outputs = [], []
+        inner = [leaf.name for leaf in leaves if leaf.name.startswith(INNER)]
+        if inner:
+            parts = (signature.inputs, signature.outputs)
+            lists = [[getattr(leaf, "value", [leaf.name]) for leaf in part] for part in parts]
+            notes.setdefault(inner[0], {})[entry.fqn] = lists
+            signature.inputs, signature.outputs = [], []
+    for module in graphs_of(program.graph_module) if notes else ():
+        for node in module.graph.nodes:
+            custom = node.meta.get("custom") or {}
+            if custom.get(INNER) in notes:
+                node.meta["custom"] = {**custom, LEAVES: notes[custom[INNER]]}
 
 
 def mark_pass_through(path: str, given: list[Any], result: Any) -> Any:
@@ -278,10 +266,10 @@ def _alias(leaf: torch.Tensor, path: str) -> Any:
         return torch.ops.aten.alias.default(leaf)
 
 
-def is_mutable(spec: pytree.TreeSpec) -> bool:
+def _is_mutable(spec: pytree.TreeSpec) -> bool:
     """Return whether a structure has a mutable container."""
     if spec.is_leaf() or spec.type in {tuple, torch.Size}:
-        return any(map(is_mutable, spec.children()))
+        return any(map(_is_mutable, spec.children()))
     return True
 
 

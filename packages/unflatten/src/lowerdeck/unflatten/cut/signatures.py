@@ -30,7 +30,7 @@ from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
 from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
-from lowerdeck.unflatten.notes import LEAVES, NOT_RECORDED, notes_of
+from lowerdeck.unflatten.notes import INNER, LEAVES, NOT_RECORDED, notes_of
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import Frame
 
@@ -81,7 +81,7 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
     nodes = [node for node in trace.program.graph.nodes if node in copier.values]
     by_name = {node.name: copier.values[node] for node in nodes}
     for node, value in copier.values.items():
-        by_name.setdefault(node.name, value)
+        by_name.setdefault((node.meta.get("custom") or {}).get(INNER, node.name), value)
     working = copier.working
     frame_of = working.tree.node_frames()
 
