@@ -124,7 +124,8 @@ class Recorder:
             if call.path in self.refusals or call.out_spec is None:
                 continue
             inputs, outputs = list(map(last, call.inputs)), list(map(last, call.outputs))
-            signature = ModuleCallSignature(inputs, outputs, call.in_spec, call.out_spec)
+            in_spec, out_spec = _rebuilt(call.in_spec), _rebuilt(call.out_spec)
+            signature = ModuleCallSignature(inputs, outputs, in_spec, out_spec)
             if name in entries:
                 entries[name].signature = signature
             else:
@@ -287,3 +288,14 @@ def _describe(leaf: object) -> str:
     if isinstance(leaf, str):
         return f"the text {leaf!r}, which export cannot record"
     return f"an object of class {type(leaf).__name__}, which is not a pytree node"
+
+
+def _rebuilt(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """Return the structure of what torch rebuilds from ``spec``: a tuple for a ``torch.Size``."""
+    if not _has_size(spec):
+        return spec
+    return pytree.tree_structure(pytree.tree_unflatten(range(spec.num_leaves), spec))
+
+
+def _has_size(spec: pytree.TreeSpec) -> bool:
+    return spec.type is torch.Size or any(map(_has_size, spec.children()))

@@ -128,6 +128,21 @@ class Sized(nn.Module):
         return self.sized(self.fc(x), x.shape[0])
 
 
+class Shaped(nn.Module):
+    """Gives a module a ``torch.Size``, as image encoders give theirs the size of an image."""
+
+    class Views(nn.Module):
+        def forward(self, x, shape):
+            return x.relu().view(shape)
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.views = nn.Linear(8, 8), self.Views()
+
+    def forward(self, x):
+        return self.views(self.fc(x).flatten(), x.shape)
+
+
 class ReadsNumbers(nn.Module):
     """Two modules read one number out of a tensor, and one makes as many rows."""
 
@@ -231,6 +246,7 @@ CASES = (
     Case("watched", Watched, rows, ((3, 5), (2, 4)), LONGER),
     Case("lengthens", Lengthens, rows, SIZES, BOTH, tolerance=1e-2, without="strict decomposed"),
     Case("sized", Sized, rows, SIZES, BOTH, marked=("sized",)),
+    Case("shaped", Shaped, lambda: (torch.randn(2, 8),)),
     Case(
         "reads numbers",
         ReadsNumbers,
