@@ -137,33 +137,6 @@ def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     assert [found.written, found.returned, found.shared, found.constants] == [{}, {}, {}, {}]
 
 
-def test_what_is_recorded_may_lie_otherwise() -> None:
-    mode, (x,) = _fakes((2, 4))
-
-    def lie(value: Any) -> Any:
-        strides = (3, 6)[: value.dim()]
-        return private.fake_tensor(mode, value.shape, strides, value.dtype, value.device)
-
-    def run(x: Any) -> Any:
-        if inside:
-            return NotImplemented
-        inside.append(True)
-        return private.relaid(ATEN.sin.default(x), lie)
-
-    def several(x: Any, dim: int) -> Any:
-        if len(inside) > 1:
-            return NotImplemented
-        inside.append(True)
-        return private.relaid(ATEN.max.dim(x, dim), lie)
-
-    inside: list[bool] = []
-    rules: dict[Any, Any] = {ATEN.sin.default: run, ATEN.max.dim: several}
-    found = private.record(lambda x: torch.max(torch.sin(x), 1), [x], mode, rules)
-    one, both, values, places = (n.meta["val"] for n in list(found.graph.nodes)[1:])
-    assert (one.stride(), values.stride(), places.stride()) == ((3, 6), (3,), (1,))
-    assert [each.stride() for each in both] == [(3,), (1,)]
-
-
 def test_a_recording_tells_what_is_written_returned_and_shared() -> None:
     mode, fakes = _fakes((2, 4))
     found = private.record(lambda x: (x.add_(1), x[0]), fakes, mode, {})

@@ -33,8 +33,6 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
     get_proxy_slot,
     track_tensor_tree,
 )
@@ -86,7 +84,6 @@ __all__ = [
     "raw_expression",
     "rebind",
     "record",
-    "relaid",
     "replace_view",
     "retrace",
     "split_table",
@@ -384,30 +381,6 @@ def record(
     return Recording(
         tracer.graph, inputs, *outcome, constants, unbacked, bool(functional._tokens), reshaped
     )
-
-
-def relaid(made: Any, lay: Callable[[FakeTensor], FakeTensor]) -> Any:
-    """Return what an operator gave that is being recorded, its first tensor lying otherwise.
-
-    Args:
-        made: A fake tensor, or several; the node that gives it has what it was.
-        lay: Gives a tensor of the same sizes, or the same one.
-    """
-    first = made[0] if isinstance(made, tuple) else made
-    mode: Any = get_proxy_mode()
-    slot: Any = get_proxy_slot(first, mode.tracer, None)
-    if slot is None:
-        return made
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
-        laid = lay(first)
-    if laid is first:
-        return made
-    track_tensor_tree(laid, slot.proxy, constant=None, tracer=mode.tracer)
-    if first is made:
-        return laid
-    several = slot.proxy.node.args[0]
-    several.meta["val"] = (laid, *several.meta["val"][1:])
-    return (laid, *made[1:])
 
 
 def rebind(environment: Any, source: Node, result: Any) -> None:

@@ -22,7 +22,6 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted
-from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrapped
@@ -33,27 +32,25 @@ from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import (
     LiftedConstants,
-    clone_views_of_written_inputs,
     new_outputs,
     update_output_names,
 )
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
-from lowerdeck.decompose.wholeness import check_whole
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import (
     LazyGraphModule,
+    MemoryUse,
     OperatorBase,
-    RepeatedMemoryError,
     collector_held,
     composite_parts,
     describe_node,
     explicit,
     graphs_of,
     mended,
+    shared_inputs,
     writes_in_place,
     written_aliases,
-    written_overlap,
 )
 
 _AT_NODE = re.compile(r"^While executing %(\S+) :", re.MULTILINE)
@@ -131,13 +128,9 @@ def take_apart(
             reason = error
     try:
         with tracing_lock:
-            explicit_program = explicit(explicit_program)
-            check_functional(explicit_program.graph_module)
-            parts = Parts(
+            return Parts(
                 *retrace(explicit_program, Counted(rules.others), Counted(rules.composites))
             )
-            clone_views_of_written_inputs(parts.graph_module, parts.graph_signature)
-            return parts
     except DecomposeError:
         raise
     except Exception as error:
@@ -270,6 +263,8 @@ def _traced_by_calls(
     calls: Calls | None,
 ) -> tuple[Parts, Templates]:
     _check(program)
+    if writes:
+        _check_overlaps(program)
     graph_module = program.graph_module
     mode = fake_mode_of(graph_module)
     graph = Graph()
@@ -326,23 +321,25 @@ def _check(program: ExportedProgram) -> None:
         )
 
 
+def _check_overlaps(program: ExportedProgram) -> None:
+    """Refuse tensors of the model that overlap in memory which the program writes."""
+    memory = MemoryUse.of_program(program)
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    for nodes in shared_inputs(program):
+        used = [repr(targets[node.name]) for node in nodes if node.users]
+        writers = memory.writers(nodes[0])
+        if len(used) > 1 and writers:
+            raise WholeProgramError(
+                f"{' and '.join(used)} overlap in memory, and {writers[0].name!r} writes it"
+            )
+
+
 def _make_writes_explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with one name for each memory that it writes, and whether it writes."""
-    check_whole(program)
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
-    try:
-        explicit_program = explicit(program, copies=False)
-    except RepeatedMemoryError as error:
-        raise DecomposeError(str(error)) from error
-    overlap = written_overlap(explicit_program)
-    if overlap is not None:
-        raise DecomposeError(
-            f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
-            "views of it where it is used"
-        )
-    return explicit_program, True
+    return explicit(program), True
 
 
 def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
@@ -365,8 +362,5 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        explicit_program = explicit(program)
-        check_functional(explicit_program.graph_module)
-        whole: ExportedProgram = explicit_program.run_decompositions(own)
-        clone_views_of_written_inputs(whole.graph_module, whole.graph_signature)
+        whole: ExportedProgram = program.run_decompositions(own)
         return whole

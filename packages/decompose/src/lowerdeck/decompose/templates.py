@@ -16,7 +16,6 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted, check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import told_by_kernels
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
 from lowerdeck.decompose.calls.template import Passed, Template, parent_of
@@ -158,7 +157,7 @@ class Templates:
     def _as_before(self, call: Call, before: Before | None) -> Template | None:
         if before is None or not self._rules_of(call).leaves(call.key[0]):
             return None
-        recording = recorded(call, before, by_kernels=self.rules.by_kernels)
+        recording = recorded(call, before)
         if recording is None:
             return None
         return self._keep(call, call.key, Template.of(recording, call.key[0]))
@@ -244,9 +243,7 @@ class Templates:
         target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._mode, source)
-        others: Mapping[Any, Callable[..., Any]] = Counted(rules.others)
-        if rules.by_kernels:
-            others = told_by_kernels(others)
+        others = Counted(rules.others)
         with overriding(_said_of(call, rules)):
             recording = record(
                 run, given, self._mode, others, call.differentiable, contexts, bound
@@ -255,7 +252,7 @@ class Templates:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        made = Template.of(recording, target, whole)
+        made = Template.of(recording, target, whole, by_kernels=rules.by_kernels)
         if isinstance(target, Undoing) and target.names:
             # Nothing needs the view itself, so that names are all that is left of it.
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     MAKES_VIEWS_ALONE,
@@ -22,7 +22,6 @@ from lowerdeck.decompose.calls.agreement import gives_the_same
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.overlapping import check_shown, check_writes
 from lowerdeck.decompose.calls.strides import dense_order, inverse
 from lowerdeck.decompose.calls.template import Passed, Result, Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
@@ -31,7 +30,6 @@ from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
-from lowerdeck.decompose.wholeness import read_by
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -129,7 +127,7 @@ class Walk:
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
-                return read_by(node, node.args[0], env)
+                return map_arg(node.args[0], env.__getitem__)
             elif node.op != "placeholder":
                 raise WholeProgramError(f"{node.name!r} is a {node.op}")
         raise WholeProgramError("a graph has no output")
@@ -299,7 +297,9 @@ class Walk:
                 raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
-            check_shown(target, value)
+            if any(view.target is _ATEN.as_strided.default for view in value.views[1:]):
+                # It may show elements of the storage that the view before it does not.
+                raise WholeProgramError(f"{target} writes through an as_strided of a view")
             if template.by_base and value.views:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
             alone = memories.count(value.memory) == 1
@@ -324,7 +324,9 @@ class Walk:
         target: Any = node.target
         is_fixed = self._is_fixed(node)
         shown = ChainMap(self._fixed_numbers, env) if is_fixed else env
-        args, kwargs = read_by(node, (node.args, dict(node.kwargs)), shown)
+        args: Any
+        kwargs: Any
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), shown.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         if isinstance(target, HigherOrderOperator):
@@ -339,7 +341,6 @@ class Walk:
                     "flow (cond, while_loop and the like) as such calls, which are no operators"
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
-        check_writes(node, args, kwargs)
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
         if node in self.templates.aliases and self._is_alias(target, args, kwargs):
@@ -396,7 +397,7 @@ class Walk:
         found = self.writer.facts(self.current(value)).stride
         if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
             return args
-        order = dense_order(recorded)
+        order = dense_order(recorded.shape, recorded.stride())
         if order is None or self.templates.writes:
             # A copy would not see what is written to the original.
             raise DecomposeError(

@@ -81,8 +81,6 @@ from lowerdeck.torch_base.graphs import (
 from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
-from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
-from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
 from lowerdeck.torch_base.sources import (
     SourceFrame,
     describe_node,
@@ -102,7 +100,6 @@ __all__ = [
     "Extent",
     "MemoryMap",
     "MemoryUse",
-    "WrittenOverlap",
     "held_tensors",
     "hides_aliases",
     "returns_alias",
@@ -111,7 +108,6 @@ __all__ = [
     "shared_inputs",
     "written_aliases",
     "written_arguments",
-    "written_overlap",
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",
     "bytes_of",
@@ -182,11 +178,8 @@ __all__ = [
     "upper_bound",
     "varies",
     # What torch's functionalisation would lose, said explicitly
-    "RepeatedMemoryError",
     "aliasing_parts",
     "explicit",
-    "leaves_gaps",
-    "written_windows",
     # Graphs in graphs
     "attribute_of",
     "copy_graph_module",

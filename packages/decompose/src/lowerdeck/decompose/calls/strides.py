@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import number_key
+from lowerdeck.decompose.calls.facts import TensorFacts, number_key
+
+_ATEN = torch.ops.aten
 
 
-def dense_order(tensor: torch.Tensor) -> list[int] | None:
+# Results of these are laid out by their kernels otherwise than fake tensors have them.
+NORMS = frozenset(
+    {
+        _ATEN.batch_norm.default,
+        _ATEN._native_batch_norm_legit_functional.default,
+        _ATEN._native_batch_norm_legit_no_training.default,
+    }
+)
+_CHANNELS_LAST = {4: [0, 2, 3, 1], 5: [0, 2, 3, 4, 1]}
+
+
+def norm_as_run(facts: TensorFacts) -> TensorFacts:
+    """Return the facts of a batch norm's result as the CPU's kernel lays it out.
+
+    It keeps channels last, and makes anything else contiguous. Fake tensors keep any order of
+    dimensions, so that torch decomposes what follows into views which fail when the program runs:
+    the Conformers of transformers have such a norm of a transposed tensor.
+
+    Args:
+        facts: Those of the fake result.
+    """
+    order = dense_order(facts.shape, facts.stride)
+    if facts.device.type != "cpu" or order is None:
+        return facts
+    long = [dim for dim in order if number_key(facts.shape[dim]) != 1]
+    if long in (sorted(long), [d for d in _CHANNELS_LAST.get(len(facts.shape), ()) if d in long]):
+        return facts
+    sizes = [1 if number_key(size) == 0 else size for size in facts.shape]
+    return replace(facts, stride=tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))))
+
+
+def dense_order(sizes: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
     """Return the dimensions of a tensor, outermost first, None where they leave gaps or overlap.
 
     Symbols are compared by their expressions, which adds no guard.
 
     Args:
-        tensor: The tensor.
+        sizes: The tensor's sizes.
+        strides: Its strides.
     """
-    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     left = [dim for dim in range(len(sizes)) if number_key(sizes[dim]) != 1]
     order: list[int] = []
     expected: Any = 1
@@ -42,13 +76,3 @@ def inverse(order: Sequence[int]) -> list[int]:
         order: The permutation.
     """
     return [order.index(dim) for dim in range(len(order))]
-
-
-def fills(base: Node) -> bool:
-    """Return whether a tensor that owns its memory has all elements of its storage.
-
-    Args:
-        base: The node that gives it.
-    """
-    held = base.meta["val"]
-    return number_key(held.storage_offset()) == 0 and dense_order(held) is not None

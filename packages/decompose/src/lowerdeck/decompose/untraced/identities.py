@@ -17,7 +17,6 @@ from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import as_run
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.torch_base import FakeTensor, OpOverload, returns_alias, schema_of
@@ -56,13 +55,12 @@ class Before:
         return None if node is None else node.meta.get("val")
 
 
-def recorded(call: Call, before: Before, *, by_kernels: bool = False) -> Recording | None:
+def recorded(call: Call, before: Before) -> Recording | None:
     """Return what tracing a call would record where that is the call itself; else None.
 
     Args:
         call: A call of an operator that torch would record as it is, in no context of its own.
         before: The same in the original program.
-        by_kernels: Whether what it gives lies in memory as its kernel lays it.
     """
     target: Any = call.key[0]
     held = before.node.meta.get("val")
@@ -91,8 +89,6 @@ def recorded(call: Call, before: Before, *, by_kernels: bool = False) -> Recordi
         return None
     made = graph.call_function(target, args, kwargs)
     gives: Any = held.detach() if held.requires_grad else held
-    if by_kernels:
-        gives = as_run(target, gives, fill(call.args, given))
     made.meta = traced_meta(target, gives)
     shared = {0: [inputs.index(args[0])]} if viewed else {}
     alone = set() if viewed else {0}
