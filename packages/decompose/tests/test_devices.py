@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator as operators
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -165,55 +164,6 @@ def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None
     for name, program in programs.items():
         assert found[name] is not program
         torch.testing.assert_close(found[name].state_dict, program.state_dict)
-
-
-def _run(program: ExportedProgram, *inputs: torch.Tensor) -> Any:
-    with torch.no_grad():
-        return program.module()(*inputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_statistics_of_norms_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    norms = nn.ModuleList([nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
-    module = Of(lambda own, x: [norm(x) for norm in own.norms], norms=norms).to(dtype)
-    with torch.no_grad():
-        program = exported(module, torch.randn(3, 4).to(dtype))
-    core = decompose(program)
-    given = decompose(on_cuda(program))
-    # On a GPU they are of other sizes or dtypes, also where torch takes the program apart.
-    assert differences(given, on_cuda(core))
-    assert not differences(on_cpu(given), core)
-
-
-@pytest.mark.parametrize(
-    ("operator", "extra"),
-    [
-        (torch.ops.aten._scaled_dot_product_flash_attention.default, ()),
-        (torch.ops.aten._scaled_dot_product_efficient_attention.default, (None, False)),
-        (torch.ops.aten._scaled_dot_product_cudnn_attention.default, (None, False)),
-    ],
-)
-def test_attention_of_a_gpu_is_attention(operator: Any, extra: tuple[Any, ...]) -> None:
-    def attends(q: torch.Tensor) -> torch.Tensor:
-        y = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
-        return y.transpose(1, 2).flatten(2)
-
-    inputs = torch.randn(1, 2, 4, 8)
-    program = exported(Of(attends), inputs)
-    given = on_cuda(program)
-    graph = given.graph
-    (node,) = graph.find_nodes(
-        op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
-    )
-    value = node.meta["val"]
-    with graph.inserting_before(node):
-        made = graph.call_function(operator, (*node.args[:3], *extra, 0.0, True), {"scale": 0.3})
-        first = graph.call_function(operators.getitem, (made, 0))
-    made.meta = {**node.meta, "val": (value, value)}
-    first.meta = dict(node.meta)
-    node.replace_all_uses_with(first)
-    graph.erase_node(node)
-    torch.testing.assert_close(_run(on_cpu(given), inputs), _run(program, inputs))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
