@@ -16,14 +16,11 @@ from lowerdeck.torch_base._torch_private import (
     OpOverload,
     OpOverloadPacket,
     add_node,
-    bare_program,
     composite_parts,
-    copy_node,
     core_decompositions,
     data_address,
     detect_fake_mode,
     enable_python_dispatcher,
-    erase_nodes_now,
     executorch_call_delegate,
     expression_of,
     find_schema,
@@ -31,17 +28,13 @@ from lowerdeck.torch_base._torch_private import (
     is_composite,
     is_impure,
     is_traceable_wrapper_subclass,
-    mark_impure,
     mend_readers,
-    nodes_by_callee,
     overload_name,
     plain_number,
     pytree,
-    reads_only_earlier,
     reserve_name,
     schema_of,
     set_program_parts,
-    size_conditions,
     size_range,
     storage_identity,
     unset_fake_temporarily,
@@ -52,7 +45,6 @@ from lowerdeck.torch_base._torch_private import (
 from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
-    Behaviour,
     Effect,
     hides_aliases,
     returns_alias,
@@ -74,7 +66,6 @@ from lowerdeck.torch_base.graphs import (
     graphs_of,
     has_attribute,
     is_getitem,
-    mend_program,
     mended,
     nested_graphs,
 )
@@ -92,7 +83,6 @@ from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [
     # What a node does
-    "Behaviour",
     "Behaviours",
     "Effect",
     "writes_in_place",
@@ -137,18 +127,11 @@ __all__ = [
     "schema_of",
     # Nodes added, copied and erased at a third of torch's cost; readers that torch forgot
     "add_node",
-    "copy_node",
-    "erase_nodes_now",
     "is_impure",
-    "mark_impure",
-    "mend_program",
     "mended",
     "mend_readers",
-    "nodes_by_callee",
-    "reads_only_earlier",
     "reserve_name",
     # Programs made of parts, without a copy and without a check, and a check of one
-    "bare_program",
     "changed_constant",
     "set_program_parts",
     "with_graph_module",
@@ -173,7 +156,6 @@ __all__ = [
     "expression_of",
     "hint_of",
     "plain_number",
-    "size_conditions",
     "size_range",
     "upper_bound",
     "varies",

@@ -113,27 +113,12 @@ def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
     return made
 
 
-def mend_program(program: ExportedProgram) -> None:
-    """Mend what torch leaves wrong in a right program, in place; whoever is given one calls it.
-
-    Every node of all graphs is entered among the users of what it reads (see
-    :func:`mend_readers`), and inputs of a deep copy get the names back by which the signature
-    knows them: fx names the copy of a node called "input" or "dict" anew. Nothing else changes.
-    O(edges).
-
-    Args:
-        program: Any program.
-    """
-    for module in graphs_of(program.graph_module):
-        mend_readers(module.graph)
-    _name_inputs(program)
-
-
 def mended(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` as :func:`mend_program` leaves it, with no node of it renamed.
+    """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
 
-    What fx forgets of who reads what is entered in place, which nobody can tell; inputs get their
-    names back in a copy.
+    Missing ``Node.users`` are restored in place, which is not observable (see
+    :func:`mend_readers`). Placeholders get the names by which the signature knows them back in a
+    copy: fx renames the copy of a node called "input" or "dict". O(edges).
 
     Args:
         program: Any program.
