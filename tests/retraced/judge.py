@@ -22,7 +22,7 @@ from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import DecomposeError, decompose, explain
-from lowerdeck.torch_base import explicit
+from lowerdeck.decompose.written_names import merge_written_names
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from program_likeness import differences
@@ -249,7 +249,7 @@ def _laid_by_torch(program: ExportedProgram, *, alike: bool = False) -> Exported
 
 
 def _said_by_torch(program: ExportedProgram) -> ExportedProgram:
-    return explicit(program).run_decompositions()
+    return merge_written_names(program).run_decompositions()
 
 
 def _numbers(

@@ -224,9 +224,6 @@ def _copying(self: Any, x: Tensor, given: Tensor) -> Any:
     self.halved.copy_(x)
     self.again.copy_(self.cache)
     given.copy_(x[0])
-    idle = nn.functional.dropout(x, training=False)
-    # Eager's dropout returns its argument.
-    idle.add_(1)
     return self.cache, self.wide[0], x * 3
 
 

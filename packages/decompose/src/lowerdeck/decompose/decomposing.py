@@ -38,19 +38,17 @@ from lowerdeck.decompose.signature import (
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
+from lowerdeck.decompose.written_names import merge_written_names
 from lowerdeck.torch_base import (
     LazyGraphModule,
     MemoryUse,
     OperatorBase,
     collector_held,
-    composite_parts,
     describe_node,
-    explicit,
     graphs_of,
     mended,
     shared_inputs,
     writes_in_place,
-    written_aliases,
 )
 
 _AT_NODE = re.compile(r"^While executing %(\S+) :", re.MULTILINE)
@@ -85,19 +83,19 @@ def decompose(
     kept = _keep_by_original_node(kept, originals)
     rules = Rules.of(table, kept)
     with collector_held():
-        explicit_program, writes = _make_writes_explicit(program)
+        merged, writes = _merge_names(program)
         try:
-            calls = Calls(explicit_program.module_call_graph)
-            parts, _ = _by_calls(explicit_program, rules, cache, writes=writes, calls=calls)
-            return _verified(explicit_program, parts, calls)
+            calls = Calls(merged.module_call_graph)
+            parts, _ = _by_calls(merged, rules, cache, writes=writes, calls=calls)
+            return _verified(merged, parts, calls)
         except WholeProgramError as error:
             reason = error
     try:
-        return _as_a_whole(explicit_program, table, kept)
+        return _as_a_whole(merged, table, kept)
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(explicit_program, reason, error) from error
+        raise _refused(merged, reason, error) from error
 
 
 def take_apart(
@@ -121,20 +119,18 @@ def take_apart(
     program, originals = unwrapped(exported_program)
     rules = replace(rules, chosen=_keep_by_original_node(rules.chosen, originals))
     with collector_held():
-        explicit_program, writes = _make_writes_explicit(program)
+        merged, writes = _merge_names(program)
         try:
-            return _by_calls(explicit_program, rules, cache, writes=writes)[0]
+            return _by_calls(merged, rules, cache, writes=writes)[0]
         except WholeProgramError as error:
             reason = error
     try:
         with tracing_lock:
-            return Parts(
-                *retrace(explicit_program, Counted(rules.others), Counted(rules.composites))
-            )
+            return Parts(*retrace(merged, Counted(rules.others), Counted(rules.composites)))
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(explicit_program, reason, error) from error
+        raise _refused(merged, reason, error) from error
 
 
 def _keep_by_original_node(keep: Any, originals: Mapping[Node, Node]) -> Any:
@@ -192,9 +188,9 @@ def explain(
     kept = _checked(exported_program, table, keep, cache)
     program, originals = unwrapped(exported_program)
     kept = _keep_by_original_node(kept, originals)
-    explicit_program, writes = _make_writes_explicit(program)
+    merged, writes = _merge_names(program)
     try:
-        _, templates = _by_calls(explicit_program, Rules.of(table, kept), cache, writes=writes)
+        _, templates = _by_calls(merged, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
         return Explanation(str(error), 0, 0, isinstance(error, TemplateError))
     return Explanation(None, templates.traces, templates.reused)
@@ -269,8 +265,7 @@ def _traced_by_calls(
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    aliases = written_aliases(graph_module) if writes else frozenset()
-    templates = Templates(rules, mode, shared, writes=writes, aliases=aliases)
+    templates = Templates(rules, mode, shared, writes=writes)
     with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
@@ -334,12 +329,12 @@ def _check_overlaps(program: ExportedProgram) -> None:
             )
 
 
-def _make_writes_explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+def _merge_names(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with one name for each memory that it writes, and whether it writes."""
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
-    return explicit(program), True
+    return merge_written_names(program), True
 
 
 def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
@@ -355,10 +350,6 @@ def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> Ex
     for operator in keep:
         if operator not in rules.chosen or operator in wanted:
             own.pop(operator, None)
-    for node in written_aliases(program.graph_module):
-        parts = composite_parts(node.target)
-        if parts is not None:
-            own[node.target] = parts
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)

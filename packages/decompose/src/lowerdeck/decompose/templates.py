@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,7 +66,6 @@ class Templates:
         mode: The mode of the program's fake tensors.
         cache: Where templates outlive the program.
         writes: Whether the program writes in place, so that it matters how a view is undone.
-        aliases: Calls that hide that they give memory which is written later.
     """
 
     def __init__(
@@ -76,14 +75,12 @@ class Templates:
         cache: DecompositionCache,
         *,
         writes: bool,
-        aliases: Set[Node] = frozenset(),
     ) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
         self._mode = mode
         self.writes: bool = writes
-        self.aliases: Set[Node] = aliases
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
         self._resized = Resized(rules)

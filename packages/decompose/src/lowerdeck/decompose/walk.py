@@ -23,7 +23,7 @@ from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.strides import dense_order, inverse
-from lowerdeck.decompose.calls.template import Passed, Result, Template, facts_of
+from lowerdeck.decompose.calls.template import Passed, Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
@@ -343,9 +343,6 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
-        if node in self.templates.aliases and self._is_alias(target, args, kwargs):
-            # torch, and a graph of values, would take the schema at its word.
-            return self.call(composite_parts(target), args, kwargs, node)
         stays = self.templates.rules.keeps_call(node)
         if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
             return self.call(composite_parts(target), args, kwargs, node)
@@ -357,20 +354,6 @@ class Walk:
             if target is not _ATEN.view.default:
                 raise
             return self.call(target, self._as_recorded(node, args), kwargs, node)
-
-    def _is_alias(self, target: OpOverload, args: Any, kwargs: Any) -> bool:
-        """Return whether a call, whose schema hides it, gives memory of what it is given."""
-        parts = composite_parts(target)
-        if parts is None:
-            return False
-        template = self.templates.find(self._call(parts, args, kwargs), self._contexts)
-        leaves = [
-            each for each in pytree.tree_leaves(template.results) if isinstance(each, Result)
-        ]
-        return bool(template.opaque) or any(
-            each.returned is not None or (each.root in template.inputs and not each.fresh)
-            for each in leaves
-        )
 
     def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
         """Return whether autocast, to which an operator is nothing, casts what it is made of.

@@ -47,6 +47,7 @@ from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
     Effect,
     hides_aliases,
+    hides_writes,
     returns_alias,
     returns_view,
     returns_written,
@@ -55,7 +56,6 @@ from lowerdeck.torch_base.callees import (
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
 from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
-from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
@@ -69,7 +69,6 @@ from lowerdeck.torch_base.graphs import (
     mended,
     nested_graphs,
 )
-from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.sources import (
@@ -92,11 +91,11 @@ __all__ = [
     "MemoryUse",
     "held_tensors",
     "hides_aliases",
+    "hides_writes",
     "returns_alias",
     "returns_view",
     "returns_written",
     "shared_inputs",
-    "written_aliases",
     "written_arguments",
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",
@@ -159,9 +158,6 @@ __all__ = [
     "size_range",
     "upper_bound",
     "varies",
-    # What torch's functionalisation would lose, said explicitly
-    "aliasing_parts",
-    "explicit",
     # Graphs in graphs
     "attribute_of",
     "copy_graph_module",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import (
     LazyGraphModule,
@@ -95,21 +95,6 @@ def _lazy(graph_module: GraphModule) -> GraphModule:
         return graph_module
     made = LazyGraphModule.__new__(LazyGraphModule)
     made.__dict__.update(graph_module.__dict__)
-    return made
-
-
-def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
-    """Add a call before ``node``, with its meta and a value of its own; return it.
-
-    Args:
-        node: The node to add it before, whose meta it gets.
-        target: An operator.
-        args: Its arguments; nodes have values.
-    """
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)  # type: ignore[arg-type]
-    values: Any = map_arg(args, lambda given: given.meta["val"])  # type: ignore[type-var]
-    made.meta = {**node.meta, "val": target(*values)}
     return made
 
 

@@ -23,7 +23,6 @@ from lowerdeck.torch_base import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
-    hides_aliases,
     pytree,
     returns_alias,
     schema_of,
@@ -213,7 +212,6 @@ class _Results:
 
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
-        self._hides = hides_aliases(target)
         # Rules are called below functionalisation, composites are taken apart above it.
         self._owns = isinstance(target, OpOverload) and not is_taken_apart(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
@@ -245,14 +243,10 @@ class _Results:
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
         # Below functionalisation one memory may show as several, and views need not be undone.
-        fresh = (
-            position in recording.alone
-            and (
-                is_shared
-                or root in self._inputs
-                or (bool(views) and (self._owns or self._is_whole(position)))
-            )
-            and not (views and self._hides)
+        fresh = position in recording.alone and (
+            is_shared
+            or root in self._inputs
+            or (bool(views) and (self._owns or self._is_whole(position)))
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
@@ -261,10 +255,7 @@ class _Results:
         if self._whole is None:
             return False
         leaf = self._leaves[position]
-        # What hides that it gives a view is one all the same.
-        return (
-            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
-        )
+        return isinstance(leaf, Node) and parent_of(leaf) is None
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
         """Return whose memory a result shows, and how."""
