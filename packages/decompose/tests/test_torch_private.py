@@ -54,17 +54,6 @@ def test_one_lock_is_held_while_anything_is_traced() -> None:
         pass
 
 
-def test_what_operators_go_by_besides_their_arguments_is_told() -> None:
-    before = private.ambient()
-    hash(before)
-    assert private.ambient() == before
-    with torch.device("meta"):
-        assert private.ambient() != before
-    with FakeTensorMode():
-        assert private.ambient() != before
-    assert private.ambient() == before
-
-
 def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
     told = as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
     assert told == (("x", [0]), {})
@@ -85,14 +74,6 @@ def test_composites_that_may_alias_cannot_be_kept() -> None:
     assert private.is_preservable(ATEN.linear.default)
     assert not private.is_preservable(ATEN.reshape.default)
     assert not private.is_preservable(ATEN.addmm.default)
-
-
-def test_a_table_has_two_halves() -> None:
-    table: dict[Any, Any] = {ATEN.linear.default: min, ATEN.addmm.default: max}
-    composites, others = private.split_table(table)
-    assert composites[ATEN.linear.default] is min
-    assert composites[ATEN.matmul.default] is not None
-    assert others == {ATEN.addmm.default: max}
 
 
 def test_names_are_those_that_tracing_gives() -> None:
@@ -216,21 +197,6 @@ def test_what_is_told_of_buffers_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert asked.count("kind") < 10 * 21
     assert len(made.graph_signature.buffers_to_mutate) == 20
     assert type(made.graph_signature) is torch.export.ExportGraphSignature
-
-
-def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
-    program = export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-    rules = core_decompositions()
-    kept = private.retrace(program, rules, {ATEN.linear.default: lambda *_: NotImplemented})
-    gone = private.retrace(program, rules, {})
-    targets = [
-        [n.target for n in m.graph.nodes if n.op == "call_function"] for m, *_ in (kept, gone)
-    ]
-    assert targets[0] == [ATEN.linear.default]
-    assert ATEN.linear.default not in targets[1]
-    assert ATEN.addmm.default in targets[1]
-    assert kept[2].keys() == program.state_dict.keys()
-    assert kept[3] == {}
 
 
 def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,23 +10,16 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch._export.utils import (
-    _get_decomp_for_cia,
-    _get_shape_env_from_gm,
-    _is_preservable_cia_op,
-)
+from torch._export.utils import _is_preservable_cia_op
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
-    _decompose_and_get_gm_with_new_signature_constants,
     _get_updated_range_constraints,
     _override_composite_implicit_decomp,
-    _split_decomp_table_to_cia_and_python_decomp,
 )
-from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import (
@@ -39,10 +31,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
-from torch.overrides import _get_current_function_mode_stack
 from torch.torch_version import TorchVersion
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.results import Parts, Remembering
@@ -53,6 +42,7 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
+    composite_parts,
     detect_fake_mode,
     enable_python_dispatcher,
     plain_number,
@@ -67,7 +57,6 @@ __all__ = [
     "KEPT_COMPOSITES",
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
-    "ambient",
     "asked_anew",
     "assemble",
     "base_name",
@@ -85,8 +74,6 @@ __all__ = [
     "rebind",
     "record",
     "replace_view",
-    "retrace",
-    "split_table",
     "standing_for",
     "tensor_meta",
     "traced_meta",
@@ -112,34 +99,6 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
-def ambient() -> tuple[Any, ...]:
-    """Return what operators, and functions that take them apart, go by besides their arguments.
-
-    Modes are told by themselves: what one of the user does is known to nobody else.
-    """
-    backends: Any = torch.backends
-    c: Any = torch._C
-    deterministic: Any = torch.utils.deterministic
-    functions: Any = _get_current_function_mode_stack
-    devices = ("cpu", "cuda", *{c._get_privateuse1_backend_name()})
-    return (
-        torch.get_default_dtype(),
-        c._get_default_device(),
-        *(mode.device if isinstance(mode, DeviceContext) else mode for mode in functions()),
-        *_get_current_dispatch_mode_stack(),
-        torch.is_inference_mode_enabled(),
-        torch.get_deterministic_debug_mode(),
-        deterministic.fill_uninitialized_memory,
-        *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
-        torch.get_float32_matmul_precision(),
-        backends.cuda.flash_sdp_enabled(),
-        backends.cuda.mem_efficient_sdp_enabled(),
-        backends.cuda.math_sdp_enabled(),
-        backends.cuda.cudnn_sdp_enabled(),
-        backends.quantized.engine,
-    )
-
-
 def is_taken_apart(operator: OpOverload) -> bool:
     """Return whether torch takes ``operator`` apart by itself, in C++ or in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -160,17 +119,6 @@ def is_preservable(operator: OperatorBase) -> bool:
 def _loaded(name: str) -> Any:
     """Return a module of torch that loads sympy, which takes 0.3 s: not when we are imported."""
     return import_module(name)
-
-
-def split_table(
-    table: Mapping[OperatorBase, Callable[..., Any]],
-) -> tuple[dict[OperatorBase, Callable[..., Any]], dict[OperatorBase, Callable[..., Any]]]:
-    """Return what a table says of composite operators, and of all others.
-
-    Composites that it does not name are to be kept; they are among the former.
-    """
-    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return composites, others
 
 
 def base_name(graph: Graph, target: Any) -> str:
@@ -257,35 +205,6 @@ def standing_for(node: Node) -> AbstractContextManager[Any]:
     return context
 
 
-def retrace(
-    program: ExportedProgram,
-    others: Mapping[OperatorBase, Callable[..., Any]],
-    composites: Mapping[OperatorBase, Callable[..., Any]],
-) -> tuple[GraphModule, ExportGraphSignature, dict[str, Any], dict[str, Any]]:
-    """Return what torch makes of a whole program: module, signature, state and constants.
-
-    ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
-    operators one by one, and verifies what comes out.
-
-    Args:
-        program: The program, which is not changed.
-        others: How operators are taken apart.
-        composites: How composite operators are.
-    """
-    with unset_fake_temporarily(), warnings.catch_warnings():
-        # torch copies its own pytree specs, which warns about how it is done.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        module, signature, state, *more = _decompose_and_get_gm_with_new_signature_constants(
-            program,
-            cia_to_decomp=dict(composites),
-            python_decomp_table=dict(others),
-            joint_loss_index=None,
-            decompose_custom_triton_ops=False,
-        )
-    # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
-    return module, signature, state, more[0] if more else program.constants
-
-
 @contextmanager
 def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
     """Take composite operators apart in another way than torch does by itself, for a while.
@@ -309,7 +228,9 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     """
     if not isinstance(operator, OpOverload) or not _is_preservable_cia_op(operator):
         return {}
-    return {operator: _get_decomp_for_cia(operator)}
+    kernel = operator.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+    parts: Any = kernel if callable(kernel) else composite_parts(operator)
+    return {operator: parts}
 
 
 def record(
@@ -350,7 +271,6 @@ def record(
             lambda: tracing(TracingContext(mode)),
             _loaded("torch.export._trace")._ignore_backend_decomps,
             _loaded("torch.export._trace")._compiling_state_context,
-            _loaded("torch.export._trace")._disable_custom_triton_op_functional_decomposition,
             torch.no_grad,
             enable_python_dispatcher,
             lambda: functional,
@@ -521,9 +441,7 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
         graph_module: The graph.
         export: Whether it is the outermost.
     """
-    environment = _get_shape_env_from_gm(graph_module)
-    if environment is None:
-        return
+    environment: Any = fake_mode_of(graph_module).shape_env
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
 
     hooks = _loaded("torch._export.passes._node_metadata_hook")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.export import ExportedProgram, default_decompositions
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
@@ -17,7 +17,6 @@ from lowerdeck.decompose._torch_private import (
     fake_mode_of,
     insert_assertions,
     node_source,
-    retrace,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
@@ -91,7 +90,7 @@ def decompose(
         except WholeProgramError as error:
             reason = error
     try:
-        return _as_a_whole(merged, table, kept)
+        return _as_a_whole(merged, rules)
     except DecomposeError:
         raise
     except Exception as error:
@@ -125,12 +124,12 @@ def take_apart(
         except WholeProgramError as error:
             reason = error
     try:
-        with tracing_lock:
-            return Parts(*retrace(merged, Counted(rules.others), Counted(rules.composites)))
+        whole = _as_a_whole(merged, rules)
     except DecomposeError:
         raise
     except Exception as error:
         raise _refused(merged, reason, error) from error
+    return Parts(whole.graph_module, whole.graph_signature, whole.state_dict, whole.constants)
 
 
 def _keep_by_original_node(keep: Any, originals: Mapping[Node, Node]) -> Any:
@@ -337,21 +336,17 @@ def _merge_names(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     return merge_written_names(program), True
 
 
-def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
+def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     """Return what torch's own way gives, which keeps all calls of an operator or none."""
-    own: Any = default_decompositions() if table is None else dict(Counted(table))
-    rules = Rules.of(table, keep)
-    wanted = {
+    kept = {
         node.target
         for graph_module in graphs_of(program.graph_module)
         for node in graph_module.graph.nodes
         if node.op == "call_function" and rules.keeps_call(node)
     }
-    for operator in keep:
-        if operator not in rules.chosen or operator in wanted:
-            own.pop(operator, None)
+    table = {op: rule for op, rule in rules.as_table().items() if op not in kept}
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        whole: ExportedProgram = program.run_decompositions(own)
-        return whole
+        whole: ExportedProgram = program.run_decompositions(dict(Counted(table)))
+    return whole

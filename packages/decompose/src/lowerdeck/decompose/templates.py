@@ -249,7 +249,7 @@ class Templates:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        made = Template.of(recording, target, whole, by_kernels=rules.by_kernels)
+        made = Template.of(recording, target, whole)
         if isinstance(target, Undoing) and target.names:
             # Nothing needs the view itself, so that names are all that is left of it.
             rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)

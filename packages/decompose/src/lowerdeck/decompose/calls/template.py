@@ -15,7 +15,6 @@ from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, is_tak
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
-from lowerdeck.decompose.calls.strides import NORMS, norm_as_run
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
@@ -23,6 +22,7 @@ from lowerdeck.torch_base import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
+    hides_aliases,
     pytree,
     returns_alias,
     schema_of,
@@ -150,14 +150,7 @@ class Template:
         return all(is_static(step.facts) for step in self.steps if isinstance(step, Step))
 
     @classmethod
-    def of(
-        cls,
-        recording: Recording,
-        target: object,
-        whole: Recording | None = None,
-        *,
-        by_kernels: bool = False,
-    ) -> Template:
+    def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
         """Return what a recording is a template of.
 
         Args:
@@ -165,7 +158,6 @@ class Template:
             target: What was called.
             whole: The same call with all operators whole, for how results show inputs: the inverse
                 of a view is another than that of what it is taken apart into.
-            by_kernels: Whether results of norms have the strides that their kernels give.
 
         Raises:
             WholeProgramError: It did what copies cannot do.
@@ -180,9 +172,7 @@ class Template:
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
         steps = tuple(
-            _step(node, recording, by_kernels)
-            if node in alive
-            else Passed(base_name(graph, node.target))
+            _step(node, recording) if node in alive else Passed(base_name(graph, node.target))
             for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
@@ -255,7 +245,10 @@ class _Results:
         if self._whole is None:
             return False
         leaf = self._leaves[position]
-        return isinstance(leaf, Node) and parent_of(leaf) is None
+        # What hides that it gives a view is one all the same.
+        return (
+            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
+        )
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
         """Return whose memory a result shows, and how."""
@@ -300,7 +293,7 @@ def _fold_lifting(recording: Recording, results: Sequence[Node]) -> None:
             recording.graph.erase_node(node)
 
 
-def _step(node: Node, recording: Recording, by_kernels: bool) -> Step | Constant:
+def _step(node: Node, recording: Recording) -> Step | Constant:
     if node.op == "get_attr":
         return Constant(node, recording.constants[str(node.target)].detach())
     if isinstance(node.target, HigherOrderOperator) and node.target is not WRITING_CUSTOM:
@@ -309,10 +302,6 @@ def _step(node: Node, recording: Recording, by_kernels: bool) -> Step | Constant
     parent = parent_of(node)
     meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
     facts = facts_of(value)
-    if by_kernels and node.target in NORMS:
-        facts = (
-            (norm_as_run(facts[0]), *facts[1:]) if isinstance(facts, tuple) else norm_as_run(facts)
-        )
     if parent is not None and node.target is not operator.getitem:
         facts = _relative(facts, parent.meta["val"])
     return Step(node, base_name(node.graph, node.target), facts, parent, meta)

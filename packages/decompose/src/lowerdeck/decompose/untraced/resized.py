@@ -17,7 +17,6 @@ import torch
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.strides import NORMS, norm_as_run
 from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced.identities import Before, lies_as_before
@@ -57,7 +56,7 @@ class Resized:
         found = self._known.get(self._likeness(call, before))
         if found is None or before is None:
             return None
-        return _with_result(found, before, by_kernels=self._rules.by_kernels)
+        return _with_result(found, before)
 
     def learn(self, call: Call, before: Before | None, traced: Template) -> None:
         """Know a template for calls of other sizes, if it is one for them.
@@ -71,7 +70,7 @@ class Resized:
         if likeness is None or before is None or not _is_one_call(call, traced):
             return
         # Told as the others will be, it must come out as it was traced.
-        told = _with_result(traced, before, by_kernels=self._rules.by_kernels)
+        told = _with_result(traced, before)
         if [_facts(step) for step in told.steps] == [_facts(step) for step in traced.steps]:
             self._known[likeness] = traced
 
@@ -119,14 +118,12 @@ def _is_one_call(call: Call, traced: Template) -> bool:
     return empty and len(steps) == 2 and last.node.args == (first.node, 0)
 
 
-def _with_result(traced: Template, before: Before, *, by_kernels: bool) -> Template:
+def _with_result(traced: Template, before: Before) -> Template:
     """Return a template with the result that a call has in the original program."""
     held = before.node.meta["val"]
     target: Any = before.node.target
     value = held.detach() if held.requires_grad else held
     facts = TensorFacts.of(value)
-    if by_kernels and target in NORMS:
-        facts = norm_as_run(facts)
     meta = traced_meta(target, value)
 
     def told(step: Any) -> Any:
