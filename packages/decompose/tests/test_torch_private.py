@@ -77,10 +77,9 @@ def test_composites_that_may_alias_cannot_be_kept() -> None:
 
 
 def test_names_are_those_that_tracing_gives() -> None:
-    graph = Graph()
-    assert private.base_name(graph, ATEN.mm.default) == "mm"
-    assert private.base_name(graph, ATEN.add.Tensor) == "add"
-    assert private.base_name(graph, torch.ops.higher_order.cond) == "cond"
+    assert private.base_name(ATEN.mm.default) == "mm"
+    assert private.base_name(ATEN.add.Tensor) == "add"
+    assert private.base_name(torch.ops.higher_order.cond) == "cond"
 
 
 def test_the_fake_mode_of_a_graph_is_found_or_made() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from lowerdeck.graph_fuser import _torch_private as private
-from lowerdeck.torch_base import LazyGraphModule, is_impure
+from lowerdeck.torch_base import LazyGraphModule
 
 
 def test_replace_hooks_are_found() -> None:
@@ -81,115 +79,3 @@ def test_codegen_is_shared() -> None:
     graph = Graph()
     private.share_codegen(module.graph, graph)
     assert graph._codegen is module.graph._codegen
-
-
-def _graph() -> GraphModule:
-    """Return a graph with every kind of node, nested arguments, and a value of two readers."""
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Linear(4, 4)
-            self.register_buffer("scale", torch.ones(4))
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-            x = self.inner(x) * self.scale
-            parts = torch.split(torch.cat([x, y.relu()], dim=0), [1, 1])
-            return [parts[0] + x, torch.stack((parts[1], x), dim=0)]
-
-    traced = symbolic_trace(Model())
-    for index, node in enumerate(traced.graph.nodes):
-        node.meta["index"] = index
-    return traced
-
-
-def test_copy_node_does_what_node_copy_does() -> None:
-    gm = _graph()
-    ours, theirs = Graph(), Graph()
-    env_ours: dict[torch.fx.Node, torch.fx.Node] = {}
-    env_theirs: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in gm.graph.nodes:
-        env_ours[node] = private.copy_node(ours, node, env_ours)
-        env_theirs[node] = theirs.node_copy(node, env_theirs.__getitem__)
-    assert str(ours) == str(theirs)
-    assert len(ours.nodes) == len(theirs.nodes)
-    ours.lint()
-    for node in gm.graph.nodes:
-        one, other = env_ours[node], env_theirs[node]
-        assert one.name == other.name
-        assert [user.name for user in one.users] == [user.name for user in other.users]
-        assert one.meta == other.meta
-        assert one.meta is not node.meta
-        assert one.type == other.type
-    for op in ("placeholder", "get_attr", "output"):
-        assert len(ours.find_nodes(op=op)) == len(theirs.find_nodes(op=op))
-    # Names stay unique when the graph grows by torch's own ways.
-    last = ours.output_node()
-    with ours.inserting_before(last):
-        new = ours.call_function(torch.sin, (last.prev,), name=last.prev.name)
-    assert new.name not in {node.name for node in gm.graph.nodes}
-
-
-def test_erasing_does_what_erase_node_does() -> None:
-    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
-    for gm in (ours, theirs):
-        sin, cos = list(gm.graph.nodes)[1:3]
-        if gm is ours:
-            private.erase_nodes_now(gm.graph, [cos, sin])
-        else:
-            gm.graph.erase_node(cos)
-            gm.graph.erase_node(sin)
-        assert sin._erased
-        assert not sin.users
-        assert not cos.all_input_nodes
-        assert not gm.graph.find_nodes(op="call_method")
-    assert str(ours.graph) == str(theirs.graph)
-    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
-    ours.graph.lint()
-
-
-def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
-    inner = symbolic_trace(lambda x: x.sin())
-    assert not is_impure(inner)
-    assert not is_impure(None)
-    private.mark_impure(inner)
-    for module in (inner, copy.deepcopy(inner)):
-        assert is_impure(module)
-        graph = Graph()
-        x = graph.placeholder("x")
-        graph.call_module("inner", (x,))
-        graph.output(x)
-        gm = GraphModule({"inner": module}, graph)
-        gm.graph.eliminate_dead_code()
-        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
-
-
-def test_nodes_are_found_by_what_they_call() -> None:
-    gm = symbolic_trace(lambda x: (torch.sin(torch.sin(x)) + x.cos()).cos())
-    x, inner, outer, cos, add, last, _ = gm.graph.nodes
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner, outer], [cos, last], [add]]
-    outer.target = torch.tan
-    add.replace_all_uses_with(x)
-    gm.graph.erase_node(add)
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner], [cos, last], [outer]]
-
-
-def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
-    gm = symbolic_trace(lambda x: torch.sin(x) + x)
-    nodes = list(gm.graph.nodes)
-    x, sin, add, output = nodes
-    x.users.clear()
-    assert private.reads_only_earlier(nodes)
-    assert not private.reads_only_earlier([x, add, sin, output])
-    assert not private.reads_only_earlier([sin, x, add, output])
-    assert not private.reads_only_earlier([sin, add, output])
-
-
-def test_hooks_hear_of_erased_nodes() -> None:
-    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
-    seen: list[str] = []
-    gm._register_erase_node_hook(lambda node: seen.append(node.name))
-    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
-    assert seen == ["sin"]

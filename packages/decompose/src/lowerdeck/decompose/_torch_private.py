@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -47,6 +48,7 @@ from lowerdeck.torch_base import (
     enable_python_dispatcher,
     plain_number,
     pytree,
+    set_program_parts,
     storage_identity,
     unset_fake_temporarily,
     varies,
@@ -121,14 +123,11 @@ def _loaded(name: str) -> Any:
     return import_module(name)
 
 
-def base_name(graph: Graph, target: Any) -> str:
+def base_name(target: Any) -> str:
     """Return the name that tracing gives a call of ``target``, before it is made unique."""
-    if isinstance(target, OpOverload):
-        target = target.overloadpacket.__name__
-    elif isinstance(target, HigherOrderOperator):
-        target = target.__name__
-    name: str = graph._target_to_str(target)
-    return name
+    name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__
+    # As torch.fx makes names: CamelCase becomes snake_case.
+    return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
@@ -479,6 +478,6 @@ def assemble(
         example_inputs=program.example_inputs,
         constants=dict(parts.constants),
     )
-    made._graph_signature = signature
+    set_program_parts(made, signature=signature)
     made.graph_module.meta.update(program.graph_module.meta)
     return made

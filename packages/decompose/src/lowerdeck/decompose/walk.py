@@ -450,7 +450,7 @@ class Walk:
     def _written(self, node: Node, args: Any, kwargs: Any, held: Any, target: Any = None) -> Node:
         """Write a call with a value; return its node."""
         target = self._without_item(node.target) if target is None else target
-        name = base_name(self.writer.graph, target)
+        name = base_name(target)
         given = self.read(tuple(args)), self.read(dict(kwargs))
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)):
             raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
-from torch.fx.node import map_arg
+from torch.fx import Graph, GraphModule
 
-from lowerdeck.torch_base import LazyGraphModule, add_node
+from lowerdeck.torch_base import LazyGraphModule
 
 __all__ = [
-    "copy_node",
-    "erase_nodes_now",
-    "mark_impure",
-    "nodes_by_callee",
-    "reads_only_earlier",
     "defer_code",
     "generate_code",
     "lazy_graph_module",
@@ -134,95 +127,3 @@ def generate_code(module: torch.nn.Module) -> None:
             inner.real_recompile()  # type: ignore[operator]
         elif isinstance(inner, GraphModule) and "recompile" in vars(type(inner)):
             inner.recompile()
-
-
-def copy_node(
-    graph: Graph,
-    node: Node,
-    env: Mapping[Node, Node],
-    name: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Node:
-    """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
-
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
-    that its original did not have.
-
-    Args:
-        graph: The graph to append to; it must have no owner yet.
-        node: A node of another graph.
-        env: From the nodes that ``node`` reads to their copies.
-        name: The name wanted; None for that of ``node``.
-        meta: The meta of the copy; None for that of ``node``.
-    """
-    lookup = env.__getitem__
-    args: Any = map_arg(node._args, lookup) if node._args else ()
-    kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
-    wanted = node.name if name is None else name
-    copy = add_node(graph, node.op, node.target, args, wanted, kwargs, node.type)
-    # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
-    copy.meta.update(node.meta if meta is None else meta)
-    return copy
-
-
-def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
-
-    Args:
-        graph: The graph.
-        nodes: Readers before what they read.
-    """
-    owner = graph.owning_module
-    if owner is not None and getattr(owner, "_erase_node_hooks", None):
-        for node in nodes:
-            graph.erase_node(node)
-        return
-    forget = graph._find_nodes_lookup_table.remove
-    count = 0
-    for node in nodes:
-        forget(node)
-        node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
-        object.__setattr__(node, "_erased", True)
-        node._update_args_kwargs((), {})
-        count += 1
-    graph._len -= count
-
-
-def mark_impure(module: GraphModule) -> None:
-    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
-    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
-    attributes["_is_impure"] = True
-    module._is_impure = True  # type: ignore[assignment]
-
-
-def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
-    """Yield the nodes that call one function, for each, and those that call methods or modules.
-
-    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
-    are would take a walk over all nodes.
-
-    Args:
-        graph: The graph, not to be changed meanwhile.
-    """
-    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
-        if nodes and op.startswith("call_"):
-            yield nodes
-
-
-def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
-
-    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
-    in a dict: ``all_input_nodes`` would make a list of it for each.
-
-    Args:
-        nodes: Nodes of one graph, each once.
-    """
-    seen: dict[Node, None] = {}
-    earlier = seen.keys()
-    for node in nodes:
-        if not node._input_nodes.keys() <= earlier:
-            return False
-        seen[node] = None
-    return True

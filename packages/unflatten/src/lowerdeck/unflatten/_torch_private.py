@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ from torch.utils._sympy import functions as _size_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from lowerdeck.torch_base import FakeTensor, with_graph_module
+from lowerdeck.torch_base import with_graph_module
 
 __all__ = [
-    "size_conditions",
     "AUTOCAST_REGION",
     "CALL_MODULE",
     "EMPTY_STACK_KEY",
@@ -54,16 +52,6 @@ __all__ = [
     "unsaved_buffers_of",
     "without_effect_tokens",
 ]
-
-_OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
-)
-"""Functions of torch that ask how a result is laid out, and whether to fold or to copy."""
-
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
-
-_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where conditions are asked once more, as the program's own ones."""
 
 EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
 """Key of the stack that torch's own passes give to nodes whose module they do not know."""
@@ -341,36 +329,3 @@ def _moved(value: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> t
     if device.type == "meta":
         setattr(moved, _HELD, held)
     return moved
-
-
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many are asked only for how results lie in memory while torch traces, which operators ask anew
-    when they run. In memory these are told by who asked, and left out; a file has all of them,
-    and does not say which is which.
-    """
-    told = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if told else None
-    if shapes is None:
-        return told
-    known = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in told if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

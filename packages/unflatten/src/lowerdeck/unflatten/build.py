@@ -10,8 +10,14 @@ import torch
 from torch.export import ExportedProgram, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.torch_base import collector_held, expression_of, mended, plain_number
-from lowerdeck.unflatten._torch_private import size_conditions, without_effect_tokens
+from lowerdeck.torch_base import (
+    collector_held,
+    expression_of,
+    mended,
+    plain_number,
+    size_conditions,
+)
+from lowerdeck.unflatten._torch_private import without_effect_tokens
 from lowerdeck.unflatten.calls.carrying import ALL_ASKED, notes_of
 from lowerdeck.unflatten.calls.flat_args import FlatArgsAdapter
 from lowerdeck.unflatten.calls.input_constraints import InputConstraints, input_constraints

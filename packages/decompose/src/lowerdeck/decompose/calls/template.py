@@ -172,7 +172,7 @@ class Template:
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
         steps = tuple(
-            _step(node, recording) if node in alive else Passed(base_name(graph, node.target))
+            _step(node, recording) if node in alive else Passed(base_name(node.target))
             for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
@@ -304,7 +304,7 @@ def _step(node: Node, recording: Recording) -> Step | Constant:
     facts = facts_of(value)
     if parent is not None and node.target is not operator.getitem:
         facts = _relative(facts, parent.meta["val"])
-    return Step(node, base_name(node.graph, node.target), facts, parent, meta)
+    return Step(node, base_name(node.target), facts, parent, meta)
 
 
 def _relative(facts: Any, parent: torch.Tensor) -> Any:

@@ -8,9 +8,15 @@ from itertools import pairwise
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser._torch_private import nodes_by_callee
 from lowerdeck.graph_fuser.order.elements import is_element
-from lowerdeck.torch_base import Behaviours, Effect, MemoryUse, OpOverload, schema_of
+from lowerdeck.torch_base import (
+    Behaviours,
+    Effect,
+    MemoryUse,
+    OpOverload,
+    nodes_by_callee,
+    schema_of,
+)
 
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser._torch_private import copy_node
 from lowerdeck.graph_fuser.order import value_meta
-from lowerdeck.torch_base import add_node
+from lowerdeck.torch_base import add_node, copy_node
 
 
 @dataclass(frozen=True, slots=True)

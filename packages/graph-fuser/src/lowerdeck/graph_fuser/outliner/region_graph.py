@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from torch.fx import Graph, Node
 
-from lowerdeck.graph_fuser._torch_private import copy_node, share_codegen
+from lowerdeck.graph_fuser._torch_private import share_codegen
 from lowerdeck.graph_fuser.order import call_meta, value_meta
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, Boundary
 from lowerdeck.graph_fuser.outliner.schedule import Schedule
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
-from lowerdeck.torch_base import add_node
+from lowerdeck.torch_base import add_node, copy_node
 
 
 @dataclass(frozen=True, slots=True)

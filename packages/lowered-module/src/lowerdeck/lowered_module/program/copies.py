@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
-from lowerdeck.lowered_module._torch_private import bare_program, fake_mode_of
-from lowerdeck.torch_base import collector_held, copy_graph_module, lazy_clone
+from lowerdeck.lowered_module._torch_private import fake_mode_of
+from lowerdeck.torch_base import bare_program, collector_held, copy_graph_module, lazy_clone
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from lowerdeck.lowered_module._torch_private import active_fake_mode, bare_program, fake_mode_of
+from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
 from lowerdeck.lowered_module.program.portable import fill, portable_state
 from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
@@ -22,6 +22,7 @@ from lowerdeck.torch_base import (
     MemoryMap,
     MemoryUse,
     OwnCopies,
+    bare_program,
     set_program_parts,
 )
 

@@ -25,10 +25,9 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module._torch_private import bare_program
 from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import bare_program, pytree
 
 OWNABLE_KINDS = (
     InputKind.PARAMETER,
