@@ -91,10 +91,10 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch's default table leaves whole."""
 
 MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
-"""Whether functionalisation makes one of several views anew by an operator that gives it alone."""
+"""Whether functionalization makes one of several views anew by an operator that gives it alone."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
-"""What functionalisation makes of a custom operator that writes its arguments."""
+"""What functionalization makes of a custom operator that writes its arguments."""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
@@ -218,7 +218,7 @@ def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterato
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return how torch takes a composite operator apart by itself, for ``overriding``.
 
-    torch's retrace says it for all of them. What is said so is taken apart below autograd, where
+    torch's retrace says it for all of them. What is said so is decomposed below autograd, where
     views of parameters require no gradients, and in C++, where conversions check no metadata.
     Nothing else changes, so only the operator that is traced needs it.
 
@@ -247,7 +247,7 @@ def record(
         function: Called with a functional tensor for each tensor that is given.
         given: Fake tensors and symbols.
         mode: The mode of the fake tensors.
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         differentiable: Positions of tensors that require gradients although their fake tensors do
             not: views of such.
         contexts: What makes further contexts to be in.

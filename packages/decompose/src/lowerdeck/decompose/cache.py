@@ -89,6 +89,7 @@ class DecompositionCache:
                 ),
                 object(),
             )
+            # Insertion order is the order of last use.
             self._tables[table] = self._tables.pop(table, rules)
             if len(self._tables) > min(self._size, _TABLES):
                 self._forget(next(iter(self._tables)))

@@ -1,4 +1,4 @@
-"""What a copy of a template gives: values, and the memory that they show."""
+"""Results of a copied template, as values with their aliases."""
 
 from __future__ import annotations
 

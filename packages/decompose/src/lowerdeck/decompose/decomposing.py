@@ -1,4 +1,4 @@
-"""``decompose``: a program taken apart, each distinct call traced once."""
+"""``decompose``, ``take_apart`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def decompose(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> ExportedProgram:
-    """Return ``exported_program`` taken apart, as ``run_decompositions(table)`` returns it.
+    """Return ``exported_program`` decomposed, as ``run_decompositions(table)`` returns it.
 
     Args:
         exported_program: Any program, straight from ``torch.export`` or decomposed; not changed.
-        table: How operators are taken apart, as ``run_decompositions`` takes it: core ATen for
+        table: How operators are decomposed, as ``run_decompositions`` takes it: core ATen for
             None.
         keep: Operators that stay whole whatever the table says; in a mapping, each with a
             function that says of a call (its node in ``exported_program``) whether it stays, or
@@ -100,7 +100,7 @@ def decompose(
 def take_apart(
     exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
 ) -> Parts:
-    """Return what ``exported_program`` is made of when taken apart by ``rules``.
+    """Return what ``exported_program`` is made of when decomposed by ``rules``.
 
     For a compiler that goes on with the graph: ``rules`` name only what differs from what torch
     does by itself, one may keep a call and take the next apart, and no ``ExportedProgram`` is
@@ -108,7 +108,7 @@ def take_apart(
 
     Args:
         exported_program: As for ``decompose``.
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         cache: As for ``decompose``.
 
     Raises:
@@ -265,6 +265,7 @@ def _traced_by_calls(
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
     templates = Templates(rules, mode, shared, writes=writes)
+    # torch's tracing patches operators for the whole process, so that two at once would fail.
     with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
@@ -288,8 +289,10 @@ def _traced_by_calls(
         )
         made = graph.output(nodes)
         made.meta.update(last.meta, from_node=[node_source(last)])
+        # Random operators are impure: dropping one would change the numbers drawn after it.
         graph.eliminate_dead_code(lambda node: node in kept or node.is_impure())
         made_module = LazyGraphModule(regions.root, graph)
+        # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
             update_output_names(signature, graph.output_node())

@@ -1,4 +1,4 @@
-"""What a table of decompositions says of each operator."""
+"""Tables of decompositions, in the two halves that torch's tracing needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Table = Mapping[OperatorBase, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How operators are taken apart, in the two halves that torch's tracing wants.
+    """How operators are decomposed, in the two halves that torch's tracing wants.
 
     Attributes:
         others: By operator, for what torch keeps whole while it traces. A rule whose attribute
@@ -177,6 +177,7 @@ def _split(table: Table) -> tuple[Table, Table]:
         table = table.copy().materialize()
     known = (*default_decompositions().materialize(), *KEPT_COMPOSITES, *table)
     composites: dict[OperatorBase, Callable[..., Any]] = {}
+    # torch keeps composites that a table does not name.
     for operator in filter(is_preservable, known):
         if operator not in table:
             composites[operator] = stay

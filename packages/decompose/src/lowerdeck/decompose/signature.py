@@ -1,4 +1,4 @@
-"""Inputs and outputs of the new program, and its signature."""
+"""Inputs, outputs and signature of the new program."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ def new_outputs(
         for position, spec in enumerate(old.input_specs)
     }
     kept: list[tuple[OutputKind, str, Any]] = []
+    # Mutations come first in a signature, in the order of the inputs.
     for target in sorted(mutated, key=order.__getitem__):
         kind, value = mutated[target]
         kept.append((kind, target, read(value) if isinstance(value, Value) else base(value)))

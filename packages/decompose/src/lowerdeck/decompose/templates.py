@@ -1,4 +1,4 @@
-"""The templates of one program, made as they are asked for."""
+"""The templates of one program, traced on demand."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Templates:
     """What distinct calls become.
 
     Args:
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         mode: The mode of the program's fake tensors.
         cache: Where templates outlive the program.
         writes: Whether the program writes in place, so that it matters how a view is undone.
@@ -115,6 +115,7 @@ class Templates:
         Raises:
             WholeProgramError: It has none.
         """
+        # Each such call binds symbols of its own, so that no other call can share its template.
         if source is not None and "unbacked_bindings" in source.meta:
             return self._trace(call, call.key, contexts, source=source)
         found = (
@@ -123,6 +124,7 @@ class Templates:
             or self._like_another(call, before)
             or self._trace(call, call.key, contexts, source=source, before=before)
         )
+        # ``as_strided`` counts from the start of the storage, which keys leave out otherwise.
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
             found = self._look_up(call, key) or self._trace(
@@ -169,6 +171,7 @@ class Templates:
 
     def _keep(self, call: Call, key: Any, made: Template) -> Template:
         self._own[key] = made
+        # Symbols belong to one program's ShapeEnv.
         if call.is_static and made.is_static:
             self._shared.put(key, made)
         return made
@@ -224,6 +227,7 @@ class Templates:
         if bound:
             # Its sizes are those of this call alone.
             return made
+        # Convolutions and norms of other sizes need no trace of their own.
         self._resized.learn(call, before, made)
         return self._keep(call, key, made)
 
@@ -247,6 +251,7 @@ class Templates:
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
+            # Views are inverted as whole operators, not as what these are decomposed into.
             if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
         made = Template.of(recording, target, whole)
@@ -264,7 +269,7 @@ def _gives_views(recording: Recording) -> bool:
 
 
 def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
-    """Return how what is called is taken apart, beyond what is said of all calls."""
+    """Return how what is called is decomposed, beyond what is said of all calls."""
     target = call.key[0]
     if call.stays and target in rules.composites:
         return {target: Counted(rules.composites)[target]}

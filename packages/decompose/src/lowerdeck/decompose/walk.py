@@ -1,4 +1,4 @@
-"""The walk over a program: each distinct call is traced once, and copied wherever it stands."""
+"""The walk over a program: each distinct call is traced once and copied for the others."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Walk:
         Args:
             source: A node of an original graph.
         """
-        # A view that is made anew stands in the module that reads it: with the stack of the one
+        # A view that is regenerated stands in the module that reads it: with the stack of the one
         # that made it, which may have ended, it would be a second call of that.
         at = self._reader if self._is_anew else None
         known = self._heritage.get((source, at))
@@ -152,6 +152,7 @@ class Walk:
         Args:
             value: The value.
         """
+        # Views are replayed from the base, as torch's FunctionalTensorWrapper does.
         if not value.is_current:
             node = self.base(value.memory)
             self._is_anew = True
@@ -183,12 +184,15 @@ class Walk:
         Args:
             memory: The memory.
         """
+        # Writes are applied to the base when something reads it: of writes in a row, only the
+        # # sequence counts, and a memory that nothing reads any more costs nothing.
         pending, memory.pending = memory.pending, []
         for written, views, writer in pending:
             node = written
             bases = [memory.base]
             for view in views[:-1]:
                 bases.append(self._view(bases[-1], view))
+            # From the innermost view outwards: each inverse gives the new value of what it views.
             for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
                 node = self._undo(whole, node, view, writer)
             memory.base = node
@@ -205,6 +209,7 @@ class Walk:
         return made.node
 
     def _view(self, parent: Node, view: View) -> Node:
+        # torch 2.15 replays ``unbind`` and ``split`` as ``select`` and ``slice``.
         if MAKES_VIEWS_ALONE:
             view = view.alone()
         call, template = self._found(view, parent)
@@ -302,6 +307,7 @@ class Walk:
                 raise WholeProgramError(f"{target} writes through an as_strided of a view")
             if template.by_base and value.views:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
+            # A composite writes in several steps, each of which sees what those before it wrote.
             alone = memories.count(value.memory) == 1
             if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
@@ -329,6 +335,7 @@ class Walk:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), shown.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
+        # Regions have graphs of their own, which are walked in turn.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
@@ -417,6 +424,7 @@ class Walk:
             if is_fixed:
                 self._fixed_numbers[node] = self._written(node, args, kwargs, held)
             return held
+        # A size that is computed already is not computed twice, as in torch's retrace.
         known = self.writer.symbol(held)
         return known if known is not None else self.as_it_is(node, args, kwargs)
 

@@ -38,6 +38,7 @@ def merge_written_names(program: ExportedProgram) -> ExportedProgram:
             merged[node.name] = known.name
     if not merged:
         return program
+    # Placeholders come before all calls, so that either may replace the other.
     copied = copy_graph_module(program.graph_module)
     placeholders = {node.name: node for node in copied.graph.find_nodes(op="placeholder")}
     for name, kept in merged.items():

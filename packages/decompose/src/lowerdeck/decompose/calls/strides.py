@@ -1,4 +1,4 @@
-"""How a tensor lies in its memory: in which order, and whether it fills it."""
+"""Orders of dimensions in memory."""
 
 from __future__ import annotations
 

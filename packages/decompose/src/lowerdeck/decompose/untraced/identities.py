@@ -1,4 +1,4 @@
-"""Calls that trace to themselves, told without tracing them.
+"""Templates of calls that trace to themselves, without tracing them.
 
 Tracing one call takes some two milliseconds, and most distinct calls of a model come out as they
 went in (57 of 76 in a llama). What such a call gives is known: the program says it, provided that
@@ -23,7 +23,7 @@ from lowerdeck.torch_base import FakeTensor, OpOverload, returns_alias, schema_o
 
 _ATEN = torch.ops.aten
 
-# The first counts from the start of the storage; functionalisation drops the second, at times.
+# The first counts from the start of the storage; functionalization drops the second, at times.
 _TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
@@ -69,12 +69,13 @@ def recorded(call: Call, before: Before) -> Recording | None:
     # What is made from nothing has options that torch fills in; symbols have nodes of their own.
     if not call.inputs or not call.is_static:
         return None
+    # The recorded result has the strides that follow from the recorded inputs.
     if not lies_as_before(call, before):
         return None
     given = [before.value(each) for each in call.inputs]
     viewed = returns_alias(target)
     if viewed and (call.differentiable or any(facts.requires_grad for facts in call.facts)):
-        # A view of a parameter is one that requires gradients, unless it is taken apart.
+        # A view of a parameter is one that requires gradients, unless it is decomposed.
         return None
     graph = Graph()
     inputs = []

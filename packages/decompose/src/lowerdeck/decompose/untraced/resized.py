@@ -1,4 +1,4 @@
-"""Calls that differ from one that was traced in sizes alone, told without tracing them.
+"""Templates of calls that differ from a traced one in sizes alone, without tracing them.
 
 The layers of a network of convolutions differ in channels and images, and each would be a distinct
 call: 131 of 133 in a DenseNet. What convolutions and norms become depends on how many dimensions
@@ -39,7 +39,7 @@ class Resized:
     """What was traced of such calls in one program.
 
     Args:
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -89,6 +89,7 @@ class Resized:
             # A dimension of no elements is a case of its own for some kernels.
             if not isinstance(facts, TensorFacts) or not facts.is_static or 0 in facts.shape:
                 return None
+            # Ranks, not sizes: that is all that these decompositions look at.
             rest = (len(facts.shape), facts.dtype, facts.device, facts.requires_grad)
             known.append(rest)
         return (target, *arguments, tuple(known), differentiable)
