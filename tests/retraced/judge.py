@@ -22,16 +22,16 @@ from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import DecomposeError, decompose, explain
-from lowerdeck.torch_base import explicit
+from lowerdeck.decompose.written_names import merge_written_names
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from program_likeness import differences
 
 WELL = frozenset(
-    {"same", "lost by torch", "said", "laid", "beyond torch", "untold", "torch", "no export"}
+    {"same", "lost by torch", "said", "laid", "beyond torch", "wrong in torch", "torch"}
+    | {"no export"}
 )
 """Outcomes that are no fault of ours."""
-_UNTOLD = ("a program of values cannot tell", "may write several values to one element")
 LEFT_OUT = frozenset({"torch", "no export"})
 """Outcomes that compare nothing."""
 _COPIES = ("aten.copy.default", "aten.clone.default")
@@ -48,12 +48,10 @@ class Finding:
             not, gives a buffer another shape, takes one size alone where any is asked, or says
             strides that are not those of the run, where ours are;
             ``said`` if ours is torch's result of the program with
-            its aliases said: what eager's dropout returns, what is written through an expanded
-            tensor; ``laid`` if it also copies what torch puts in a buffer's place, whose strides
-            are then others;
+            its aliases said: what eager's dropout returns; ``laid`` if it also copies what torch
+            puts in a buffer's place, whose strides are then others;
             ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
             apart and torch cannot, as it is or with its aliases said, ``torch`` if neither can,
-            ``untold`` if ours says that no program of values can tell a write of it,
             ``no export`` if there is no program, or eager fails;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
         detail: What differs, or the message.
@@ -112,8 +110,6 @@ def judge(
         return Finding(group, name, "beyond torch" if right else "wrong", theirs, reason)
     if found is None:
         outcome = "refused" if ours.startswith(DecomposeError.__name__) else "failed"
-        if outcome == "refused" and any(map(ours.__contains__, _UNTOLD)):
-            outcome = "untold"
         return Finding(group, name, outcome, ours)
     if told is not None and told.failed:
         # Torch's own way hid an error of a call.
@@ -134,11 +130,7 @@ def judge(
     ):
         return Finding(group, name, "lost by torch", said, reason)
     try:
-        once_said = (
-            unlike
-            if eager is None
-            else differences(found, _said_by_torch(export(), copies=bool(reason)))
-        )
+        once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
     except RuntimeError as error:
         # Its control flow refuses two names for one memory, as an idle dropout's result has.
         return Finding(group, name, "beyond torch", f"{_told(error)}; {said}", reason)
@@ -256,8 +248,8 @@ def _laid_by_torch(program: ExportedProgram, *, alike: bool = False) -> Exported
     return made
 
 
-def _said_by_torch(program: ExportedProgram, *, copies: bool) -> ExportedProgram:
-    return explicit(program, copies=copies).run_decompositions()
+def _said_by_torch(program: ExportedProgram) -> ExportedProgram:
+    return merge_written_names(program).run_decompositions()
 
 
 def _numbers(

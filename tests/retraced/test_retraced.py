@@ -63,13 +63,6 @@ def test_a_difference_is_found() -> None:
     assert found.outcome == "lost by torch", found
 
 
-def test_strides_are_judged_by_the_run() -> None:
-    # A batch norm of a buffer of columns: torch says that its result is one of columns, too.
-    found = next(findings("raw/83"))
-    assert found.outcome == "lost by torch", found
-    assert "_native_batch_norm_legit_functional" in found.detail
-
-
 def test_a_call_that_cannot_be_traced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch's own way, which the program goes then, gives what torch gives.
     def failed(_: object) -> Explanation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator as operators
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -167,98 +166,6 @@ def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None
         torch.testing.assert_close(found[name].state_dict, program.state_dict)
 
 
-class Convolves(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.again = nn.Sequential(nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4), nn.MaxPool2d(2))
-        self.linear = nn.Linear(9, 2)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        y = self.again(self.body(x))
-        return self.linear(y.flatten(2)), y
-
-
-def _channels_last(made: Any) -> Any:
-    return made.to(memory_format=torch.channels_last)
-
-
-def _convolving(rows: torch.export.Dim | None = None) -> ExportedProgram:
-    module, x = _channels_last(Convolves().eval()), _channels_last(torch.randn(2, 4, 6, 6))
-    shapes = None if rows is None else ({0: rows},)
-    with torch.no_grad():
-        return torch.export.export(module, (x,), dynamic_shapes=shapes)
-
-
-@pytest.mark.parametrize("rows", [None, torch.export.Dim("rows", min=2, max=64)])
-def test_channels_stay_last_on_a_gpu(rows: torch.export.Dim | None) -> None:
-    program = on_cuda(_convolving(rows))
-    core = decompose(program).graph
-    found = core.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    values = [node.meta["val"] for node in found]
-    assert [[value.stride(dim) for dim in (1, 3)] for value in values] == [[1, 8], [1, 4]]
-
-
-@pytest.mark.parametrize("name", ["copysign", "div", "pow"])
-def test_what_lies_alike_on_all_devices(name: str) -> None:
-    bodies: dict[str, Callable[..., Any]] = {
-        "copysign": lambda module, x: torch.copysign(x, x.t()).reshape(-1),
-        "div": lambda module, x: torch.div(x.t(), x, rounding_mode="floor").reshape(-1),
-        "pow": lambda module, x: torch.pow(2.0, x.t()).reshape(-1),
-    }
-    program = _exported(bodies[name])
-    assert not differences(on_cpu(decompose(on_cuda(program))), decompose(program))
-
-
-def _run(program: ExportedProgram, *inputs: torch.Tensor) -> Any:
-    with torch.no_grad():
-        return program.module()(*inputs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_statistics_of_norms_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    norms = nn.ModuleList([nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
-    module = Of(lambda own, x: [norm(x) for norm in own.norms], norms=norms).to(dtype)
-    with torch.no_grad():
-        program = exported(module, torch.randn(3, 4).to(dtype))
-    core = decompose(program)
-    given = decompose(on_cuda(program))
-    # On a GPU they are of other sizes or dtypes, also where torch takes the program apart.
-    assert differences(given, on_cuda(core))
-    assert not differences(on_cpu(given), core)
-
-
-@pytest.mark.parametrize(
-    ("operator", "extra"),
-    [
-        (torch.ops.aten._scaled_dot_product_flash_attention.default, ()),
-        (torch.ops.aten._scaled_dot_product_efficient_attention.default, (None, False)),
-        (torch.ops.aten._scaled_dot_product_cudnn_attention.default, (None, False)),
-    ],
-)
-def test_attention_of_a_gpu_is_attention(operator: Any, extra: tuple[Any, ...]) -> None:
-    def attends(q: torch.Tensor) -> torch.Tensor:
-        y = F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3)
-        return y.transpose(1, 2).flatten(2)
-
-    inputs = torch.randn(1, 2, 4, 8)
-    program = exported(Of(attends), inputs)
-    given = on_cuda(program)
-    graph = given.graph
-    (node,) = graph.find_nodes(
-        op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
-    )
-    value = node.meta["val"]
-    with graph.inserting_before(node):
-        made = graph.call_function(operator, (*node.args[:3], *extra, 0.0, True), {"scale": 0.3})
-        first = graph.call_function(operators.getitem, (made, 0))
-    made.meta = {**node.meta, "val": (value, value)}
-    first.meta = dict(node.meta)
-    node.replace_all_uses_with(first)
-    graph.erase_node(node)
-    torch.testing.assert_close(_run(on_cpu(given), inputs), _run(program, inputs))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
 @pytest.mark.parametrize("taken_apart", [decompose, on_cpu])
 def test_autocast_of_a_device_that_is_not_here(taken_apart: Callable[..., Any]) -> None:
@@ -290,12 +197,3 @@ def test_numbers_on_a_gpu(body: Callable[..., Any]) -> None:
         again = on_cpu(program).module()
     with torch.no_grad():
         torch.testing.assert_close(again(x.cpu()), copy.deepcopy(module).cpu()(x.cpu()))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_convolutions_of_channels_that_are_last_run_on_a_gpu() -> None:
-    module = _channels_last(Convolves().eval().cuda())
-    x = _channels_last(torch.randn(2, 4, 6, 6, device="cuda"))
-    with torch.no_grad():
-        found = decompose(torch.export.export(module, (x,)))
-        torch.testing.assert_close(found.module()(x), module(x))

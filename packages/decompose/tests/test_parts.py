@@ -34,7 +34,6 @@ WAYS: dict[str, Taken] = {
     "hsplit": lambda x: x.t().hsplit(4),
     "select": lambda x: [x[i] for i in range(x.shape[0])],
     "slice": lambda x: [x[i : i + 1] for i in range(x.shape[0])],
-    "unsafe_chunk": lambda x: x.unsafe_chunk(4),
     "of parts": lambda x: [part for half in x.chunk(2) for part in half.unbind(1)],
 }
 
@@ -66,15 +65,14 @@ def test_parts_that_are_written_are_as_torch_has_them(name: str) -> None:
     program = exported(name)
     assert explain(program).reason is None
     found, expected = decompose(program), program.run_decompositions()
-    if name != "unsafe_chunk":  # torch loses those writes
-        assert not differences(found, expected)
+    assert not differences(found, expected)
     assert_as_eager(writing(name), torch.randn(8, 4))
 
 
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        *((name, {}) for name in WAYS if name != "unsafe_chunk"),
+        *((name, {}) for name in WAYS),
         *((name, None) for name in sorted(VARYING)),
     ],
     ids=str,

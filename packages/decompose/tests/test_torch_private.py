@@ -54,17 +54,6 @@ def test_one_lock_is_held_while_anything_is_traced() -> None:
         pass
 
 
-def test_what_operators_go_by_besides_their_arguments_is_told() -> None:
-    before = private.ambient()
-    hash(before)
-    assert private.ambient() == before
-    with torch.device("meta"):
-        assert private.ambient() != before
-    with FakeTensorMode():
-        assert private.ambient() != before
-    assert private.ambient() == before
-
-
 def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
     told = as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
     assert told == (("x", [0]), {})
@@ -87,19 +76,10 @@ def test_composites_that_may_alias_cannot_be_kept() -> None:
     assert not private.is_preservable(ATEN.addmm.default)
 
 
-def test_a_table_has_two_halves() -> None:
-    table: dict[Any, Any] = {ATEN.linear.default: min, ATEN.addmm.default: max}
-    composites, others = private.split_table(table)
-    assert composites[ATEN.linear.default] is min
-    assert composites[ATEN.matmul.default] is not None
-    assert others == {ATEN.addmm.default: max}
-
-
 def test_names_are_those_that_tracing_gives() -> None:
-    graph = Graph()
-    assert private.base_name(graph, ATEN.mm.default) == "mm"
-    assert private.base_name(graph, ATEN.add.Tensor) == "add"
-    assert private.base_name(graph, torch.ops.higher_order.cond) == "cond"
+    assert private.base_name(ATEN.mm.default) == "mm"
+    assert private.base_name(ATEN.add.Tensor) == "add"
+    assert private.base_name(torch.ops.higher_order.cond) == "cond"
 
 
 def test_the_fake_mode_of_a_graph_is_found_or_made() -> None:
@@ -135,33 +115,6 @@ def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     assert [node.op for node in found.inputs] == ["placeholder"] * 3
     assert isinstance(found.result, Node)
     assert [found.written, found.returned, found.shared, found.constants] == [{}, {}, {}, {}]
-
-
-def test_what_is_recorded_may_lie_otherwise() -> None:
-    mode, (x,) = _fakes((2, 4))
-
-    def lie(value: Any) -> Any:
-        strides = (3, 6)[: value.dim()]
-        return private.fake_tensor(mode, value.shape, strides, value.dtype, value.device)
-
-    def run(x: Any) -> Any:
-        if inside:
-            return NotImplemented
-        inside.append(True)
-        return private.relaid(ATEN.sin.default(x), lie)
-
-    def several(x: Any, dim: int) -> Any:
-        if len(inside) > 1:
-            return NotImplemented
-        inside.append(True)
-        return private.relaid(ATEN.max.dim(x, dim), lie)
-
-    inside: list[bool] = []
-    rules: dict[Any, Any] = {ATEN.sin.default: run, ATEN.max.dim: several}
-    found = private.record(lambda x: torch.max(torch.sin(x), 1), [x], mode, rules)
-    one, both, values, places = (n.meta["val"] for n in list(found.graph.nodes)[1:])
-    assert (one.stride(), values.stride(), places.stride()) == ((3, 6), (3,), (1,))
-    assert [each.stride() for each in both] == [(3,), (1,)]
 
 
 def test_a_recording_tells_what_is_written_returned_and_shared() -> None:
@@ -243,21 +196,6 @@ def test_what_is_told_of_buffers_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert asked.count("kind") < 10 * 21
     assert len(made.graph_signature.buffers_to_mutate) == 20
     assert type(made.graph_signature) is torch.export.ExportGraphSignature
-
-
-def test_a_retrace_takes_apart_and_keeps_what_it_is_told() -> None:
-    program = export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
-    rules = core_decompositions()
-    kept = private.retrace(program, rules, {ATEN.linear.default: lambda *_: NotImplemented})
-    gone = private.retrace(program, rules, {})
-    targets = [
-        [n.target for n in m.graph.nodes if n.op == "call_function"] for m, *_ in (kept, gone)
-    ]
-    assert targets[0] == [ATEN.linear.default]
-    assert ATEN.linear.default not in targets[1]
-    assert ATEN.addmm.default in targets[1]
-    assert kept[2].keys() == program.state_dict.keys()
-    assert kept[3] == {}
 
 
 def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:

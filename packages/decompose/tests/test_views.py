@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.decompose import DecomposeError, decompose, explain
+from lowerdeck.decompose import decompose, explain
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -81,12 +81,6 @@ def _possible(base: Any, length: int) -> Iterator[Sequence[str]]:
         yield chain
 
 
-def _strays(chain: Sequence[str]) -> bool:
-    """Return whether a chain reads storage as elements of another type than its base has."""
-    last = max(i for i, name in enumerate(chain) if name in BY_STORAGE)
-    return any(name in OF_DTYPE for name in chain[:last])
-
-
 def _export(base: Any, chains: Sequence[Sequence[str]]) -> Any:
     model = Writing(base, chains)
     return torch.export.export(model, tuple(_input() for _ in chains))
@@ -95,39 +89,26 @@ def _export(base: Any, chains: Sequence[Sequence[str]]) -> Any:
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_nothing_is_lost_that_is_written_through_a_chain_of_views(base: Any, length: int) -> None:
-    # Of three views, those that torch's way refuses: as_strided comes after others.
-    known = [
+    chains = [
         chain
         for chain in _possible(base, length)
-        if length < 3 or any(name in BY_STORAGE for name in chain[1:])
+        if BY_STORAGE.keys().isdisjoint(chain[1:])
+        # A view of the input's storage shows what torch.export cannot tell either.
+        and (base is torch.clone or chain[0] not in BY_STORAGE)
     ]
-    told = [chain for chain in known if not (set(chain) & set(BY_STORAGE)) or not _strays(chain)]
-    assert len(told) > 7
-    program = _export(base, told)
+    assert len(chains) >= 7
+    program = _export(base, chains)
     assert explain(program).reason is None
-    found = decompose(program).module()(*(_input() for _ in told))
-    expected = Writing(base, told)(*(_input() for _ in told))
+    found = decompose(program).module()(*(_input() for _ in chains))
+    expected = Writing(base, chains)(*(_input() for _ in chains))
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         # As numbers: views of other types give NaNs.
-        assert one.tolist() == other.tolist() or one.isnan().any(), told[index // 3]
+        assert one.tolist() == other.tolist() or one.isnan().any(), chains[index // 3]
 
 
 @pytest.mark.parametrize(
     "chain", [("integers", "first two"), ("rest", "integers", "rows of two", "steps")]
 )
-def test_what_shows_other_elements_than_its_parent_is_not_written(chain: Any) -> None:
+def test_a_write_through_as_strided_of_a_view_goes_torchs_way(chain: Any) -> None:
     program = _export(torch.clone, [chain])
-    for ask in (decompose, explain):
-        with pytest.raises(DecomposeError, match="writes through an as_strided of a view"):
-            ask(program)
-
-
-def test_what_does_not_fill_its_storage_is_not_written_by_storage() -> None:
-    class Between(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x.as_strided((4,), (1,), 0).add_(1)
-            return x.as_strided((4,), (1,), 0) * 2
-
-    program = torch.export.export(Between(), (_input()[:, ::2],))
-    with pytest.raises(DecomposeError, match="writes through an as_strided"):
-        decompose(program)
+    assert "writes through an as_strided of a view" in str(explain(program).reason)

@@ -62,13 +62,6 @@ class InputChanged(nn.Module):
         return x + 1
 
 
-class Dropped(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = nn.functional.dropout(x, 0.5, self.training)
-        x.add_(1)
-        return y * 2
-
-
 class SameType(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.type_as(x)
@@ -95,7 +88,7 @@ class Normalised(nn.Module):
         return before, y, mean.sin(), other * 2
 
 
-MODELS = (Normalised, Cache, ThroughView, BeforeAndAfter, InputChanged, Dropped, SameType)
+MODELS = (Normalised, Cache, ThroughView, BeforeAndAfter, InputChanged, SameType)
 
 
 def by_calls(wanted: Callable[[Node], bool]) -> TaggingPartitioner:

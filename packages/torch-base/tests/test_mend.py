@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.torch_base import mend_program, mended
+from lowerdeck.torch_base import mended
 
 
 class Builtins(nn.Module):
@@ -34,7 +34,7 @@ def test_inputs_of_a_deep_copy_are_called_as_the_signature_says() -> None:
     exported = program()
     copied = copy.deepcopy(exported)
     assert names(copied) != names(exported), "torch is mended: this can go"
-    mend_program(copied)
+    copied = mended(copied)
     assert names(copied) == names(exported)
     copied.validate()  # type: ignore[no-untyped-call]
     x = torch.arange(4.0)
@@ -61,7 +61,7 @@ def test_names_that_shift_in_a_copy_are_put_back() -> None:
 
     exported = torch.export.export(Shifted(), (torch.ones(2), torch.zeros(2)))
     copied = copy.deepcopy(copy.deepcopy(exported))
-    mend_program(copied)
+    copied = mended(copied)
     assert names(copied) == ["input", "input_1"]
     # Code that torch (2.13) makes of either program subtracts the first input from itself.
     reads = next(node for node in copied.graph.nodes if node.op == "call_function").args
@@ -74,5 +74,5 @@ def test_a_name_that_another_node_has_stays_away() -> None:
     other = next(node for node in copied.graph.nodes if node.op == "call_function")
     changed = first.name
     other.name = "input"
-    mend_program(copied)
+    copied = mended(copied)
     assert first.name == changed

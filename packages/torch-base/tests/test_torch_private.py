@@ -245,6 +245,91 @@ def _graph() -> GraphModule:
     return traced
 
 
+def test_add_node_names_nodes_as_create_node_does() -> None:
+    ours, theirs = Graph(), Graph()
+    wanted = ["x", "x", "x", "y_3", "input", "None", "a.b", "0", "a@1", "ä", "", "a_b"]
+    for name in wanted:
+        private.add_node(ours, "get_attr", "attribute", (), name, type_expr=torch.Tensor)
+        theirs.create_node("get_attr", "attribute", (), {}, name, torch.Tensor)
+    for graph in (ours, theirs):
+        last = next(reversed(graph.nodes))
+        if graph is ours:
+            private.add_node(graph, "output", "output", (last,), "output")
+        else:
+            graph.output(last)
+        graph.lint()
+    assert str(ours) == str(theirs)
+    assert [node.name for node in ours.nodes] == [node.name for node in theirs.nodes]
+    assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
+
+
+def test_hooks_hear_of_added_and_erased_nodes() -> None:
+    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
+    seen: list[str] = []
+    gm._register_erase_node_hook(lambda node: seen.append(node.name))
+    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
+    gm._register_create_node_hook(lambda node: seen.append(node.name))
+    with gm.graph.inserting_before(gm.graph.output_node()):
+        private.add_node(
+            gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
+        )
+    assert seen == ["sin", "cos"]
+
+
+def test_readers_that_are_missing_are_entered_and_others_left() -> None:
+    gm = _graph()
+    before = {node: list(node.users) for node in gm.graph.nodes}
+    private.mend_readers(gm.graph)
+    assert {node: list(node.users) for node in gm.graph.nodes} == before
+    for node, users in before.items():
+        if users:
+            del node.users[users[-1]]
+    private.mend_readers(gm.graph)
+    assert {node: set(node.users) for node in gm.graph.nodes} == {
+        node: set(users) for node, users in before.items()
+    }
+
+
+def test_parts_of_a_program_are_replaced_in_place() -> None:
+    program = linear()
+    signature = program.graph_signature
+    state = {
+        name: torch.nn.Parameter(torch.zeros_like(value))
+        for name, value in program.state_dict.items()
+    }
+    private.set_program_parts(program, state_dict=state, constants={"k": torch.ones(1)})
+    assert program.state_dict is state
+    assert list(program.constants) == ["k"]
+    assert program.graph_signature is signature
+    assert not program.module()(torch.ones(1, 2)).any()
+
+
+def test_overloads_have_schemas_and_nothing_else_has() -> None:
+    add = torch.ops.aten.add_.Tensor
+    assert private.find_schema(add) == private.schema_of(add)
+    assert private.find_schema(len) is None
+    assert private.find_schema("relu") is None
+
+
+def test_trees_come_apart_and_together() -> None:
+    tree = ((1, [2]), {"k": 3})
+    leaves, spec = private.pytree.tree_flatten(tree)
+    assert leaves == private.pytree.tree_leaves(tree) == [1, 2, 3]
+    assert private.pytree.tree_unflatten(leaves, spec) == tree
+    assert private.pytree.tree_structure(((5, [6]), {"k": 7})) == spec
+    assert isinstance(spec, private.pytree.TreeSpec)
+    assert [child.type for child in spec.children()] == [tuple, dict]
+    assert private.pytree.treespec_tuple(spec.children()) == spec
+    assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"
+
+
+def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
+    program = torch.export.export(torch.nn.ReLU(), (torch.ones(3),))
+    made = private.LazyGraphModule(program.graph_module, program.graph)
+    assert "_code" not in vars(made)
+    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
+
+
 def test_copy_node_does_what_node_copy_does() -> None:
     gm = _graph()
     ours, theirs = Graph(), Graph()
@@ -306,108 +391,6 @@ def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None
         assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
 
 
-def test_add_node_names_nodes_as_create_node_does() -> None:
-    ours, theirs = Graph(), Graph()
-    wanted = ["x", "x", "x", "y_3", "input", "None", "a.b", "0", "a@1", "ä", "", "a_b"]
-    for name in wanted:
-        private.add_node(ours, "get_attr", "attribute", (), name, type_expr=torch.Tensor)
-        theirs.create_node("get_attr", "attribute", (), {}, name, torch.Tensor)
-    for graph in (ours, theirs):
-        last = next(reversed(graph.nodes))
-        if graph is ours:
-            private.add_node(graph, "output", "output", (last,), "output")
-        else:
-            graph.output(last)
-        graph.lint()
-    assert str(ours) == str(theirs)
-    assert [node.name for node in ours.nodes] == [node.name for node in theirs.nodes]
-    assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
-
-
-def test_hooks_hear_of_added_and_erased_nodes() -> None:
-    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
-    seen: list[str] = []
-    gm._register_erase_node_hook(lambda node: seen.append(node.name))
-    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
-    gm._register_create_node_hook(lambda node: seen.append(node.name))
-    with gm.graph.inserting_before(gm.graph.output_node()):
-        private.add_node(
-            gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
-        )
-    assert seen == ["sin", "cos"]
-
-
-def test_readers_that_are_missing_are_entered_and_others_left() -> None:
-    gm = _graph()
-    before = {node: list(node.users) for node in gm.graph.nodes}
-    private.mend_readers(gm.graph)
-    assert {node: list(node.users) for node in gm.graph.nodes} == before
-    for node, users in before.items():
-        if users:
-            del node.users[users[-1]]
-    private.mend_readers(gm.graph)
-    assert {node: set(node.users) for node in gm.graph.nodes} == {
-        node: set(users) for node, users in before.items()
-    }
-
-
-def test_a_bare_program_is_a_whole_program() -> None:
-    program = linear()
-    bare = private.bare_program(
-        program.graph_module,
-        program.graph_signature,
-        state_dict=program.state_dict,
-        constants=program.constants,
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        verifiers=list(program.verifiers),
-    )
-    assert set(vars(bare)) == set(vars(program))
-    bare.validate()  # type: ignore[no-untyped-call]
-    x = torch.ones(1, 2)
-    torch.testing.assert_close(bare.module()(x), program.module()(x))
-
-
-def test_parts_of_a_program_are_replaced_in_place() -> None:
-    program = linear()
-    signature = program.graph_signature
-    state = {
-        name: torch.nn.Parameter(torch.zeros_like(value))
-        for name, value in program.state_dict.items()
-    }
-    private.set_program_parts(program, state_dict=state, constants={"k": torch.ones(1)})
-    assert program.state_dict is state
-    assert list(program.constants) == ["k"]
-    assert program.graph_signature is signature
-    assert not program.module()(torch.ones(1, 2)).any()
-
-
-def test_overloads_have_schemas_and_nothing_else_has() -> None:
-    add = torch.ops.aten.add_.Tensor
-    assert private.find_schema(add) == private.schema_of(add)
-    assert private.find_schema(len) is None
-    assert private.find_schema("relu") is None
-
-
-def test_trees_come_apart_and_together() -> None:
-    tree = ((1, [2]), {"k": 3})
-    leaves, spec = private.pytree.tree_flatten(tree)
-    assert leaves == private.pytree.tree_leaves(tree) == [1, 2, 3]
-    assert private.pytree.tree_unflatten(leaves, spec) == tree
-    assert private.pytree.tree_structure(((5, [6]), {"k": 7})) == spec
-    assert isinstance(spec, private.pytree.TreeSpec)
-    assert [child.type for child in spec.children()] == [tuple, dict]
-    assert private.pytree.treespec_tuple(spec.children()) == spec
-    assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"
-
-
-def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(3),))
-    made = private.LazyGraphModule(program.graph_module, program.graph)
-    assert "_code" not in vars(made)
-    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
-
-
 def test_nodes_are_found_by_what_they_call() -> None:
     gm = symbolic_trace(lambda x: (torch.sin(torch.sin(x)) + x.cos()).cos())
     x, inner, outer, cos, add, last, _ = gm.graph.nodes
@@ -429,6 +412,23 @@ def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
     assert not private.reads_only_earlier([x, add, sin, output])
     assert not private.reads_only_earlier([sin, x, add, output])
     assert not private.reads_only_earlier([sin, add, output])
+
+
+def test_a_bare_program_is_a_whole_program() -> None:
+    program = linear()
+    bare = private.bare_program(
+        program.graph_module,
+        program.graph_signature,
+        state_dict=program.state_dict,
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        verifiers=list(program.verifiers),
+    )
+    assert set(vars(bare)) == set(vars(program))
+    bare.validate()  # type: ignore[no-untyped-call]
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(bare.module()(x), program.module()(x))
 
 
 def test_conditions_of_the_model_are_told_from_those_of_layouts() -> None:

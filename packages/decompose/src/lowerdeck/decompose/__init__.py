@@ -1,4 +1,4 @@
-"""Exported programs taken apart into core operators, each distinct call traced once."""
+"""Decomposition of exported programs into core operators, each distinct call traced once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,40 +11,28 @@ from threading import RLock
 from typing import Any
 
 import torch
-from torch._export.utils import (
-    _get_decomp_for_cia,
-    _get_shape_env_from_gm,
-    _is_preservable_cia_op,
-)
+from torch._export.utils import _is_preservable_cia_op
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
-    _decompose_and_get_gm_with_new_signature_constants,
     _get_updated_range_constraints,
     _override_composite_implicit_decomp,
-    _split_decomp_table_to_cia_and_python_decomp,
 )
-from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     PythonKeyTracer,
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
     get_proxy_slot,
     track_tensor_tree,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
-from torch.overrides import _get_current_function_mode_stack
 from torch.torch_version import TorchVersion
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.results import Parts, Remembering
@@ -55,10 +43,12 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
+    composite_parts,
     detect_fake_mode,
     enable_python_dispatcher,
     plain_number,
     pytree,
+    set_program_parts,
     storage_identity,
     unset_fake_temporarily,
     varies,
@@ -69,7 +59,6 @@ __all__ = [
     "KEPT_COMPOSITES",
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
-    "ambient",
     "asked_anew",
     "assemble",
     "base_name",
@@ -86,10 +75,7 @@ __all__ = [
     "raw_expression",
     "rebind",
     "record",
-    "relaid",
     "replace_view",
-    "retrace",
-    "split_table",
     "standing_for",
     "tensor_meta",
     "traced_meta",
@@ -105,42 +91,14 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch's default table leaves whole."""
 
 MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
-"""Whether functionalisation makes one of several views anew by an operator that gives it alone."""
+"""Whether functionalization makes one of several views anew by an operator that gives it alone."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
-"""What functionalisation makes of a custom operator that writes its arguments."""
+"""What functionalization makes of a custom operator that writes its arguments."""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
 """Held while anything is traced."""
-
-
-def ambient() -> tuple[Any, ...]:
-    """Return what operators, and functions that take them apart, go by besides their arguments.
-
-    Modes are told by themselves: what one of the user does is known to nobody else.
-    """
-    backends: Any = torch.backends
-    c: Any = torch._C
-    deterministic: Any = torch.utils.deterministic
-    functions: Any = _get_current_function_mode_stack
-    devices = ("cpu", "cuda", *{c._get_privateuse1_backend_name()})
-    return (
-        torch.get_default_dtype(),
-        c._get_default_device(),
-        *(mode.device if isinstance(mode, DeviceContext) else mode for mode in functions()),
-        *_get_current_dispatch_mode_stack(),
-        torch.is_inference_mode_enabled(),
-        torch.get_deterministic_debug_mode(),
-        deterministic.fill_uninitialized_memory,
-        *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
-        torch.get_float32_matmul_precision(),
-        backends.cuda.flash_sdp_enabled(),
-        backends.cuda.mem_efficient_sdp_enabled(),
-        backends.cuda.math_sdp_enabled(),
-        backends.cuda.cudnn_sdp_enabled(),
-        backends.quantized.engine,
-    )
 
 
 def is_taken_apart(operator: OpOverload) -> bool:
@@ -165,25 +123,11 @@ def _loaded(name: str) -> Any:
     return import_module(name)
 
 
-def split_table(
-    table: Mapping[OperatorBase, Callable[..., Any]],
-) -> tuple[dict[OperatorBase, Callable[..., Any]], dict[OperatorBase, Callable[..., Any]]]:
-    """Return what a table says of composite operators, and of all others.
-
-    Composites that it does not name are to be kept; they are among the former.
-    """
-    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return composites, others
-
-
-def base_name(graph: Graph, target: Any) -> str:
+def base_name(target: Any) -> str:
     """Return the name that tracing gives a call of ``target``, before it is made unique."""
-    if isinstance(target, OpOverload):
-        target = target.overloadpacket.__name__
-    elif isinstance(target, HigherOrderOperator):
-        target = target.__name__
-    name: str = graph._target_to_str(target)
-    return name
+    name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__
+    # As torch.fx makes names: CamelCase becomes snake_case.
+    return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
@@ -260,35 +204,6 @@ def standing_for(node: Node) -> AbstractContextManager[Any]:
     return context
 
 
-def retrace(
-    program: ExportedProgram,
-    others: Mapping[OperatorBase, Callable[..., Any]],
-    composites: Mapping[OperatorBase, Callable[..., Any]],
-) -> tuple[GraphModule, ExportGraphSignature, dict[str, Any], dict[str, Any]]:
-    """Return what torch makes of a whole program: module, signature, state and constants.
-
-    ``ExportedProgram.run_decompositions`` does the same, but overrides each of the 500 composite
-    operators one by one, and verifies what comes out.
-
-    Args:
-        program: The program, which is not changed.
-        others: How operators are taken apart.
-        composites: How composite operators are.
-    """
-    with unset_fake_temporarily(), warnings.catch_warnings():
-        # torch copies its own pytree specs, which warns about how it is done.
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        module, signature, state, *more = _decompose_and_get_gm_with_new_signature_constants(
-            program,
-            cia_to_decomp=dict(composites),
-            python_decomp_table=dict(others),
-            joint_loss_index=None,
-            decompose_custom_triton_ops=False,
-        )
-    # From 2.14 on torch gives back the constants too: those that tracing lifted are among them.
-    return module, signature, state, more[0] if more else program.constants
-
-
 @contextmanager
 def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
     """Take composite operators apart in another way than torch does by itself, for a while.
@@ -303,7 +218,7 @@ def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterato
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return how torch takes a composite operator apart by itself, for ``overriding``.
 
-    torch's retrace says it for all of them. What is said so is taken apart below autograd, where
+    torch's retrace says it for all of them. What is said so is decomposed below autograd, where
     views of parameters require no gradients, and in C++, where conversions check no metadata.
     Nothing else changes, so only the operator that is traced needs it.
 
@@ -312,7 +227,9 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     """
     if not isinstance(operator, OpOverload) or not _is_preservable_cia_op(operator):
         return {}
-    return {operator: _get_decomp_for_cia(operator)}
+    kernel = operator.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+    parts: Any = kernel if callable(kernel) else composite_parts(operator)
+    return {operator: parts}
 
 
 def record(
@@ -330,7 +247,7 @@ def record(
         function: Called with a functional tensor for each tensor that is given.
         given: Fake tensors and symbols.
         mode: The mode of the fake tensors.
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         differentiable: Positions of tensors that require gradients although their fake tensors do
             not: views of such.
         contexts: What makes further contexts to be in.
@@ -353,7 +270,6 @@ def record(
             lambda: tracing(TracingContext(mode)),
             _loaded("torch.export._trace")._ignore_backend_decomps,
             _loaded("torch.export._trace")._compiling_state_context,
-            _loaded("torch.export._trace")._disable_custom_triton_op_functional_decomposition,
             torch.no_grad,
             enable_python_dispatcher,
             lambda: functional,
@@ -384,30 +300,6 @@ def record(
     return Recording(
         tracer.graph, inputs, *outcome, constants, unbacked, bool(functional._tokens), reshaped
     )
-
-
-def relaid(made: Any, lay: Callable[[FakeTensor], FakeTensor]) -> Any:
-    """Return what an operator gave that is being recorded, its first tensor lying otherwise.
-
-    Args:
-        made: A fake tensor, or several; the node that gives it has what it was.
-        lay: Gives a tensor of the same sizes, or the same one.
-    """
-    first = made[0] if isinstance(made, tuple) else made
-    mode: Any = get_proxy_mode()
-    slot: Any = get_proxy_slot(first, mode.tracer, None)
-    if slot is None:
-        return made
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
-        laid = lay(first)
-    if laid is first:
-        return made
-    track_tensor_tree(laid, slot.proxy, constant=None, tracer=mode.tracer)
-    if first is made:
-        return laid
-    several = slot.proxy.node.args[0]
-    several.meta["val"] = (laid, *several.meta["val"][1:])
-    return (laid, *made[1:])
 
 
 def rebind(environment: Any, source: Node, result: Any) -> None:
@@ -548,9 +440,7 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
         graph_module: The graph.
         export: Whether it is the outermost.
     """
-    environment = _get_shape_env_from_gm(graph_module)
-    if environment is None:
-        return
+    environment: Any = fake_mode_of(graph_module).shape_env
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
 
     hooks = _loaded("torch._export.passes._node_metadata_hook")
@@ -588,6 +478,6 @@ def assemble(
         example_inputs=program.example_inputs,
         constants=dict(parts.constants),
     )
-    made._graph_signature = signature
+    set_program_parts(made, signature=signature)
     made.graph_module.meta.update(program.graph_module.meta)
     return made

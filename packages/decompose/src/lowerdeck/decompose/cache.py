@@ -6,7 +6,8 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
-from lowerdeck.decompose._torch_private import ambient
+import torch
+
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import Rules
@@ -14,12 +15,31 @@ from lowerdeck.decompose.rules import Rules
 _TABLES = 64
 
 
+def _settings() -> tuple[Any, ...]:
+    """Return the settings of torch that decompositions depend on."""
+    backends: Any = torch.backends
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_inference_mode_enabled(),
+        torch.get_deterministic_debug_mode(),
+        torch.get_float32_matmul_precision(),
+        *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        backends.quantized.engine,
+    )
+
+
 class DecompositionCache:
     """Templates of calls on tensors of fixed sizes, for several programs and threads.
 
     A second method of a model, or a second model of a family, then needs hardly any tracing. Give
     the same table each time: a rule is known by its identity. What was traced under other settings
-    of torch (default dtype or device, deterministic algorithms, modes, autocast) is not handed on.
+    of torch (default dtype or device, deterministic algorithms, autocast) is not reused; modes of
+    the user (``TorchFunctionMode``, ``TorchDispatchMode``) are not told apart.
 
     Args:
         size: How many templates are kept at most; those that were used longest ago go first, as do
@@ -59,7 +79,7 @@ class DecompositionCache:
             rules: The table.
             writes: Whether programs write in place.
         """
-        setting = ambient()
+        setting = _settings()
         with self._lock:
             table = next(
                 (
@@ -69,6 +89,7 @@ class DecompositionCache:
                 ),
                 object(),
             )
+            # Insertion order is the order of last use.
             self._tables[table] = self._tables.pop(table, rules)
             if len(self._tables) > min(self._size, _TABLES):
                 self._forget(next(iter(self._tables)))

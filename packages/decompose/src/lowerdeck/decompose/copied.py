@@ -1,24 +1,18 @@
-"""What a copy of a template gives: values, and the memory that they show."""
+"""Results of a copied template, as values with their aliases."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import MAKES_VIEWS_ALONE
 from lowerdeck.decompose.calls.keys import Slot
-from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.strides import fills
+from lowerdeck.decompose.calls.memory import Memory, Value, View
 from lowerdeck.decompose.calls.template import Result, Seen, Template
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import SYMBOLS, plain_number, varies
-
-_ATEN = torch.ops.aten
 
 
 class CopiedResults:
@@ -68,36 +62,11 @@ class CopiedResults:
         if position is not None:
             seen: Value = self._inputs[position]
             generation = _generation(seen.memory, views)
-            shown = self._of_base(node, seen.memory, seen.views + views)
-            return Value(node, seen.memory, shown, generation, result.requires_grad)
+            return Value(node, seen.memory, seen.views + views, generation, result.requires_grad)
         memory = self._memories.get(result.root)
         if memory is None:
             memory = self._memories[result.root] = Memory(self._became[result.root])
         return Value(node, memory, views, requires_grad=result.requires_grad)
-
-    def _of_base(self, node: Node, memory: Memory, views: tuple[View, ...]) -> tuple[View, ...]:
-        """Return views of a memory, told as one where ``as_strided`` comes after others.
-
-        It shows elements by where they lie in the storage, which may be others than those of the
-        view that it is called on. So of a base that fills its storage it is a view by itself.
-        """
-        if len(views) == 1 or views[-1].target is not _ATEN.as_strided.default:
-            return views
-        shown, whole = self._writer.facts(node), self._writer.facts(memory.base)
-        reach = (
-            shown.offset
-            + sum(
-                (size - 1) * stride for size, stride in zip(shown.shape, shown.stride, strict=True)
-            )
-            if shown.is_static and whole.is_static
-            else None
-        )
-        if reach is None or shown.dtype is not whole.dtype or not fills(memory.base):
-            return views
-        if reach >= math.prod(whole.shape):
-            return views
-        args = (PARENT, [*shown.shape], [*shown.stride], shown.offset)
-        return (replace(views[-1], args=args, kwargs={}),)
 
     def _view(self, seen: Seen) -> View:
         """Return a view of the template in nodes of the copy."""

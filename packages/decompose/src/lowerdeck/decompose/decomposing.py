@@ -1,4 +1,4 @@
-"""``decompose``: a program taken apart, each distinct call traced once."""
+"""``decompose``, ``take_apart`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.export import ExportedProgram, default_decompositions
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
@@ -17,12 +17,10 @@ from lowerdeck.decompose._torch_private import (
     fake_mode_of,
     insert_assertions,
     node_source,
-    retrace,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted
-from lowerdeck.decompose.calls.overlapping import check_functional
 from lowerdeck.decompose.calls.symbols import symbols_kept
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrapped
@@ -33,27 +31,23 @@ from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table
 from lowerdeck.decompose.signature import (
     LiftedConstants,
-    clone_views_of_written_inputs,
     new_outputs,
     update_output_names,
 )
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
-from lowerdeck.decompose.wholeness import check_whole
 from lowerdeck.decompose.writer import Writer
+from lowerdeck.decompose.written_names import merge_written_names
 from lowerdeck.torch_base import (
     LazyGraphModule,
+    MemoryUse,
     OperatorBase,
-    RepeatedMemoryError,
     collector_held,
-    composite_parts,
     describe_node,
-    explicit,
     graphs_of,
     mended,
+    shared_inputs,
     writes_in_place,
-    written_aliases,
-    written_overlap,
 )
 
 _AT_NODE = re.compile(r"^While executing %(\S+) :", re.MULTILINE)
@@ -66,11 +60,11 @@ def decompose(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> ExportedProgram:
-    """Return ``exported_program`` taken apart, as ``run_decompositions(table)`` returns it.
+    """Return ``exported_program`` decomposed, as ``run_decompositions(table)`` returns it.
 
     Args:
         exported_program: Any program, straight from ``torch.export`` or decomposed; not changed.
-        table: How operators are taken apart, as ``run_decompositions`` takes it: core ATen for
+        table: How operators are decomposed, as ``run_decompositions`` takes it: core ATen for
             None.
         keep: Operators that stay whole whatever the table says; in a mapping, each with a
             function that says of a call (its node in ``exported_program``) whether it stays, or
@@ -88,25 +82,25 @@ def decompose(
     kept = _keep_by_original_node(kept, originals)
     rules = Rules.of(table, kept)
     with collector_held():
-        explicit_program, writes = _make_writes_explicit(program)
+        merged, writes = _merge_names(program)
         try:
-            calls = Calls(explicit_program.module_call_graph)
-            parts, _ = _by_calls(explicit_program, rules, cache, writes=writes, calls=calls)
-            return _verified(explicit_program, parts, calls)
+            calls = Calls(merged.module_call_graph)
+            parts, _ = _by_calls(merged, rules, cache, writes=writes, calls=calls)
+            return _verified(merged, parts, calls)
         except WholeProgramError as error:
             reason = error
     try:
-        return _as_a_whole(explicit_program, table, kept)
+        return _as_a_whole(merged, rules)
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(explicit_program, reason, error) from error
+        raise _refused(merged, reason, error) from error
 
 
 def take_apart(
     exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
 ) -> Parts:
-    """Return what ``exported_program`` is made of when taken apart by ``rules``.
+    """Return what ``exported_program`` is made of when decomposed by ``rules``.
 
     For a compiler that goes on with the graph: ``rules`` name only what differs from what torch
     does by itself, one may keep a call and take the next apart, and no ``ExportedProgram`` is
@@ -114,7 +108,7 @@ def take_apart(
 
     Args:
         exported_program: As for ``decompose``.
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         cache: As for ``decompose``.
 
     Raises:
@@ -124,24 +118,18 @@ def take_apart(
     program, originals = unwrapped(exported_program)
     rules = replace(rules, chosen=_keep_by_original_node(rules.chosen, originals))
     with collector_held():
-        explicit_program, writes = _make_writes_explicit(program)
+        merged, writes = _merge_names(program)
         try:
-            return _by_calls(explicit_program, rules, cache, writes=writes)[0]
+            return _by_calls(merged, rules, cache, writes=writes)[0]
         except WholeProgramError as error:
             reason = error
     try:
-        with tracing_lock:
-            explicit_program = explicit(explicit_program)
-            check_functional(explicit_program.graph_module)
-            parts = Parts(
-                *retrace(explicit_program, Counted(rules.others), Counted(rules.composites))
-            )
-            clone_views_of_written_inputs(parts.graph_module, parts.graph_signature)
-            return parts
+        whole = _as_a_whole(merged, rules)
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(explicit_program, reason, error) from error
+        raise _refused(merged, reason, error) from error
+    return Parts(whole.graph_module, whole.graph_signature, whole.state_dict, whole.constants)
 
 
 def _keep_by_original_node(keep: Any, originals: Mapping[Node, Node]) -> Any:
@@ -199,9 +187,9 @@ def explain(
     kept = _checked(exported_program, table, keep, cache)
     program, originals = unwrapped(exported_program)
     kept = _keep_by_original_node(kept, originals)
-    explicit_program, writes = _make_writes_explicit(program)
+    merged, writes = _merge_names(program)
     try:
-        _, templates = _by_calls(explicit_program, Rules.of(table, kept), cache, writes=writes)
+        _, templates = _by_calls(merged, Rules.of(table, kept), cache, writes=writes)
     except WholeProgramError as error:
         return Explanation(str(error), 0, 0, isinstance(error, TemplateError))
     return Explanation(None, templates.traces, templates.reused)
@@ -270,12 +258,14 @@ def _traced_by_calls(
     calls: Calls | None,
 ) -> tuple[Parts, Templates]:
     _check(program)
+    if writes:
+        _check_overlaps(program)
     graph_module = program.graph_module
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    aliases = written_aliases(graph_module) if writes else frozenset()
-    templates = Templates(rules, mode, shared, writes=writes, aliases=aliases)
+    templates = Templates(rules, mode, shared, writes=writes)
+    # torch's tracing patches operators for the whole process, so that two at once would fail.
     with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
@@ -299,8 +289,10 @@ def _traced_by_calls(
         )
         made = graph.output(nodes)
         made.meta.update(last.meta, from_node=[node_source(last)])
+        # Random operators are impure: dropping one would change the numbers drawn after it.
         graph.eliminate_dead_code(lambda node: node in kept or node.is_impure())
         made_module = LazyGraphModule(regions.root, graph)
+        # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
         if walk.writer.is_dynamic:
             insert_assertions(made_module)
             update_output_names(signature, graph.output_node())
@@ -326,47 +318,38 @@ def _check(program: ExportedProgram) -> None:
         )
 
 
-def _make_writes_explicit(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
+def _check_overlaps(program: ExportedProgram) -> None:
+    """Refuse tensors of the model that overlap in memory which the program writes."""
+    memory = MemoryUse.of_program(program)
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    for nodes in shared_inputs(program):
+        used = [repr(targets[node.name]) for node in nodes if node.users]
+        writers = memory.writers(nodes[0])
+        if len(used) > 1 and writers:
+            raise WholeProgramError(
+                f"{' and '.join(used)} overlap in memory, and {writers[0].name!r} writes it"
+            )
+
+
+def _merge_names(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     """Return ``program`` with one name for each memory that it writes, and whether it writes."""
-    check_whole(program)
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
-    try:
-        explicit_program = explicit(program, copies=False)
-    except RepeatedMemoryError as error:
-        raise DecomposeError(str(error)) from error
-    overlap = written_overlap(explicit_program)
-    if overlap is not None:
-        raise DecomposeError(
-            f"{overlap}, which a program of values cannot tell: use one buffer in the model, and "
-            "views of it where it is used"
-        )
-    return explicit_program, True
+    return merge_written_names(program), True
 
 
-def _as_a_whole(program: ExportedProgram, table: Table | None, keep: Keep) -> ExportedProgram:
+def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     """Return what torch's own way gives, which keeps all calls of an operator or none."""
-    own: Any = default_decompositions() if table is None else dict(Counted(table))
-    rules = Rules.of(table, keep)
-    wanted = {
+    kept = {
         node.target
         for graph_module in graphs_of(program.graph_module)
         for node in graph_module.graph.nodes
         if node.op == "call_function" and rules.keeps_call(node)
     }
-    for operator in keep:
-        if operator not in rules.chosen or operator in wanted:
-            own.pop(operator, None)
-    for node in written_aliases(program.graph_module):
-        parts = composite_parts(node.target)
-        if parts is not None:
-            own[node.target] = parts
+    table = {op: rule for op, rule in rules.as_table().items() if op not in kept}
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        explicit_program = explicit(program)
-        check_functional(explicit_program.graph_module)
-        whole: ExportedProgram = explicit_program.run_decompositions(own)
-        clone_views_of_written_inputs(whole.graph_module, whole.graph_signature)
-        return whole
+        whole: ExportedProgram = program.run_decompositions(dict(Counted(table)))
+    return whole

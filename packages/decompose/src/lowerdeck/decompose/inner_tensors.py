@@ -80,6 +80,7 @@ def unwrapped(program: ExportedProgram) -> tuple[ExportedProgram, dict[Node, Nod
         tensors = state_dict if spec.target in state_dict else constants
         tensor = tensors.pop(spec.target)
         module, _, name = spec.target.rpartition(".")
+        # The names that torch.nn.utils.parametrize, and so run_decompositions, gives them.
         stem = f"{module}.parametrizations.{name}.original".lstrip(".")
         for count, (path, inner) in enumerate(_leaves(tensor)):
             target = f"{stem}{count}"

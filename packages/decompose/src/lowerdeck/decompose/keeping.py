@@ -1,4 +1,4 @@
-"""Which operators may stay whole."""
+"""Checks of the operators that ``keep`` names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
 def can_keep(operator: object, *, some: bool = False) -> bool:
     """Return whether ``keep`` may name ``operator``.
 
-    torch takes apart at once what may return its argument or a view of it, or writes.
+    torch decomposes at once what may return its argument or a view of it, or writes.
 
     Args:
         operator: An overload of an operator; anything else cannot be kept.

@@ -1,4 +1,4 @@
-"""What programs record of the calls of their modules, told with the new graph's names."""
+"""Signatures of preserved module calls, renamed to the new graph's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tracing tells of one call, and how it says arguments."""
+"""The record of one traced call, and its arguments as torch's dispatcher passes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of higher-order operators: of graphs in graphs."""
+"""Calls of higher-order operators, whose arguments are graphs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _autocast(device: str, dtype: Any, enabled: bool, cache_enabled: Any) -> Sta
 
 
 def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
-    """Return a graph that a higher-order operator is given, taken apart."""
+    """Return a graph that a higher-order operator is given, decomposed."""
     if not isinstance(body, GraphModule):
         raise WholeProgramError(f"a region is a {type(body).__name__}")
     placeholders = body.graph.find_nodes(op="placeholder")
@@ -167,6 +167,7 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     given = [value for value in env.values() if isinstance(value, Value)]
     results = inner.run(body, env)
     last = body.graph.output_node()
+    # Control flow passes values: torch refuses mutated and aliased inputs of branches.
     if any(value.memory.generation for value in given):
         raise WholeProgramError("a region writes what it is given")
     memories = {id(value.memory) for value in given}
@@ -192,7 +193,7 @@ def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
         raise WholeProgramError(
             f"a region is given other values than it has inputs: {node.name!r}"
         )
-    # Slices and what a loop carries are made anew, and so require no gradients.
+    # Slices and what a loop carries are regenerated, and so require no gradients.
     return known.requires_grad and facts_of(expected).shape == known.shape
 
 

@@ -1,4 +1,4 @@
-"""What taking a program apart gives, and what is told of how."""
+"""Results of ``take_apart`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A program taken apart, before an ``ExportedProgram`` is made of it.
+    """A program decomposed, before an ``ExportedProgram`` is made of it.
 
     Attributes:
         graph_module: The functional graph, with those of its control flow inside.

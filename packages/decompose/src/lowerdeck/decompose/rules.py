@@ -1,4 +1,4 @@
-"""What a table of decompositions says of each operator."""
+"""Tables of decompositions, in the two halves that torch's tracing needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.export import default_decompositions
 from torch.export.decomp_utils import CustomDecompTable
 from torch.fx import Node
 
@@ -16,7 +17,7 @@ from lowerdeck.decompose._torch_private import (
     KEPT_COMPOSITES,
     is_preservable,
     is_taken_apart,
-    split_table,
+    own_rule,
 )
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.keeping import Keep, check_kept
@@ -27,7 +28,7 @@ Table = Mapping[OperatorBase, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How operators are taken apart, in the two halves that torch's tracing wants.
+    """How operators are decomposed, in the two halves that torch's tracing wants.
 
     Attributes:
         others: By operator, for what torch keeps whole while it traces. A rule whose attribute
@@ -39,8 +40,6 @@ class Rules:
             ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
             results are then distinct.
         chosen: By operator, which of its calls stay whole whatever the tables say.
-        by_kernels: Whether results lie in memory as kernels lay them, where fake tensors say
-            otherwise. A compiler that copies where torch views need not care.
     """
 
     others: Table
@@ -48,7 +47,6 @@ class Rules:
     by_result: bool = False
     # What one call becomes is the same whatever is asked of others: caches need not tell.
     chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
-    by_kernels: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
@@ -69,11 +67,10 @@ class Rules:
         kept = said.keys() - chosen.keys()
         others, composites = _default() if table is None else _split(table)
         if not kept:
-            return cls(others, composites, by_kernels=True, chosen=chosen)
+            return cls(others, composites, chosen=chosen)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
             {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
-            by_kernels=True,
             chosen=chosen,
         )
 
@@ -83,8 +80,7 @@ class Rules:
         Args:
             other: Another table.
         """
-        settings = (self.by_result, self.by_kernels)
-        return settings == (other.by_result, other.by_kernels) and all(
+        return self.by_result == other.by_result and all(
             ours.keys() == theirs.keys()
             and all(_is_same(rule, theirs[operator]) for operator, rule in ours.items())
             for ours, theirs in (
@@ -92,6 +88,15 @@ class Rules:
                 (self.composites, other.composites),
             )
         )
+
+    def as_table(self) -> dict[OperatorBase, Callable[..., Any]]:
+        """Return these rules as ``run_decompositions`` takes them."""
+        composites = filter(is_preservable, default_decompositions().materialize())
+        own = {op: rule for op in composites for rule in own_rule(op).values()}
+        said = {op: rule for op, rule in self.composites.items() if rule is not stay}
+        table = {**own, **said, **self.others}
+        kept = {op for op, rule in self.composites.items() if rule is stay}
+        return {op: rule for op, rule in table.items() if op not in kept}
 
     def keeps_call(self, call: Node) -> bool:
         """Return whether just this call stays whole, by what was asked of calls one by one.
@@ -170,14 +175,16 @@ def _default() -> tuple[Table, Table]:
 def _split(table: Table) -> tuple[Table, Table]:
     if isinstance(table, CustomDecompTable):
         table = table.copy().materialize()
-    composites, others = split_table(table)
-    said = {}
-    for operator, rule in composites.items():
+    known = (*default_decompositions().materialize(), *KEPT_COMPOSITES, *table)
+    composites: dict[OperatorBase, Callable[..., Any]] = {}
+    # torch keeps composites that a table does not name.
+    for operator in filter(is_preservable, known):
         if operator not in table:
-            said[operator] = stay
-        elif not _takes_apart_itself(rule):
-            said[operator] = rule
-    return others, said
+            composites[operator] = stay
+        elif not _takes_apart_itself(table[operator]):
+            composites[operator] = table[operator]
+    others = {op: rule for op, rule in table.items() if not is_preservable(op)}
+    return others, composites
 
 
 def _takes_apart_itself(rule: Callable[..., Any]) -> bool:

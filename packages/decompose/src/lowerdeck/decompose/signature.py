@@ -1,4 +1,4 @@
-"""Inputs and outputs of the new program, and its signature."""
+"""Inputs, outputs and signature of the new program."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import parent_of
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.torch_base import OpOverload
 
-_CLONE: OpOverload = torch.ops.aten.clone.default
 _MUTATION_OF = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
@@ -138,6 +135,7 @@ def new_outputs(
         for position, spec in enumerate(old.input_specs)
     }
     kept: list[tuple[OutputKind, str, Any]] = []
+    # Mutations come first in a signature, in the order of the inputs.
     for target in sorted(mutated, key=order.__getitem__):
         kind, value = mutated[target]
         kept.append((kind, target, read(value) if isinstance(value, Value) else base(value)))
@@ -170,41 +168,6 @@ def new_outputs(
     for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
-
-
-def clone_views_of_written_inputs(
-    graph_module: GraphModule, signature: ExportGraphSignature
-) -> None:
-    """Clone outputs that are views of an input that an earlier output overwrites, in place.
-
-    In a program that torch decomposed, the new value of a buffer may be a view of another buffer.
-
-    Args:
-        graph_module: The decomposed graph; its code is regenerated.
-        signature: Its signature; output names are updated.
-    """
-    graph = graph_module.graph
-    last = graph.output_node()
-    returned: Any = last.args[0]
-    nodes = list(returned)
-    written = {
-        str(spec.target): position
-        for position, spec in enumerate(signature.output_specs)
-        if spec.kind in _MUTATIONS
-    }
-    targets = {spec.arg.name: str(spec.target or spec.arg.name) for spec in signature.input_specs}
-    positions = {name: written[target] for name, target in targets.items() if target in written}
-
-    def clone(node: Node) -> Node:
-        with graph.inserting_before(last):
-            made = graph.call_function(_CLONE, (node,))
-        made.meta.update(traced_meta(_CLONE, _CLONE(node.meta["val"])))
-        return made
-
-    _clone_views_of_written(nodes, positions, clone)
-    last.args = (tuple(nodes),)
-    update_output_names(signature, last)
-    graph_module.recompile()
 
 
 def update_output_names(signature: ExportGraphSignature, output: Node) -> None:

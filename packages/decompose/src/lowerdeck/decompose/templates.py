@@ -1,8 +1,8 @@
-"""The templates of one program, made as they are asked for."""
+"""The templates of one program, traced on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,6 @@ from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted, check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import told_by_kernels
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
 from lowerdeck.decompose.calls.template import Passed, Template, parent_of
@@ -63,11 +62,10 @@ class Templates:
     """What distinct calls become.
 
     Args:
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
         mode: The mode of the program's fake tensors.
         cache: Where templates outlive the program.
         writes: Whether the program writes in place, so that it matters how a view is undone.
-        aliases: Calls that hide that they give memory which is written later.
     """
 
     def __init__(
@@ -77,14 +75,12 @@ class Templates:
         cache: DecompositionCache,
         *,
         writes: bool,
-        aliases: Set[Node] = frozenset(),
     ) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
         self._mode = mode
         self.writes: bool = writes
-        self.aliases: Set[Node] = aliases
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
         self._resized = Resized(rules)
@@ -119,6 +115,7 @@ class Templates:
         Raises:
             WholeProgramError: It has none.
         """
+        # Each such call binds symbols of its own, so that no other call can share its template.
         if source is not None and "unbacked_bindings" in source.meta:
             return self._trace(call, call.key, contexts, source=source)
         found = (
@@ -127,6 +124,7 @@ class Templates:
             or self._like_another(call, before)
             or self._trace(call, call.key, contexts, source=source, before=before)
         )
+        # ``as_strided`` counts from the start of the storage, which keys leave out otherwise.
         if found.by_offset and call.offsets:
             key = (call.key, call.offsets)
             found = self._look_up(call, key) or self._trace(
@@ -158,7 +156,7 @@ class Templates:
     def _as_before(self, call: Call, before: Before | None) -> Template | None:
         if before is None or not self._rules_of(call).leaves(call.key[0]):
             return None
-        recording = recorded(call, before, by_kernels=self.rules.by_kernels)
+        recording = recorded(call, before)
         if recording is None:
             return None
         return self._keep(call, call.key, Template.of(recording, call.key[0]))
@@ -173,6 +171,7 @@ class Templates:
 
     def _keep(self, call: Call, key: Any, made: Template) -> Template:
         self._own[key] = made
+        # Symbols belong to one program's ShapeEnv.
         if call.is_static and made.is_static:
             self._shared.put(key, made)
         return made
@@ -228,6 +227,7 @@ class Templates:
         if bound:
             # Its sizes are those of this call alone.
             return made
+        # Convolutions and norms of other sizes need no trace of their own.
         self._resized.learn(call, before, made)
         return self._keep(call, key, made)
 
@@ -244,15 +244,14 @@ class Templates:
         target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._mode, source)
-        others: Mapping[Any, Callable[..., Any]] = Counted(rules.others)
-        if rules.by_kernels:
-            others = told_by_kernels(others)
+        others = Counted(rules.others)
         with overriding(_said_of(call, rules)):
             recording = record(
                 run, given, self._mode, others, call.differentiable, contexts, bound
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
+            # Views are inverted as whole operators, not as what these are decomposed into.
             if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
         made = Template.of(recording, target, whole)
@@ -270,7 +269,7 @@ def _gives_views(recording: Recording) -> bool:
 
 
 def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
-    """Return how what is called is taken apart, beyond what is said of all calls."""
+    """Return how what is called is decomposed, beyond what is said of all calls."""
     target = call.key[0]
     if call.stays and target in rules.composites:
         return {target: Counted(rules.composites)[target]}

@@ -1,4 +1,4 @@
-"""The walk over a program: each distinct call is traced once, and copied wherever it stands."""
+"""The walk over a program: each distinct call is traced once and copied for the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     MAKES_VIEWS_ALONE,
@@ -22,16 +22,14 @@ from lowerdeck.decompose.calls.agreement import gives_the_same
 from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.overlapping import check_shown, check_writes
 from lowerdeck.decompose.calls.strides import dense_order, inverse
-from lowerdeck.decompose.calls.template import Passed, Result, Template, facts_of
+from lowerdeck.decompose.calls.template import Passed, Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, Undoing
 from lowerdeck.decompose.untraced import Before
-from lowerdeck.decompose.wholeness import read_by
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -129,7 +127,7 @@ class Walk:
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
-                return read_by(node, node.args[0], env)
+                return map_arg(node.args[0], env.__getitem__)
             elif node.op != "placeholder":
                 raise WholeProgramError(f"{node.name!r} is a {node.op}")
         raise WholeProgramError("a graph has no output")
@@ -140,7 +138,7 @@ class Walk:
         Args:
             source: A node of an original graph.
         """
-        # A view that is made anew stands in the module that reads it: with the stack of the one
+        # A view that is regenerated stands in the module that reads it: with the stack of the one
         # that made it, which may have ended, it would be a second call of that.
         at = self._reader if self._is_anew else None
         known = self._heritage.get((source, at))
@@ -154,6 +152,7 @@ class Walk:
         Args:
             value: The value.
         """
+        # Views are replayed from the base, as torch's FunctionalTensorWrapper does.
         if not value.is_current:
             node = self.base(value.memory)
             self._is_anew = True
@@ -185,12 +184,15 @@ class Walk:
         Args:
             memory: The memory.
         """
+        # Writes are applied to the base when something reads it: of writes in a row, only the
+        # # sequence counts, and a memory that nothing reads any more costs nothing.
         pending, memory.pending = memory.pending, []
         for written, views, writer in pending:
             node = written
             bases = [memory.base]
             for view in views[:-1]:
                 bases.append(self._view(bases[-1], view))
+            # From the innermost view outwards: each inverse gives the new value of what it views.
             for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
                 node = self._undo(whole, node, view, writer)
             memory.base = node
@@ -207,6 +209,7 @@ class Walk:
         return made.node
 
     def _view(self, parent: Node, view: View) -> Node:
+        # torch 2.15 replays ``unbind`` and ``split`` as ``select`` and ``slice``.
         if MAKES_VIEWS_ALONE:
             view = view.alone()
         call, template = self._found(view, parent)
@@ -299,9 +302,12 @@ class Walk:
                 raise WholeProgramError(
                     f"{target} writes memory that is shared in ways that views do not tell"
                 )
-            check_shown(target, value)
+            if any(view.target is _ATEN.as_strided.default for view in value.views[1:]):
+                # It may show elements of the storage that the view before it does not.
+                raise WholeProgramError(f"{target} writes through an as_strided of a view")
             if template.by_base and value.views:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
+            # A composite writes in several steps, each of which sees what those before it wrote.
             alone = memories.count(value.memory) == 1
             if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
@@ -324,9 +330,12 @@ class Walk:
         target: Any = node.target
         is_fixed = self._is_fixed(node)
         shown = ChainMap(self._fixed_numbers, env) if is_fixed else env
-        args, kwargs = read_by(node, (node.args, dict(node.kwargs)), shown)
+        args: Any
+        kwargs: Any
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), shown.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
+        # Regions have graphs of their own, which are walked in turn.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
@@ -339,12 +348,8 @@ class Walk:
                     "flow (cond, while_loop and the like) as such calls, which are no operators"
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
-        check_writes(node, args, kwargs)
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
-        if node in self.templates.aliases and self._is_alias(target, args, kwargs):
-            # torch, and a graph of values, would take the schema at its word.
-            return self.call(composite_parts(target), args, kwargs, node)
         stays = self.templates.rules.keeps_call(node)
         if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
             return self.call(composite_parts(target), args, kwargs, node)
@@ -356,20 +361,6 @@ class Walk:
             if target is not _ATEN.view.default:
                 raise
             return self.call(target, self._as_recorded(node, args), kwargs, node)
-
-    def _is_alias(self, target: OpOverload, args: Any, kwargs: Any) -> bool:
-        """Return whether a call, whose schema hides it, gives memory of what it is given."""
-        parts = composite_parts(target)
-        if parts is None:
-            return False
-        template = self.templates.find(self._call(parts, args, kwargs), self._contexts)
-        leaves = [
-            each for each in pytree.tree_leaves(template.results) if isinstance(each, Result)
-        ]
-        return bool(template.opaque) or any(
-            each.returned is not None or (each.root in template.inputs and not each.fresh)
-            for each in leaves
-        )
 
     def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
         """Return whether autocast, to which an operator is nothing, casts what it is made of.
@@ -396,7 +387,7 @@ class Walk:
         found = self.writer.facts(self.current(value)).stride
         if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
             return args
-        order = dense_order(recorded)
+        order = dense_order(recorded.shape, recorded.stride())
         if order is None or self.templates.writes:
             # A copy would not see what is written to the original.
             raise DecomposeError(
@@ -433,6 +424,7 @@ class Walk:
             if is_fixed:
                 self._fixed_numbers[node] = self._written(node, args, kwargs, held)
             return held
+        # A size that is computed already is not computed twice, as in torch's retrace.
         known = self.writer.symbol(held)
         return known if known is not None else self.as_it_is(node, args, kwargs)
 
@@ -466,7 +458,7 @@ class Walk:
     def _written(self, node: Node, args: Any, kwargs: Any, held: Any, target: Any = None) -> Node:
         """Write a call with a value; return its node."""
         target = self._without_item(node.target) if target is None else target
-        name = base_name(self.writer.graph, target)
+        name = base_name(target)
         given = self.read(tuple(args)), self.read(dict(kwargs))
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)):
             raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")

@@ -1,4 +1,4 @@
-"""Copies of templates, written into a graph."""
+"""Writing copies of templates into a graph."""
 
 from __future__ import annotations
 
@@ -190,6 +190,7 @@ class Writer:
         made = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
         meta = made.meta = heritage.meta()
         meta.update(step.meta)
+        # The value is an element of what the source gives: nothing is computed.
         if node.target is operator.getitem:
             source: Any
             index: Any
@@ -198,6 +199,8 @@ class Writer:
             self.know(made, self._facts[source][index])
             return made
         parent = None if step.parent is None else became[step.parent]
+        # Of a split into many parts of which one is read, the values of the others are shared:
+        # # making all of them for each copy would be quadratic.
         if step.wanted is not None and node in self._several:
             self._know_one(made, step, self._several[node], parent)
             return made

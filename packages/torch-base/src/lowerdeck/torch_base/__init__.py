@@ -52,9 +52,9 @@ from lowerdeck.torch_base._torch_private import (
 from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
 from lowerdeck.torch_base.callees import (
-    Behaviour,
     Effect,
     hides_aliases,
+    hides_writes,
     returns_alias,
     returns_view,
     returns_written,
@@ -63,7 +63,6 @@ from lowerdeck.torch_base.callees import (
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
 from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
-from lowerdeck.torch_base.explicit_writes import aliasing_parts, explicit
 from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
@@ -74,15 +73,11 @@ from lowerdeck.torch_base.graphs import (
     graphs_of,
     has_attribute,
     is_getitem,
-    mend_program,
     mended,
     nested_graphs,
 )
-from lowerdeck.torch_base.hidden_aliases import written_aliases
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
-from lowerdeck.torch_base.overlaps import WrittenOverlap, written_overlap
-from lowerdeck.torch_base.repeated_writes import RepeatedMemoryError, leaves_gaps, written_windows
 from lowerdeck.torch_base.sources import (
     SourceFrame,
     describe_node,
@@ -94,7 +89,6 @@ from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [
     # What a node does
-    "Behaviour",
     "Behaviours",
     "Effect",
     "writes_in_place",
@@ -102,16 +96,14 @@ __all__ = [
     "Extent",
     "MemoryMap",
     "MemoryUse",
-    "WrittenOverlap",
     "held_tensors",
     "hides_aliases",
+    "hides_writes",
     "returns_alias",
     "returns_view",
     "returns_written",
     "shared_inputs",
-    "written_aliases",
     "written_arguments",
-    "written_overlap",
     # The bytes of a tensor, and copies that cost nothing until they are written
     "OwnCopies",
     "bytes_of",
@@ -143,17 +135,16 @@ __all__ = [
     "add_node",
     "copy_node",
     "erase_nodes_now",
-    "is_impure",
     "mark_impure",
-    "mend_program",
-    "mended",
-    "mend_readers",
     "nodes_by_callee",
     "reads_only_earlier",
+    "is_impure",
+    "mended",
+    "mend_readers",
     "reserve_name",
     # Programs made of parts, without a copy and without a check, and a check of one
-    "bare_program",
     "changed_constant",
+    "bare_program",
     "set_program_parts",
     "with_graph_module",
     # torch's own module of trees, tensors without data, and the garbage collector held back
@@ -181,12 +172,6 @@ __all__ = [
     "size_range",
     "upper_bound",
     "varies",
-    # What torch's functionalisation would lose, said explicitly
-    "RepeatedMemoryError",
-    "aliasing_parts",
-    "explicit",
-    "leaves_gaps",
-    "written_windows",
     # Graphs in graphs
     "attribute_of",
     "copy_graph_module",

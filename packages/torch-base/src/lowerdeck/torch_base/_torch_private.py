@@ -30,6 +30,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "bare_program",
+    "size_conditions",
+    "copy_node",
+    "erase_nodes_now",
+    "mark_impure",
+    "nodes_by_callee",
+    "reads_only_earlier",
     "SYMBOLS",
     "FakeTensor",
     "FakeTensorMode",
@@ -40,14 +47,11 @@ __all__ = [
     "OpOverloadPacket",
     "OperatorBase",
     "add_node",
-    "bare_program",
     "composite_parts",
-    "copy_node",
     "core_decompositions",
     "data_address",
     "detect_fake_mode",
     "enable_python_dispatcher",
-    "erase_nodes_now",
     "executorch_call_delegate",
     "expression_of",
     "find_schema",
@@ -55,10 +59,7 @@ __all__ = [
     "is_composite",
     "is_impure",
     "is_traceable_wrapper_subclass",
-    "mark_impure",
     "mend_readers",
-    "nodes_by_callee",
-    "reads_only_earlier",
     "negative_view",
     "overload_name",
     "plain_number",
@@ -67,7 +68,6 @@ __all__ = [
     "schema_of",
     "set_program_parts",
     "shared_copy",
-    "size_conditions",
     "size_range",
     "storage_address",
     "storage_identity",
@@ -76,6 +76,7 @@ __all__ = [
     "varies",
     "with_graph_module",
 ]
+
 
 _OF_LAYOUT = re.compile(
     r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
@@ -156,7 +157,6 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 @functools.cache
-@functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
     """Return what does ``operator`` by calling others, as eager does; None if nothing does.
 
@@ -173,13 +173,6 @@ def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
 def is_impure(module: object) -> bool:
     """Return whether dead code elimination keeps calls of ``module``."""
     return bool(getattr(module, "_is_impure", False))
-
-
-def mark_impure(module: GraphModule) -> None:
-    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
-    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
-    attributes["_is_impure"] = True
-    module._is_impure = True  # type: ignore[assignment]
 
 
 def data_address(tensor: torch.Tensor) -> int:
@@ -303,39 +296,6 @@ def upper_bound(size: Any) -> int:
     return least if hint is None else int(hint)
 
 
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many are asked only for how results lie in memory while torch traces, which operators ask anew
-    when they run. In memory these are told by who asked, and left out; a file has all of them,
-    and does not say which is which.
-    """
-    told = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if told else None
-    if shapes is None:
-        return told
-    known = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in told if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
-
-
 def storage_address(tensor: torch.Tensor) -> int:
     """Return where the storage of a tensor begins in memory; 0 where it lies nowhere.
 
@@ -405,6 +365,164 @@ def with_graph_module(
     return made
 
 
+def add_node(
+    graph: Graph,
+    op: str,
+    target: Any,
+    args: tuple[Any, ...],
+    name: str,
+    kwargs: dict[str, Any] | None = None,
+    type_expr: Any = None,
+) -> Node:
+    """Add a node at the insert point of ``graph``, as ``Graph.create_node`` does but faster.
+
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; the caller
+    passes none.
+
+    Args:
+        graph: The graph.
+        op: The kind of node.
+        target: What it calls or reads.
+        args: Positional arguments.
+        name: The name wanted; it gets a number if it is taken.
+        kwargs: Keyword arguments.
+        type_expr: The type of its value, where that is known.
+    """
+    if graph._owning_module is not None:
+        # Hooks of the owner want to hear of it.
+        return graph.create_node(op, target, args, kwargs or {}, name, type_expr)
+    free = _free_name(graph, name)
+    return _append(graph, Node(graph, free, op, target, args, kwargs or {}, type_expr))
+
+
+def _free_name(graph: Graph, name: str) -> str:
+    """Return ``name``, or one like it that is legal and free: what torch returns, but faster."""
+    namespace = graph._graph_namespace
+    is_legal = name.isidentifier() and name.isascii() and name not in _illegal_names
+    if not is_legal or name in namespace._used_names:
+        return namespace.create_name(name, None)
+    namespace._used_names.add(name)
+    return name
+
+
+def _append(graph: Graph, node: Node) -> Node:
+    graph._graph_namespace._obj_to_name[node] = node.name
+    graph._insert(node)
+    # Graph.find_nodes looks functions up by what they call, other nodes by their kind alone.
+    op = node.op
+    key = (op, node.target if op == "call_function" else None)
+    graph._find_nodes_lookup_table.table[key][node] = None
+    graph._len += 1
+    return node
+
+
+def mend_readers(graph: Graph) -> None:
+    """Enter every node among the users of what it reads.
+
+    ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
+    after a write. Whoever goes by users alone loses those edges.
+
+    Args:
+        graph: The graph; nothing changes where it is whole.
+    """
+    for node in graph.nodes:
+        for source in node._input_nodes:
+            if node not in source.users:
+                source.users[node] = None
+
+
+def copy_node(
+    graph: Graph,
+    node: Node,
+    env: Mapping[Node, Node],
+    name: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Node:
+    """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
+
+    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
+    that its original did not have.
+
+    Args:
+        graph: The graph to append to; it must have no owner yet.
+        node: A node of another graph.
+        env: From the nodes that ``node`` reads to their copies.
+        name: The name wanted; None for that of ``node``.
+        meta: The meta of the copy; None for that of ``node``.
+    """
+    lookup = env.__getitem__
+    args: Any = map_arg(node._args, lookup) if node._args else ()
+    kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
+    wanted = node.name if name is None else name
+    copy = add_node(graph, node.op, node.target, args, wanted, kwargs, node.type)
+    # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
+    copy.meta.update(node.meta if meta is None else meta)
+    return copy
+
+
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
+
+
+def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
+    """Yield the nodes that call one function, for each, and those that call methods or modules.
+
+    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
+    are would take a walk over all nodes.
+
+    Args:
+        graph: The graph, not to be changed meanwhile.
+    """
+    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
+        if nodes and op.startswith("call_"):
+            yield nodes
+
+
+def reads_only_earlier(nodes: Sequence[Node]) -> bool:
+    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+
+    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
+    in a dict: ``all_input_nodes`` would make a list of it for each.
+
+    Args:
+        nodes: Nodes of one graph, each once.
+    """
+    seen: dict[Node, None] = {}
+    earlier = seen.keys()
+    for node in nodes:
+        if not node._input_nodes.keys() <= earlier:
+            return False
+        seen[node] = None
+    return True
+
+
 def bare_program(
     graph_module: GraphModule,
     signature: ExportGraphSignature,
@@ -449,152 +567,34 @@ def bare_program(
     return program
 
 
-def add_node(
-    graph: Graph,
-    op: str,
-    target: Any,
-    args: tuple[Any, ...],
-    name: str,
-    kwargs: dict[str, Any] | None = None,
-    type_expr: Any = None,
-) -> Node:
-    """Add a node at the insert point of ``graph``, as ``Graph.create_node`` does but faster.
+def size_conditions(program: ExportedProgram) -> list[str]:
+    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
 
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; the caller
-    passes none.
-
-    Args:
-        graph: The graph.
-        op: The kind of node.
-        target: What it calls or reads.
-        args: Positional arguments.
-        name: The name wanted; it gets a number if it is taken.
-        kwargs: Keyword arguments.
-        type_expr: The type of its value, where that is known.
+    Many are asked only for how results lie in memory while torch traces, which operators ask anew
+    when they run. In memory these are told by who asked, and left out; a file has all of them,
+    and does not say which is which.
     """
-    if graph._owning_module is not None:
-        # Hooks of the owner want to hear of it.
-        return graph.create_node(op, target, args, kwargs or {}, name, type_expr)
-    free = _free_name(graph, name)
-    return _append(graph, Node(graph, free, op, target, args, kwargs or {}, type_expr))
+    told = list(dict.fromkeys(program._guards_code))
+    shapes = _shape_env(program) if told else None
+    if shapes is None:
+        return told
+    known = shapes.var_to_sources
+    # Who made the symbols has loaded this module; importing it would load sympy.
+    printing: Any = torch.fx.experimental.symbolic_shapes
+    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
+    matters: dict[str, bool] = {}
+    for guard in shapes.guards:
+        place = guard.sloc.framework_loc
+        file = getattr(place, "filename", "")
+        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
+            continue
+        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
+        text = printer.doprint(guard.expr)
+        matters[text] = matters.get(text, False) or not is_layout
+    return [text for text in told if matters.get(text, True)]
 
 
-def copy_node(
-    graph: Graph,
-    node: Node,
-    env: Mapping[Node, Node],
-    name: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Node:
-    """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
-
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
-    that its original did not have.
-
-    Args:
-        graph: The graph to append to; it must have no owner yet.
-        node: A node of another graph.
-        env: From the nodes that ``node`` reads to their copies.
-        name: The name wanted; None for that of ``node``.
-        meta: The meta of the copy; None for that of ``node``.
-    """
-    lookup = env.__getitem__
-    args: Any = map_arg(node._args, lookup) if node._args else ()
-    kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
-    free = _free_name(graph, node.name if name is None else name)
-    copy = _append(graph, Node(graph, free, node.op, node.target, args, kwargs, node.type))
-    # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
-    copy.meta.update(node.meta if meta is None else meta)
-    return copy
-
-
-def _free_name(graph: Graph, name: str) -> str:
-    """Return ``name``, or one like it that is legal and free: what torch returns, but faster."""
-    namespace = graph._graph_namespace
-    is_legal = name.isidentifier() and name.isascii() and name not in _illegal_names
-    if not is_legal or name in namespace._used_names:
-        return namespace.create_name(name, None)
-    namespace._used_names.add(name)
-    return name
-
-
-def _append(graph: Graph, node: Node) -> Node:
-    graph._graph_namespace._obj_to_name[node] = node.name
-    graph._insert(node)
-    # Graph.find_nodes looks functions up by what they call, other nodes by their kind alone.
-    op = node.op
-    key = (op, node.target if op == "call_function" else None)
-    graph._find_nodes_lookup_table.table[key][node] = None
-    graph._len += 1
-    return node
-
-
-def mend_readers(graph: Graph) -> None:
-    """Enter every node among the users of what it reads.
-
-    ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
-    after a write. Whoever goes by users alone loses those edges.
-
-    Args:
-        graph: The graph; nothing changes where it is whole.
-    """
-    for node in graph.nodes:
-        for source in node._input_nodes:
-            if node not in source.users:
-                source.users[node] = None
-
-
-def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
-    """Yield the nodes that call one function, for each, and those that call methods or modules.
-
-    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
-    are would take a walk over all nodes.
-
-    Args:
-        graph: The graph, not to be changed meanwhile.
-    """
-    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
-        if nodes and op.startswith("call_"):
-            yield nodes
-
-
-def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
-
-    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
-    in a dict: ``all_input_nodes`` would make a list of it for each.
-
-    Args:
-        nodes: Nodes of one graph, each once.
-    """
-    seen: dict[Node, None] = {}
-    earlier = seen.keys()
-    for node in nodes:
-        if not node._input_nodes.keys() <= earlier:
-            return False
-        seen[node] = None
-    return True
-
-
-def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
-
-    Args:
-        graph: The graph.
-        nodes: Readers before what they read.
-    """
-    owner = graph.owning_module
-    if owner is not None and getattr(owner, "_erase_node_hooks", None):
-        for node in nodes:
-            graph.erase_node(node)
-        return
-    forget = graph._find_nodes_lookup_table.remove
-    count = 0
-    for node in nodes:
-        forget(node)
-        node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
-        object.__setattr__(node, "_erased", True)
-        node._update_args_kwargs((), {})
-        count += 1
-    graph._len -= count
+def _shape_env(program: ExportedProgram) -> Any:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import (
     LazyGraphModule,
@@ -98,42 +98,12 @@ def _lazy(graph_module: GraphModule) -> GraphModule:
     return made
 
 
-def add_call(node: Node, target: Any, args: tuple[object, ...]) -> Node:
-    """Add a call before ``node``, with its meta and a value of its own; return it.
-
-    Args:
-        node: The node to add it before, whose meta it gets.
-        target: An operator.
-        args: Its arguments; nodes have values.
-    """
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)  # type: ignore[arg-type]
-    values: Any = map_arg(args, lambda given: given.meta["val"])  # type: ignore[type-var]
-    made.meta = {**node.meta, "val": target(*values)}
-    return made
-
-
-def mend_program(program: ExportedProgram) -> None:
-    """Mend what torch leaves wrong in a right program, in place; whoever is given one calls it.
-
-    Every node of all graphs is entered among the users of what it reads (see
-    :func:`mend_readers`), and inputs of a deep copy get the names back by which the signature
-    knows them: fx names the copy of a node called "input" or "dict" anew. Nothing else changes.
-    O(edges).
-
-    Args:
-        program: Any program.
-    """
-    for module in graphs_of(program.graph_module):
-        mend_readers(module.graph)
-    _name_inputs(program)
-
-
 def mended(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` as :func:`mend_program` leaves it, with no node of it renamed.
+    """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
 
-    What fx forgets of who reads what is entered in place, which nobody can tell; inputs get their
-    names back in a copy.
+    Missing ``Node.users`` are restored in place, which is not observable (see
+    :func:`mend_readers`). Placeholders get the names by which the signature knows them back in a
+    copy: fx renames the copy of a node called "input" or "dict". O(edges).
 
     Args:
         program: Any program.

@@ -1,9 +1,9 @@
-"""Modes that change no result, and marks of preserved calls, taken out of a program."""
+"""Removal of modes that change no result, and of marks of preserved calls."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,26 +12,25 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node, map_arg
 
 from lowerdeck.torch_base._torch_private import with_graph_module
-from lowerdeck.torch_base.graphs import attribute_of, copy_graph_module, graphs_of, nested_graphs
+from lowerdeck.torch_base.graphs import attribute_of, copy_graph_module, graphs_of
 
 _MARK = "_export_tracepoint"
-_GRAD = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
+# Where regions take their graph.
+_BODY_AT = {"wrap_with_set_grad_enabled": 1, _AUTOCAST: 4}
 _SET_GRAD = "_set_grad_enabled"
 _ENTER = "_enter_autocast"
 _EXIT = "_exit_autocast"
 
 
 def without_idle_modes(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose graphs hold in themselves what regions without effect held.
+    """Return a program with regions of modes that change no result inlined.
 
-    ``torch.export`` puts what runs in another mode into a graph of its own, which cuts a program
-    for whoever reads one graph. Gradient modes change no result, nor does autocast that is turned
-    off where it was never on: what is in such regions is put in their place, node by node, and
-    calls that only enter and leave such a mode go. So do export's marks of what preserved calls
-    take and return, which it forgets in regions. Regions whose autocast is on stay.
-
-    For who computes results: what would have no gradients may have them.
+    ``torch.export`` puts what runs in another mode into a graph of its own, at whose border
+    partitions end. Gradient modes change no result, nor does disabled autocast in a program that
+    enables it nowhere. Such regions are inlined, and calls that enter and leave such a mode are
+    removed, as are the marks of preserved calls that export forgets in regions. What would have no
+    gradients may have them afterwards.
 
     Args:
         exported_program: Any program; not changed, and returned itself if it has none of these.
@@ -50,138 +49,90 @@ def without_idle_modes(exported_program: ExportedProgram) -> ExportedProgram:
         >>> [node.name for node in without_idle_modes(program).graph.nodes]
         ['x', 'matmul', 'output']
     """
-    if not any(
-        _is_idle(gm, node, devices)
-        for gm, devices in _casting(exported_program.graph_module)
-        for node in gm.graph.nodes
-    ):
+    graphs = list(graphs_of(exported_program.graph_module))
+    casts = any(_enables_autocast(node) for gm in graphs for node in gm.graph.nodes)
+    if not any(_is_idle(gm, node, casts) for gm in graphs for node in gm.graph.nodes):
         return exported_program
     copied = copy_graph_module(exported_program.graph_module)
     named = frozenset(_named(exported_program))
-    for gm, devices in _casting(copied):
-        _settle(gm, list(gm.graph.nodes), devices, named if gm is copied else ())
+    # The innermost first, so that what is inlined holds no idle modes any more.
+    for gm in reversed(list(graphs_of(copied))):
+        _remove_idle(gm, casts, named if gm is copied else ())
         gm.recompile()
     return with_graph_module(
         exported_program, copied, _signature(copied, exported_program.graph_signature)
     )
 
 
-def _casting(graph_module: GraphModule) -> list[tuple[GraphModule, frozenset[str]]]:
-    """Return each graph with the devices on which autocast may be on somewhere in or around it."""
-    devices: dict[int, frozenset[str]] = {}
-    waiting = [(graph_module, frozenset[str]())]
-    while waiting:
-        gm, around = waiting.pop()
-        known = devices.get(id(gm))
-        found = around | {
-            str(node.args[0])
-            for node in gm.graph.nodes
-            if _callee(node) == _ENTER and node.args[2]
-        }
-        if known is not None:
-            if found <= known:
-                continue
-            found |= known
-        devices[id(gm)] = found
-        for reference, inner in nested_graphs(gm):
-            on = {
-                str(user.args[0])
-                for user in reference.users
-                if _callee(user) == _AUTOCAST and user.args[2]
-            }
-            waiting.append((inner, found | on))
-    return [(gm, devices[id(gm)]) for gm in graphs_of(graph_module)]
+def _name(node: Node) -> str:
+    # Operators of a loaded program are other objects than those of an exported one.
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
-def _callee(node: Node) -> str | None:
-    """Return the name of what changes a mode, or None for other calls."""
-    if node.op != "call_function":
-        return None
-    name = getattr(node.target, "__name__", None)
-    return name if name in _KNOWN else None
+def _enables_autocast(node: Node) -> bool:
+    return _name(node) in (_AUTOCAST, _ENTER) and bool(node.args[2])
 
 
-_KNOWN = frozenset({_MARK, _GRAD, _AUTOCAST, _SET_GRAD, _ENTER, _EXIT})
-
-
-def _is_idle(gm: GraphModule, node: Node, devices: Collection[str]) -> bool:
-    name = _callee(node)
-    if name is None or name == _EXIT:
-        return False
+def _is_idle(gm: GraphModule, node: Node, casts: bool) -> bool:
+    """Return whether a mode changes no result; ``casts`` where autocast is on somewhere."""
+    name = _name(node)
     if name == _MARK:
-        return _is_read_by_element(node)
+        return all(user.target is operator.getitem for user in node.users)
     if name == _SET_GRAD:
         return not node.users
     if name == _ENTER:
-        leaves = all(_callee(user) == _EXIT and not user.users for user in node.users)
-        return leaves and not node.args[2] and node.args[0] not in devices
-    if name == _AUTOCAST and (node.args[2] or node.args[0] in devices):
+        return not casts and all(_name(user) == _EXIT and not user.users for user in node.users)
+    if name not in _BODY_AT or (name == _AUTOCAST and casts):
         return False
     body = attribute_of(gm, _reference(node))
-    if not isinstance(body, GraphModule) or not _is_read_by_element(node):
+    if not isinstance(body, GraphModule):
         return False
     results = body.graph.output_node().args[0]
     return isinstance(results, tuple | list) and all(isinstance(one, Node) for one in results)
 
 
-def _is_read_by_element(node: Node) -> bool:
-    return all(user.target is operator.getitem for user in node.users)
-
-
 def _reference(region: Node) -> Node:
     """Return the node that names a region's graph."""
-    found: Any = region.args[_body_at(region)]
-    return found  # type: ignore[no-any-return]
+    reference: Any = region.args[_BODY_AT[_name(region)]]
+    return reference  # type: ignore[no-any-return]
 
 
-def _body_at(region: Node) -> int:
-    return 1 if _callee(region) == _GRAD else 4
-
-
-def _settle(
-    gm: GraphModule, nodes: Iterable[Node], devices: Collection[str], named: Collection[str]
-) -> None:
-    """Take what is idle among ``nodes`` out of ``gm``, in place."""
-    for node in nodes:
-        if not _is_idle(gm, node, devices):
+def _remove_idle(gm: GraphModule, casts: bool, named: Collection[str]) -> None:
+    """Remove idle modes from one graph, in place."""
+    for node in list(gm.graph.nodes):
+        if not _is_idle(gm, node, casts):
             continue
-        name = _callee(node)
-        if name in (_SET_GRAD, _ENTER):
-            for user in list(node.users):
-                gm.graph.erase_node(user)
-        elif name == _MARK:
+        if _name(node) in _BODY_AT:
+            _inline(gm, node, named)
+            continue
+        if _name(node) == _MARK:
             _pass_on(node, node.args, named)
-        else:
-            _settle(gm, _inlined(gm, node, named), devices, named)
-            continue
+        for user in list(node.users):
+            gm.graph.erase_node(user)
         gm.graph.erase_node(node)
 
 
 def _pass_on(call: Node, results: Any, named: Collection[str]) -> None:
-    """Let who reads elements of a call's result read ``results``."""
-    graph = call.graph
+    """Replace the elements of a call's result by ``results``."""
     for user in list(call.users):
-        found = results[user.args[1]]
-        user.replace_all_uses_with(found)
-        graph.erase_node(user)
-        if user.name in named and found.name not in named and found.op == "call_function":
-            found.name = user.name
+        result = results[user.args[1]]
+        user.replace_all_uses_with(result)
+        call.graph.erase_node(user)
+        if user.name in named and result.name not in named and result.op == "call_function":
+            result.name = user.name
 
 
-def _inlined(gm: GraphModule, region: Node, named: Collection[str]) -> list[Node]:
-    """Put what a region holds into its place; return the new nodes."""
-    graph, reference, at = gm.graph, _reference(region), _body_at(region)
+def _inline(gm: GraphModule, region: Node, named: Collection[str]) -> None:
+    """Replace a region by the nodes of its graph."""
+    graph, reference = gm.graph, _reference(region)
     body: Any = attribute_of(gm, reference)
-    env: dict[Node, Any] = dict(
-        zip(body.graph.find_nodes(op="placeholder"), region.args[at + 1 :], strict=True)
-    )
-    made = []
+    given = region.args[_BODY_AT[_name(region)] + 1 :]
+    env: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
     with graph.inserting_before(region):
         for node in body.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
             env[node] = graph.node_copy(node, env.__getitem__)
-            made.append(env[node])
             if node.op == "get_attr":
                 env[node].target = _adopted(gm, str(node.target), attribute_of(body, node))
     _pass_on(region, map_arg(body.graph.output_node().args[0], env.__getitem__), named)
@@ -190,7 +141,6 @@ def _inlined(gm: GraphModule, region: Node, named: Collection[str]) -> list[Node
         graph.erase_node(reference)
         if not graph.find_nodes(op="get_attr", target=reference.target):
             gm.delete_submodule(str(reference.target))
-    return made
 
 
 def _adopted(gm: GraphModule, name: str, held: object) -> str:

@@ -1,1 +1,1 @@
-"""What one call is, and the template that it becomes."""
+"""Calls as keys, and the templates that they become."""

@@ -1,7 +1,7 @@
-"""Whether a rule gives what the call gave that it stands for.
+"""Checks of what a rule returns against what its call returned in the original program.
 
-torch does not look: sizes and dtypes that are others than when the program was exported go on to
-its readers, and a result that is missing fails where it is used, or never.
+torch does not check: other sizes and dtypes reach the readers of the call, and a missing result
+fails where it is used, or never.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import stay
-from lowerdeck.torch_base import OpOverload, core_decompositions, describe_node, schema_of
+from lowerdeck.torch_base import OpOverload, core_decompositions, describe_node, pytree, schema_of
 
+_TENSORS = (TensorFacts, torch.Tensor)
 _UNTRUE_DTYPES = frozenset({"quantized_decomposed::choose_qparams_per_token"})
 """Operators that, to torch's fake tensors, have other dtypes than they give when they are run."""
 
 
 def check_given(source: Node, call: Call, made: Template, rule: Callable[..., Any]) -> None:
-    """Refuse a rule that gives something else than the call did.
+    """Refuse a rule that returns other shapes, dtypes or devices than the call did.
 
-    torch's own go by settings that may have changed since, such as the default dtype.
+    torch's own rules depend on settings that may have changed since, such as the default dtype.
 
     Args:
         source: The call in the original program.
@@ -42,7 +43,7 @@ def check_given(source: Node, call: Call, made: Template, rule: Callable[..., An
     if rule is stay or core_decompositions().get(target) is rule:
         return
     if not gives_the_same(source, call, made):
-        found = _told(_found(call, made))
+        found = _told(_results(call, made))
         raise DecomposeError(
             f"{describe_node(source)}: {describe_rule(rule)} gives {found}, expected "
             f"{_told(source.meta['val'])}, as the operator gives: mend the rule, or leave it out"
@@ -113,7 +114,11 @@ def gives_the_same(source: Node, call: Call, made: Template) -> bool:
         return True
     target = source.target
     untrue = isinstance(target, OpOverload) and schema_of(target).name in _UNTRUE_DTYPES
-    return _agree(source.meta["val"], _found(call, made), dtypes=not untrue)
+    expected = pytree.tree_leaves(source.meta["val"])
+    found = pytree.tree_leaves(_results(call, made))
+    return len(found) == len(expected) and all(
+        _agree(*pair, dtypes=not untrue) for pair in zip(expected, found, strict=True)
+    )
 
 
 def describe_rule(rule: Callable[..., Any]) -> str:
@@ -125,50 +130,37 @@ def describe_rule(rule: Callable[..., Any]) -> str:
     return f"the rule {rule.__module__}.{getattr(rule, '__qualname__', repr(rule))}"
 
 
-def _found(call: Call, made: Template) -> Any:
-    """Return what is known of what a call gives."""
-    given: dict[Node, Any] = dict(zip(made.inputs, call.facts, strict=True))
+def _results(call: Call, made: Template) -> Any:
+    """Return a tree with the facts of each result."""
+    known: dict[Node, Any] = dict(zip(made.inputs, call.facts, strict=True))
     for step in made.steps:
         if not isinstance(step, Passed):
-            given[step.node] = step.facts if isinstance(step, Step) else step.held
-    return _filled(made.results, given)
-
-
-def _filled(results: Any, given: Mapping[Node, Any]) -> Any:
-    """Return results with what is known of each in its place."""
-    if isinstance(results, Result):
-        return given[results.node]
-    if isinstance(results, (tuple, list)):
-        return tuple(_filled(each, given) for each in results)
-    return results
-
-
-def _agree(expected: Any, found: Any, *, dtypes: bool) -> bool:
-    if isinstance(expected, (tuple, list)):
-        return (
-            isinstance(found, tuple)
-            and len(found) == len(expected)
-            and all(_agree(*pair, dtypes=dtypes) for pair in zip(expected, found, strict=True))
-        )
-    if not isinstance(expected, torch.Tensor):
-        return not isinstance(found, (TensorFacts, torch.Tensor, tuple))
-    return (
-        isinstance(found, (TensorFacts, torch.Tensor))
-        and (found.dtype == expected.dtype or not dtypes)
-        and found.device == expected.device
-        and len(found.shape) == expected.dim()
-        and all(map(_may_equal, expected.shape, found.shape))
+            known[step.node] = step.facts if isinstance(step, Step) else step.held
+    return pytree.tree_map(
+        lambda leaf: known[leaf.node] if isinstance(leaf, Result) else leaf, made.results
     )
 
 
-def _may_equal(one: Any, other: Any) -> bool:
-    # Symbols are not asked, which would add a guard.
-    return not (isinstance(one, int) and isinstance(other, int)) or one == other
+def _agree(expected: Any, found: Any, *, dtypes: bool) -> bool:
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, _TENSORS):
+        return isinstance(expected, torch.Tensor) is isinstance(found, _TENSORS)
+    # Symbols are not compared, which would add a guard.
+    sizes = [
+        pair
+        for pair in zip(expected.shape, found.shape, strict=False)
+        if all(isinstance(size, int) for size in pair)
+    ]
+    return (
+        (found.dtype == expected.dtype or not dtypes)
+        and found.device == expected.device
+        and len(found.shape) == expected.dim()
+        and all(one == other for one, other in sizes)
+    )
 
 
 def _told(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_told, value))})"
-    if isinstance(value, (TensorFacts, torch.Tensor)):
+    if isinstance(value, _TENSORS):
         return f"{value.dtype} {[*value.shape]} on {value.device}"
     return repr(value)

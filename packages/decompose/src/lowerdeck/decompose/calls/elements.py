@@ -1,6 +1,6 @@
-"""One of several results that a call gives, without what only the others need.
+"""Templates of single results of a call, without what only other results need.
 
-A view that is one of several, such as those of ``unbind``, is made anew after each write: what
+A view that is one of several, such as those of ``unbind``, is regenerated after each write: what
 gives all of them would be copied as often, which grows with the square of how many there are.
 """
 

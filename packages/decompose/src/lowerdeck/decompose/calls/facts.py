@@ -1,4 +1,4 @@
-"""What tracing can know of a tensor or a symbol, without the tensor."""
+"""Metadata of tensors and symbols, without the tensors."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class TensorFacts:
         Where the first element lies is left out: only ``as_strided`` asks for it.
         """
         return (
+            # Expressions, since comparing symbols would add guards.
             tuple(map(number_key, self.shape)),
             tuple(map(number_key, self.stride)),
             self.dtype,

@@ -1,4 +1,4 @@
-"""Which calls are alike: one is traced, the others become copies of it."""
+"""Keys of calls: of several calls with one key, one is traced and the others are copies."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def call_of(
     def visit(given: Any) -> tuple[Any, Any]:
         """Return what stands for an argument in the key, and in the call."""
         if isinstance(given, (Value, Node)):
+            # By identity: one tensor given twice is another call than two equal ones.
             slot = slots.get(id(given))
             if slot is None:
                 slot = slots[id(given)] = Slot(len(inputs))

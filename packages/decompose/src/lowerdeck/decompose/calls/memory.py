@@ -1,9 +1,9 @@
-"""The values of a program that is made functional: who shows which memory, and how.
+"""Values and memory of a program that is functionalized: which value aliases which memory.
 
 It is torch's own model (``FunctionalTensorWrapper``): a memory has a base, a value shows it
 through views. A write in place gives its memory a pending change; whoever shows the memory is made
 anew, from the base with all changes, when it is read next. So the operators come out that torch's
-functionalisation gives.
+functionalization gives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class View:
     def alone(self) -> View:
         """Return the same view by an operator that gives it by itself, where there is one.
 
-        From torch 2.15 on, that is how one of several views is made anew.
+        From torch 2.15 on, that is how one of several views is regenerated.
         """
         if self.index is None or self.kwargs or not _are_numbers(self.args[1:]):
             return self
@@ -143,6 +143,6 @@ class Value:
             source: The node of the original program that writes it.
         """
         # The node may have other strides than a view of the base has, so that even the value
-        # itself is made anew when it is read.
+        # itself is regenerated when it is read.
         self.memory.pending.append((node, self.views, source))
         self.memory.generation += 1

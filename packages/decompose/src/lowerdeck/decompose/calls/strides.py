@@ -1,25 +1,22 @@
-"""How a tensor lies in its memory: in which order, and whether it fills it."""
+"""Orders of dimensions in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.fx import Node
-
 from lowerdeck.decompose.calls.facts import number_key
 
 
-def dense_order(tensor: torch.Tensor) -> list[int] | None:
+def dense_order(sizes: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
     """Return the dimensions of a tensor, outermost first, None where they leave gaps or overlap.
 
     Symbols are compared by their expressions, which adds no guard.
 
     Args:
-        tensor: The tensor.
+        sizes: The tensor's sizes.
+        strides: Its strides.
     """
-    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     left = [dim for dim in range(len(sizes)) if number_key(sizes[dim]) != 1]
     order: list[int] = []
     expected: Any = 1
@@ -42,13 +39,3 @@ def inverse(order: Sequence[int]) -> list[int]:
         order: The permutation.
     """
     return [order.index(dim) for dim in range(len(order))]
-
-
-def fills(base: Node) -> bool:
-    """Return whether a tensor that owns its memory has all elements of its storage.
-
-    Args:
-        base: The node that gives it.
-    """
-    held = base.meta["val"]
-    return number_key(held.storage_offset()) == 0 and dense_order(held) is not None

@@ -1,4 +1,4 @@
-"""Symbols for sizes that only numbers tell, which come up anew whenever a call is traced."""
+"""Unbacked symbols, of which each trace of a call creates new ones."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def bind(mode: FakeTensorMode, source: Node | None, graph: Graph, result: Any) -
     rebind(environment, source, result)
     for new, old in zip(*map(_numbers, (result, source.meta.get("val"))), strict=False):
         symbol = raw_expression(new) if isinstance(new, SYMBOLS) else None
+        # Known sizes need no binding, nor does a symbol that was bound by an earlier element.
         if symbol not in made or symbol in environment.replacements:
             continue
         let_be(environment, symbol, _expression(old, symbol))

@@ -1,4 +1,4 @@
-"""The small graph that one distinct call becomes, to be copied wherever the call stands."""
+"""Templates: the small graph that a distinct call becomes, copied for each such call."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Template:
             recording: Taken over.
             target: What was called.
             whole: The same call with all operators whole, for how results show inputs: the inverse
-                of a view is another than that of what it is taken apart into.
+                of a view is another than that of what it is decomposed into.
 
         Raises:
             WholeProgramError: It did what copies cannot do.
@@ -165,6 +165,7 @@ class Template:
         _check(recording)
         graph = recording.graph
         nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
+        # What is written counts as an output, so that dead code elimination keeps it.
         graph.output((tuple(nodes), tuple(recording.written.values())))
         _fold_lifting(recording, nodes)
         _check_functional(graph)
@@ -172,7 +173,7 @@ class Template:
         graph.eliminate_dead_code()
         alive = set(graph.nodes)
         steps = tuple(
-            _step(node, recording) if node in alive else Passed(base_name(graph, node.target))
+            _step(node, recording) if node in alive else Passed(base_name(node.target))
             for node in traced
         )
         by_offset = any("as_strided" in str(node.target) for node in alive)
@@ -202,8 +203,7 @@ class _Results:
 
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
-        self._hides = hides_aliases(target)
-        # Rules are called below functionalisation, composites are taken apart above it.
+        # Rules are called below functionalization, composites are decomposed above it.
         self._owns = isinstance(target, OpOverload) and not is_taken_apart(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
@@ -233,15 +233,11 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        # Below functionalisation one memory may show as several, and views need not be undone.
-        fresh = (
-            position in recording.alone
-            and (
-                is_shared
-                or root in self._inputs
-                or (bool(views) and (self._owns or self._is_whole(position)))
-            )
-            and not (views and self._hides)
+        # Below functionalization one memory may show as several, and views need not be undone.
+        fresh = position in recording.alone and (
+            is_shared
+            or root in self._inputs
+            or (bool(views) and (self._owns or self._is_whole(position)))
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
@@ -309,7 +305,7 @@ def _step(node: Node, recording: Recording) -> Step | Constant:
     facts = facts_of(value)
     if parent is not None and node.target is not operator.getitem:
         facts = _relative(facts, parent.meta["val"])
-    return Step(node, base_name(node.graph, node.target), facts, parent, meta)
+    return Step(node, base_name(node.target), facts, parent, meta)
 
 
 def _relative(facts: Any, parent: torch.Tensor) -> Any:

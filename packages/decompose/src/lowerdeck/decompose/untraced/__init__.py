@@ -1,4 +1,4 @@
-"""Calls that are told without tracing them."""
+"""Templates of calls that need no tracing."""
 
 from lowerdeck.decompose.untraced.identities import Before, recorded
 from lowerdeck.decompose.untraced.resized import Resized

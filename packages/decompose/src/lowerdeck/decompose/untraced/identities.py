@@ -1,4 +1,4 @@
-"""Calls that trace to themselves, told without tracing them.
+"""Templates of calls that trace to themselves, without tracing them.
 
 Tracing one call takes some two milliseconds, and most distinct calls of a model come out as they
 went in (57 of 76 in a llama). What such a call gives is known: the program says it, provided that
@@ -17,14 +17,13 @@ from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import as_run
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.torch_base import FakeTensor, OpOverload, returns_alias, schema_of
 
 _ATEN = torch.ops.aten
 
-# The first counts from the start of the storage; functionalisation drops the second, at times.
+# The first counts from the start of the storage; functionalization drops the second, at times.
 _TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
@@ -56,13 +55,12 @@ class Before:
         return None if node is None else node.meta.get("val")
 
 
-def recorded(call: Call, before: Before, *, by_kernels: bool = False) -> Recording | None:
+def recorded(call: Call, before: Before) -> Recording | None:
     """Return what tracing a call would record where that is the call itself; else None.
 
     Args:
         call: A call of an operator that torch would record as it is, in no context of its own.
         before: The same in the original program.
-        by_kernels: Whether what it gives lies in memory as its kernel lays it.
     """
     target: Any = call.key[0]
     held = before.node.meta.get("val")
@@ -71,12 +69,13 @@ def recorded(call: Call, before: Before, *, by_kernels: bool = False) -> Recordi
     # What is made from nothing has options that torch fills in; symbols have nodes of their own.
     if not call.inputs or not call.is_static:
         return None
+    # The recorded result has the strides that follow from the recorded inputs.
     if not lies_as_before(call, before):
         return None
     given = [before.value(each) for each in call.inputs]
     viewed = returns_alias(target)
     if viewed and (call.differentiable or any(facts.requires_grad for facts in call.facts)):
-        # A view of a parameter is one that requires gradients, unless it is taken apart.
+        # A view of a parameter is one that requires gradients, unless it is decomposed.
         return None
     graph = Graph()
     inputs = []
@@ -91,8 +90,6 @@ def recorded(call: Call, before: Before, *, by_kernels: bool = False) -> Recordi
         return None
     made = graph.call_function(target, args, kwargs)
     gives: Any = held.detach() if held.requires_grad else held
-    if by_kernels:
-        gives = as_run(target, gives, fill(call.args, given))
     made.meta = traced_meta(target, gives)
     shared = {0: [inputs.index(args[0])]} if viewed else {}
     alone = set() if viewed else {0}

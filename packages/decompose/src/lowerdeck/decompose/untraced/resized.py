@@ -1,4 +1,4 @@
-"""Calls that differ from one that was traced in sizes alone, told without tracing them.
+"""Templates of calls that differ from a traced one in sizes alone, without tracing them.
 
 The layers of a network of convolutions differ in channels and images, and each would be a distinct
 call: 131 of 133 in a DenseNet. What convolutions and norms become depends on how many dimensions
@@ -16,8 +16,7 @@ import torch
 
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.kernels import as_run
-from lowerdeck.decompose.calls.keys import Call, fill
+from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced.identities import Before, lies_as_before
@@ -40,7 +39,7 @@ class Resized:
     """What was traced of such calls in one program.
 
     Args:
-        rules: How operators are taken apart.
+        rules: How operators are decomposed.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -57,7 +56,7 @@ class Resized:
         found = self._known.get(self._likeness(call, before))
         if found is None or before is None:
             return None
-        return _with_result(found, call, before, by_kernels=self._rules.by_kernels)
+        return _with_result(found, before)
 
     def learn(self, call: Call, before: Before | None, traced: Template) -> None:
         """Know a template for calls of other sizes, if it is one for them.
@@ -71,7 +70,7 @@ class Resized:
         if likeness is None or before is None or not _is_one_call(call, traced):
             return
         # Told as the others will be, it must come out as it was traced.
-        told = _with_result(traced, call, before, by_kernels=self._rules.by_kernels)
+        told = _with_result(traced, before)
         if [_facts(step) for step in told.steps] == [_facts(step) for step in traced.steps]:
             self._known[likeness] = traced
 
@@ -90,6 +89,7 @@ class Resized:
             # A dimension of no elements is a case of its own for some kernels.
             if not isinstance(facts, TensorFacts) or not facts.is_static or 0 in facts.shape:
                 return None
+            # Ranks, not sizes: that is all that these decompositions look at.
             rest = (len(facts.shape), facts.dtype, facts.device, facts.requires_grad)
             known.append(rest)
         return (target, *arguments, tuple(known), differentiable)
@@ -119,14 +119,11 @@ def _is_one_call(call: Call, traced: Template) -> bool:
     return empty and len(steps) == 2 and last.node.args == (first.node, 0)
 
 
-def _with_result(traced: Template, call: Call, before: Before, *, by_kernels: bool) -> Template:
+def _with_result(traced: Template, before: Before) -> Template:
     """Return a template with the result that a call has in the original program."""
     held = before.node.meta["val"]
     target: Any = before.node.target
     value = held.detach() if held.requires_grad else held
-    if by_kernels:
-        given = [before.value(each) for each in call.inputs]
-        value = as_run(_PARTS[target], value, fill(call.args, given))
     facts = TensorFacts.of(value)
     meta = traced_meta(target, value)
 

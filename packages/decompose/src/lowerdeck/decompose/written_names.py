@@ -1,0 +1,50 @@
+"""One input for each tensor that a program writes and knows by two names."""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import Node
+
+from lowerdeck.torch_base import (
+    Extent,
+    MemoryUse,
+    copy_graph_module,
+    held_tensors,
+    with_graph_module,
+)
+
+
+def merge_written_names(program: ExportedProgram) -> ExportedProgram:
+    """Return ``program`` with one placeholder for each tensor that it writes.
+
+    Caches of language models hold their buffers in plain objects, too, which ``torch.export``
+    lifts to constants. Functionalization would write the one input and read the other.
+
+    Args:
+        program: Any program; not changed, and returned itself where no tensor has two names.
+    """
+    memory = MemoryUse.of_program(program)
+    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+    written = [item for item in held_tensors(program).items() if memory.writers(item[0])]
+    # Buffers come first: the signature has no mutation of a constant.
+    written.sort(key=lambda item: kinds[item[0].name] is InputKind.CONSTANT_TENSOR)
+    first: dict[object, Node] = {}
+    merged: dict[str, str] = {}
+    for node, tensor in written:
+        place = (Extent.of(tensor), tensor.dtype, tensor.shape, tensor.stride())
+        known = first.setdefault(place, node)
+        if known is not node and node.users:
+            merged[node.name] = known.name
+    if not merged:
+        return program
+    # Placeholders come before all calls, so that either may replace the other.
+    copied = copy_graph_module(program.graph_module)
+    placeholders = {node.name: node for node in copied.graph.find_nodes(op="placeholder")}
+    for name, kept in merged.items():
+        placeholders[name].replace_all_uses_with(placeholders[kept])
+        copied.graph.erase_node(placeholders[name])
+    signature = program.graph_signature
+    inputs = [spec for spec in signature.input_specs if spec.arg.name not in merged]
+    outputs = list(signature.output_specs)
+    return with_graph_module(program, copied, ExportGraphSignature(inputs, outputs))
