@@ -75,8 +75,6 @@ def check_plan(seed: int) -> None:
         assert set(called) == set(built.calls) == set(built.results)
         calls = [node for node in built.graph.nodes if node in set(built.calls.values())]
         assert calls == [built.calls[step] for step in called]
-        if owner is not None:
-            assert described(plan.defer(owner, built.graph).build()) == described(built.graph)
     outlined = outline(gm, regions, input_order="first_use")
     assert plan.regions == tuple(outlined)
     for region, one in outlined.items():

@@ -34,7 +34,6 @@ from lowerdeck.graph_fuser.errors import (
 from lowerdeck.graph_fuser.inline import inline_submodule
 from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
 from lowerdeck.graph_fuser.outliner import (
-    DeferredGraph,
     FusedPartition,
     InputOrder,
     OutlinedRegion,
@@ -58,7 +57,6 @@ from lowerdeck.graph_fuser.torch_names import (
 
 __all__ = [
     # Regions and the outliner
-    "DeferredGraph",
     "InputOrder",
     "OutlinePlan",
     "OutlinedRegion",

@@ -2,7 +2,6 @@
 
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder
 from lowerdeck.graph_fuser.outliner.checks import check_free
-from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
 from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.outlining import extract, outline
 from lowerdeck.graph_fuser.outliner.partition import (
@@ -16,7 +15,6 @@ from lowerdeck.graph_fuser.outliner.region_graph import RegionGraph
 from lowerdeck.graph_fuser.outliner.splice import replace_inputs
 
 __all__ = [
-    "DeferredGraph",
     "FusedPartition",
     "InputOrder",
     "OutlinePlan",

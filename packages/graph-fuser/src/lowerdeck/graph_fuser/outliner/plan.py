@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.order import call_meta, check_legal, order_hazards
+from lowerdeck.graph_fuser.order import check_legal, order_hazards
 from lowerdeck.graph_fuser.outliner.boundary import AttributeName, InputOrder, find_boundary
 from lowerdeck.graph_fuser.outliner.checks import check_names, checked_order
-from lowerdeck.graph_fuser.outliner.deferred import DeferredGraph
-from lowerdeck.graph_fuser.outliner.region_graph import (
-    GraphBuilder,
-    RegionGraph,
-    call_label,
-    read_label,
-)
+from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder, RegionGraph
 from lowerdeck.graph_fuser.outliner.schedule import Schedule
 from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
 from lowerdeck.torch_base import collector_held, mend_readers
@@ -40,7 +32,6 @@ class OutlinePlan:
         self._index: dict[Region | None, int] = {
             region: index for index, region in enumerate(graphs.tree.regions)
         }
-        self._snapshots: dict[Node, dict[str, Any]] = {}
         self.regions: tuple[Region, ...] = tuple(
             region for region in graphs.tree.regions if region is not None
         )
@@ -94,62 +85,6 @@ class OutlinePlan:
             {inner: call.node for inner, call in calls.items()},
             {inner: call.results for inner, call in calls.items()},
         )
-
-    def defer(self, region: Region, like: Graph) -> DeferredGraph:
-        """Return what builds the graph of ``region`` later, at a fraction of the cost of building.
-
-        Args:
-            region: The region.
-            like: What ``graph`` built for a region that has equal steps, inputs, outputs and
-                attributes; targets of its calls may have been changed.
-
-        Raises:
-            RegionError: The region has another number of nodes than ``like``.
-        """
-        index, boundary = self._index[region], self._boundary
-        # In the order in which ``GraphBuilder.build`` makes the nodes of ``like``: they are
-        # matched by position, as names differ.
-        entries = [(outer.name, self._meta(outer), True) for outer in boundary.inputs[index]]
-        entries += [
-            (read_label(path), self._meta(outer), outer.op != "get_attr")
-            for outer, path in boundary.local[index].items()
-        ]
-        for item in self._graphs.schedule.body(index, self._tree.members[index]):
-            if isinstance(item, int):
-                self._defer_call(item, entries)
-            else:
-                entries.append((item.name, self._meta(item), False))
-        meta, hands_on = self._returned_meta(index) if boundary.outputs[index] else ({}, False)
-        entries.append(("output", meta, hands_on))
-        if len(entries) != len(like.nodes):
-            raise RegionError(
-                f"Region {region.name!r} has {len(entries)} nodes with its inputs and output; "
-                f"found {len(like.nodes)} in the graph that it was to be like. Pass the graph of "
-                "a region with equal steps."
-            )
-        names, metas, hands_on = zip(*entries, strict=True)
-        return DeferredGraph(like, names, metas, hands_on)
-
-    def _defer_call(self, index: int, entries: list[tuple[str, Mapping[str, Any], bool]]) -> None:
-        entries.append((call_label(self._tree.name(index) or ""), *self._returned_meta(index)))
-        if not self._graphs.is_bare(index):
-            entries.extend(
-                (node.name, self._meta(node), True) for node in self._boundary.outputs[index]
-            )
-
-    def _returned_meta(self, index: int) -> tuple[Mapping[str, Any], bool]:
-        """Return the meta of what carries a region's outputs, and whether it hands a value on."""
-        outputs = tuple(self._boundary.outputs[index])
-        if self._graphs.is_bare(index):
-            return self._meta(outputs[0]), True
-        return call_meta(outputs, bare=False), False
-
-    def _meta(self, node: Node) -> Mapping[str, Any]:
-        """Return a copy of the meta of ``node``, one for all that ask."""
-        found = self._snapshots.get(node)
-        if found is None:
-            found = self._snapshots[node] = dict(node.meta)
-        return found
 
 
 def plan_outline(
