@@ -106,13 +106,7 @@ def export_preserving(
     if options.get("strict"):
         program = _export_strict(run, list(modules), recorder)
     else:
-        with recorder.recording():
-            program = run()
-        if recorder.is_repeated:
-            recorder = Recorder(modules, recorder.refusals)
-            with recorder.recording():
-                program = run()
-        recorder.write(program)
+        program = recorder.record(run)
     _drop_aliases(program)
     note_inner_leaves(program)
     if recorder.refusals:
@@ -133,8 +127,8 @@ def _export_strict(
         recorder: Finds the modules that cannot be recorded, in a non-strict export.
     """
     # torch's error does not name the module. A model that only strict export takes is tried whole.
-    with suppress(Exception), recorder.recording():
-        run(strict=False)
+    with suppress(Exception):
+        recorder.record(lambda: run(strict=False))
     recordable = [path for path in paths if path not in recorder.refusals]
     try:
         return run(recordable)

@@ -7,8 +7,8 @@ which node each value is, and write the signatures into the finished program.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,55 +58,52 @@ class _Call:
 
 
 class Recorder:
-    """Records the calls of modules in one non-strict export.
+    """Records the calls of modules in a non-strict export.
 
     Args:
         modules: The modules, by each of their names.
 
     Attributes:
         refusals: The modules that cannot be recorded, with the reason.
-        is_repeated: A returned container was changed afterwards, of which the program may have a
-            copy: the export must be repeated without that module.
     """
 
-    def __init__(
-        self, modules: Mapping[str, torch.nn.Module], refusals: Mapping[str, str] | None = None
-    ) -> None:
-        self.refusals = dict(refusals or {})
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self.names: dict[torch.nn.Module, list[str]] = {}
         for name, module in modules.items():
-            if name not in self.refusals:
-                self.names.setdefault(module, []).append(name)
-        self.is_repeated = False
+            self.names.setdefault(module, []).append(name)
+        self.refusals: dict[str, str] = {}
         self.calls: dict[str, _Call] = {}
         self.containers: list[tuple[list[str], Any, _Leaves]] = []
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record the calls of an export in this context."""
+    def record(self, export: Callable[[], ExportedProgram]) -> ExportedProgram:
+        """Return the program that ``export`` returns, with the signatures of all calls."""
+        self.calls, self.containers = {}, []
         with ExitStack() as stack:
             for module, names in self.names.items():
-                hooks = _Hooks(self, names)
-                # Outside of the model's own hooks, which belong to the module.
-                before = module.register_forward_pre_hook(
-                    hooks.before, with_kwargs=True, prepend=True
-                )
-                after = module.register_forward_hook(hooks.after)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
-            yield
+                if names[0] not in self.refusals:
+                    hooks = _Hooks(self, names)
+                    # Outside of the model's own hooks, which belong to the module.
+                    how = {"with_kwargs": True, "prepend": True}
+                    stack.callback(module.register_forward_pre_hook(hooks.before, **how).remove)
+                    stack.callback(module.register_forward_hook(hooks.after).remove)
+            program = export()
+        is_changed = False
         for names, container, leaves in self.containers:
             if _differ(pytree.tree_flatten(container), leaves):
                 self.refuse(names, "returns a container that is changed afterwards")
-                self.is_repeated = True
+                is_changed = True
+        if is_changed:
+            # The model may have changed a copy with marked results.
+            return self.record(export)
+        self._write(program)
+        return program
 
     def refuse(self, names: list[str], reason: str) -> None:
         """Enter the reason why a module cannot be recorded."""
         for name in names:
             self.refusals.setdefault(name, reason)
 
-    def write(self, program: ExportedProgram) -> None:
-        """Write the signatures of all calls into the exported program."""
+    def _write(self, program: ExportedProgram) -> None:
         renamed = _last_names(program)
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
         constants = {id(program.constants[target]): name for name, target in lifted.items()}
@@ -126,10 +123,9 @@ class Recorder:
             inputs, outputs = list(map(last, call.inputs)), list(map(last, call.outputs))
             in_spec, out_spec = _rebuilt(call.in_spec), _rebuilt(call.out_spec)
             signature = ModuleCallSignature(inputs, outputs, in_spec, out_spec)
-            if name in entries:
-                entries[name].signature = signature
-            else:
-                program.module_call_graph.append(ModuleCallEntry(name, signature))
+            if name not in entries:
+                program.module_call_graph.append(entries.setdefault(name, ModuleCallEntry(name)))
+            entries[name].signature = signature
 
 
 class _Hooks:
@@ -189,15 +185,14 @@ class _Hooks:
         """Return the leaves as they are recorded; refuse the module for other kinds of values."""
         leaves: list[_Leaf] = []
         for value in values:
-            if isinstance(value, torch.Tensor):
-                node = node_of(value)
-                if node is None:
-                    leaves.append(value)
-                    continue
+            node = node_of(value) if isinstance(value, torch.Tensor) else None
+            if node is not None:
                 node.meta[_VALUE] = node.name
                 leaves.append(TensorArgument(node.name))
             elif value is None or isinstance(value, (bool, int, float)):
                 leaves.append(ConstantArgument("", value))
+            elif isinstance(value, torch.Tensor):
+                leaves.append(value)
             else:
                 self.recorder.refuse(self.names, f"{verb} {_describe(value)}")
         return leaves
