@@ -107,20 +107,6 @@ def test_a_reserved_name_is_given_to_no_node() -> None:
     assert made.name == "mm_1"
 
 
-@pytest.mark.parametrize("name", ["mm", "slice", "mm_1", "_to_copy"])
-@pytest.mark.parametrize("known", [(), ("mm", "mm_1", "slice_1")])
-def test_many_names_are_reserved_as_one_by_one(name: str, known: tuple[str, ...]) -> None:
-    found = []
-    for counts in ([5], [1] * 5):
-        graph = Graph()
-        for each in known:
-            graph.placeholder(each)
-        for reserved in counts:
-            private.reserve_name(graph, name, reserved)
-        found.append([graph.placeholder(name).name for _ in range(3)])
-    assert found[0] == found[1]
-
-
 def test_core_decompositions_take_apart_what_is_not_core() -> None:
     rules = private.core_decompositions()
     assert torch.ops.aten.t.default in rules

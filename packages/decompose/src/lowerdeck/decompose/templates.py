@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import dropwhile
 from typing import Any
 
 from torch.fx import Node
@@ -18,7 +17,7 @@ from lowerdeck.decompose.calls.elements import Elements
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
-from lowerdeck.decompose.calls.template import Passed, Template, parent_of
+from lowerdeck.decompose.calls.template import Template, parent_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
@@ -37,12 +36,10 @@ class Undoing:
     Attributes:
         view: The operator of the view.
         index: Which of several results; None where there is one.
-        names: What names the view takes; empty for those of the operator.
     """
 
     view: Any
     index: int | None
-    names: tuple[Passed, ...] = ()
 
     def __call__(self, whole: Any, new: Any, args: Any, kwargs: Any) -> Any:
         """Return ``whole`` with the view of it replaced.
@@ -254,12 +251,7 @@ class Templates:
             # Views are inverted as whole operators, not as what these are decomposed into.
             if self.writes and (recording.shared or _gives_views(recording)):
                 whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
-        made = Template.of(recording, target, whole)
-        if isinstance(target, Undoing) and target.names:
-            # Nothing needs the view itself, so that names are all that is left of it.
-            rest = dropwhile(lambda step: isinstance(step, Passed), made.steps)
-            made = replace(made, steps=(*target.names, *rest))
-        return made, recording.unbacked
+        return Template.of(recording, target, whole), recording.unbacked
 
 
 def _gives_views(recording: Recording) -> bool:

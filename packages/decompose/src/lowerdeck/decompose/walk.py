@@ -23,7 +23,7 @@ from lowerdeck.decompose.calls.facts import TensorFacts, number_key
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.strides import dense_order, inverse
-from lowerdeck.decompose.calls.template import Passed, Template, facts_of
+from lowerdeck.decompose.calls.template import Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
@@ -184,8 +184,7 @@ class Walk:
         Args:
             memory: The memory.
         """
-        # Writes are applied to the base when something reads it: of writes in a row, only the
-        # # sequence counts, and a memory that nothing reads any more costs nothing.
+        # Writes are applied when something reads the memory, as in torch's FunctionalStorageImpl.
         pending, memory.pending = memory.pending, []
         for written, views, writer in pending:
             node = written
@@ -227,10 +226,7 @@ class Walk:
     def _undo(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
         undone = view.undone(self.writer.facts(whole).shape)
-        names: tuple[Passed, ...] = ()
-        if undone is not view:
-            names = self.templates.elements(self._found(view, whole)[1]).names
-        undoing = Undoing(undone.target, undone.index, names)
+        undoing = Undoing(undone.target, undone.index)
         made: Value = self.call(undoing, (*values, undone.args[1:], undone.kwargs), {}, source)
         return self.base(made.memory)
 

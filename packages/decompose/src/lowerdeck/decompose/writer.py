@@ -14,7 +14,7 @@ from torch.fx import Graph, Node, map_arg
 from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Constant, Passed, Step, Template, is_static
+from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.signature import LiftedConstants
 from lowerdeck.torch_base import (
@@ -25,7 +25,6 @@ from lowerdeck.torch_base import (
     add_node,
     expression_of,
     plain_number,
-    reserve_name,
 )
 
 
@@ -155,9 +154,6 @@ class Writer:
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
-            if isinstance(step, Passed):
-                reserve_name(self.graph, step.name, step.count)
-                continue
             if isinstance(step, Constant):
                 became[step.node] = self._constant(step.held)
                 continue
@@ -200,7 +196,7 @@ class Writer:
             return made
         parent = None if step.parent is None else became[step.parent]
         # Of a split into many parts of which one is read, the values of the others are shared:
-        # # making all of them for each copy would be quadratic.
+        # making all of them for each copy would be quadratic.
         if step.wanted is not None and node in self._several:
             self._know_one(made, step, self._several[node], parent)
             return made

@@ -1,4 +1,4 @@
-"""What several packages must know of torch's graphs and programs, each fact once.
+"""Facts about torch's graphs and programs that several packages need.
 
 The lowest layer: what nodes do besides computing (effects, writes in place, shared memory), and
 what is private in torch but needed by more than one package. It replaces nothing of torch.
@@ -49,21 +49,11 @@ from lowerdeck.torch_base._torch_private import (
     varies,
     with_graph_module,
 )
+from lowerdeck.torch_base.aliases import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.arguments import arguments_of
-from lowerdeck.torch_base.behaviours import Behaviours, writes_in_place
-from lowerdeck.torch_base.callees import (
-    Effect,
-    hides_aliases,
-    hides_writes,
-    returns_alias,
-    returns_view,
-    returns_written,
-    written_arguments,
-)
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
 from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
-from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
     attribute,
@@ -77,7 +67,16 @@ from lowerdeck.torch_base.graphs import (
     nested_graphs,
 )
 from lowerdeck.torch_base.idle_modes import without_idle_modes
-from lowerdeck.torch_base.memory import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.node_effects import Behaviours, writes_in_place
+from lowerdeck.torch_base.op_effects import (
+    Effect,
+    hides_aliases,
+    hides_writes,
+    returns_alias,
+    returns_view,
+    returns_written,
+    written_arguments,
+)
 from lowerdeck.torch_base.sources import (
     SourceFrame,
     describe_node,
@@ -85,6 +84,7 @@ from lowerdeck.torch_base.sources import (
     source_frame,
     source_frames,
 )
+from lowerdeck.torch_base.storage import Extent, MemoryMap
 from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [

@@ -110,20 +110,9 @@ def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
     return dict(_core_aten_decompositions_post_autograd())
 
 
-def reserve_name(graph: Graph, name: str, count: int = 1) -> None:
-    """Let ``graph`` give away a name, in place, as if a node had it.
-
-    Args:
-        graph: The graph.
-        name: The name, before it is made unique.
-        count: How many nodes; of more than one, all but the first are counted at once.
-    """
-    namespace = graph._graph_namespace
-    namespace.create_name(name, None)
-    if count > 1:
-        # Names are counted by what stands before their number.
-        base, _, number = name.rpartition("_")
-        namespace._base_count[base if base and number.isdigit() else name] += count - 1
+def reserve_name(graph: Graph, name: str) -> None:
+    """Let ``graph`` give away a name, in place, as if a node had it."""
+    graph._graph_namespace.create_name(name, None)
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:

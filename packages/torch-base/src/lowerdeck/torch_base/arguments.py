@@ -1,4 +1,4 @@
-"""What an operator is called with, by the names of its schema."""
+"""Arguments of a call by the names of its operator's schema."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 
 from lowerdeck.torch_base._torch_private import negative_view, shared_copy, storage_identity
-from lowerdeck.torch_base.extents import Extent, MemoryMap
+from lowerdeck.torch_base.storage import Extent, MemoryMap
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 

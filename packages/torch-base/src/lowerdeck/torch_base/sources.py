@@ -1,4 +1,4 @@
-"""Where in the user's model a node came from: its line of source, and its module."""
+"""Source lines and modules of the user's model that nodes come from."""
 
 from __future__ import annotations
 

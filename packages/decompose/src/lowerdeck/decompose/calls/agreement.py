@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
+from lowerdeck.decompose.calls.template import Result, Step, Template
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import stay
 from lowerdeck.torch_base import OpOverload, core_decompositions, describe_node, pytree, schema_of
@@ -134,8 +134,7 @@ def _results(call: Call, made: Template) -> Any:
     """Return a tree with the facts of each result."""
     known: dict[Node, Any] = dict(zip(made.inputs, call.facts, strict=True))
     for step in made.steps:
-        if not isinstance(step, Passed):
-            known[step.node] = step.facts if isinstance(step, Step) else step.held
+        known[step.node] = step.facts if isinstance(step, Step) else step.held
     return pytree.tree_map(
         lambda leaf: known[leaf.node] if isinstance(leaf, Result) else leaf, made.results
     )

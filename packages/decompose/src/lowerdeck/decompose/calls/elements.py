@@ -7,14 +7,12 @@ gives all of them would be copied as often, which grows with the square of how m
 from __future__ import annotations
 
 import operator
-from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
+from lowerdeck.decompose.calls.template import Result, Step, Template
 from lowerdeck.torch_base import SYMBOLS
 
 
@@ -33,35 +31,25 @@ class Elements:
         self._at: dict[Node, int] = {}
         # A view may be told by a size that another result is computed with.
         self._sizes: set[int] = set()
-        self._named: dict[str, list[int]] = {}
         for position, step in enumerate(template.steps):
-            if not isinstance(step, Passed):
-                self._at[step.node] = position
+            self._at[step.node] = position
             if isinstance(step, Step) and isinstance(step.facts, SYMBOLS):
                 self._sizes.add(position)
-            if step.name is not None:
-                self._named.setdefault(step.name, []).append(position)
         self._made: dict[int, Template] = {}
 
-    @property
-    def names(self) -> tuple[Passed, ...]:
-        """What names all of them take."""
-        return tuple(self._between(0, len(self.template.steps)))
-
     def only(self, index: int) -> Template:
-        """Return the template of one result, whose names are those that it has among all.
+        """Return the template of one result.
 
         Args:
             index: Which.
         """
-        made = self._made.get(index)
-        if made is None:
-            made = self._made[index] = self._only(self.template.results[index])
-        return made
+        if index not in self._made:
+            self._made[index] = self._only(self.template.results[index])
+        return self._made[index]
 
     def _only(self, result: Any) -> Template:
         needed: set[int] = set()
-        left = [self.template.steps[position].node for position in self._sizes]  # type: ignore[union-attr]
+        left = [self.template.steps[position].node for position in self._sizes]
         if isinstance(result, Result):
             left += [result.node, result.root]
         while left:
@@ -69,27 +57,15 @@ class Elements:
             if position is not None and position not in needed:
                 needed.add(position)
                 left += node.all_input_nodes
-        steps: list[Any] = []
-        last = 0
-        for position in sorted(needed):
-            steps += [*self._between(last, position), self.template.steps[position]]
-            last = position + 1
-        steps += self._between(last, len(self.template.steps))
-        wanted: dict[Node, list[Any]] = {}
+        steps = [self.template.steps[position] for position in sorted(needed)]
+        wanted: dict[Any, list[Any]] = {}
         for step in steps:
-            if not isinstance(step, Passed) and step.node.target is operator.getitem:
+            if step.node.target is operator.getitem:
                 wanted.setdefault(step.node.args[0], []).append(step.node.args[1])
-        told = tuple(
+        with_wanted = tuple(
             replace(step, wanted=indices[0])
             if isinstance(step, Step) and len(indices := wanted.get(step.node, [])) == 1
             else step
             for step in steps
         )
-        return replace(self.template, steps=told, results=result)
-
-    def _between(self, first: int, past: int) -> Iterator[Passed]:
-        """Yield the names of the steps from one position to before another."""
-        for name, positions in self._named.items():
-            count = bisect_left(positions, past) - bisect_left(positions, first)
-            if count:
-                yield Passed(name, count)
+        return replace(self.template, steps=with_wanted, results=result)

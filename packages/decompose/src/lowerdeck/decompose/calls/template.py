@@ -69,19 +69,6 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Nodes that nothing needs, which have names all the same in torch's retrace.
-
-    Attributes:
-        name: What they are called, before that is made unique.
-        count: How many they are.
-    """
-
-    name: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """One view of a tensor, as a call makes it.
 
@@ -126,7 +113,7 @@ class Template:
 
     Attributes:
         inputs: The placeholders, by position among the distinct inputs of the call.
-        steps: What is computed, in order, and the names of what nothing needs.
+        steps: What is computed, in order.
         results: What it returns: a tree with ``Result`` for tensors and symbols.
         written: What inputs that it writes are afterwards.
         opaque: Inputs that may share memory with a result in a way that views do not tell.
@@ -137,7 +124,7 @@ class Template:
     """
 
     inputs: tuple[Node, ...]
-    steps: tuple[Step | Constant | Passed, ...]
+    steps: tuple[Step | Constant, ...]
     results: Any
     written: Mapping[int, Node]
     opaque: frozenset[int]
@@ -169,13 +156,9 @@ class Template:
         graph.output((tuple(nodes), tuple(recording.written.values())))
         _fold_lifting(recording, nodes)
         _check_functional(graph)
-        traced = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         graph.eliminate_dead_code()
-        alive = set(graph.nodes)
-        steps = tuple(
-            _step(node, recording) if node in alive else Passed(base_name(node.target))
-            for node in traced
-        )
+        alive = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
+        steps = tuple(_step(node, recording) for node in alive)
         by_offset = any("as_strided" in str(node.target) for node in alive)
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
         found = _Results(recording, target, whole)

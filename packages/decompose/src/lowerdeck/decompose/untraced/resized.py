@@ -17,7 +17,7 @@ import torch
 from lowerdeck.decompose._torch_private import traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Passed, Result, Step, Template
+from lowerdeck.decompose.calls.template import Result, Step, Template
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced.identities import Before, lies_as_before
 from lowerdeck.torch_base import FakeTensor
@@ -104,7 +104,7 @@ def _is_one_call(call: Call, traced: Template) -> bool:
     """Return whether a template calls one operator and gives its first result."""
     if traced.written or traced.opaque or not isinstance(traced.results, Result):
         return False
-    steps = [step for step in traced.steps if not isinstance(step, Passed)]
+    steps = traced.steps
     first, last = steps[0], steps[-1]
     if not isinstance(first, Step) or first.node.target is not _PARTS[call.key[0]]:
         return False

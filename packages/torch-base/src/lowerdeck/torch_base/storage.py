@@ -1,4 +1,4 @@
-"""Where tensors lie in memory, and which of them overlap.
+"""Extents of tensors in memory, and which of them overlap.
 
 A storage tells too little: all weights that were read from one file may be parts of one storage,
 and two storages may lie on one memory that somebody lent.

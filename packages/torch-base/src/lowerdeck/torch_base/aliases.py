@@ -1,4 +1,4 @@
-"""Which values of a graph may share memory, and which nodes read and write it.
+"""Aliases in a graph: which values may share memory, and which nodes read and write it.
 
 Sharing is told from the schemas of operators and joined into groups, with no bytes looked at: two
 values of one group may share memory, two of different groups do not. It errs on one side only, so
@@ -15,10 +15,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base.behaviours import Behaviours
-from lowerdeck.torch_base.callees import Effect
-from lowerdeck.torch_base.extents import Extent, MemoryMap
 from lowerdeck.torch_base.graphs import attribute, has_attribute
+from lowerdeck.torch_base.node_effects import Behaviours
+from lowerdeck.torch_base.op_effects import Effect
+from lowerdeck.torch_base.storage import Extent, MemoryMap
 
 _NOT_COMPUTED = frozenset({"placeholder", "get_attr", "output"})
 

@@ -1,4 +1,4 @@
-"""Which nodes do more than compute: they write, draw random numbers, or touch the world."""
+"""Effects of nodes: writes in place, random numbers, side effects and changes of mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import HigherOrderOperator, NormBase, is_impure
-from lowerdeck.torch_base.callees import (
+from lowerdeck.torch_base.graphs import attribute, has_attribute
+from lowerdeck.torch_base.op_effects import (
     FIRST,
     PURE,
     UNKNOWN,
@@ -19,7 +20,6 @@ from lowerdeck.torch_base.callees import (
     function_behaviour,
     method_behaviour,
 )
-from lowerdeck.torch_base.graphs import attribute, has_attribute
 
 _RANDOM_MODULES = (
     torch.nn.Dropout,

@@ -1,4 +1,4 @@
-"""What torch's functions and methods do besides computing a value, told from their schemas."""
+"""Effects of operators besides their value, by their schemas and tables of exceptions."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _QUESTIONS = frozenset(
 )
 _MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
 # Whose results may be, or see, what they are given though their schemas do not say so: found by
-# running torch's own operator samples (tests/test_memory.py).
+# running torch's own operator samples (tests/test_aliases.py).
 _SILENT_ALIASES = frozenset(
     {
         *("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
