@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -37,7 +35,6 @@ __all__ = [
     "call_being_traced",
     "children_of",
     "guard_function",
-    "hooks_in_forward",
     "is_decomposed",
     "module_state",
     "node_of",
@@ -137,53 +134,6 @@ def node_of(value: torch.Tensor) -> Node | None:
     mode: Any = get_proxy_mode()
     slot: Any = get_proxy_slot(value, mode.tracer, None)
     return None if slot is None else slot.proxy.node
-
-
-@contextmanager
-def hooks_in_forward(module: torch.nn.Module) -> Iterator[None]:
-    """Run the forward hooks of ``module`` inside its ``forward``, if it has forward pre-hooks.
-
-    Export records arguments as pre-hooks return them, so they must run behind its own.
-    """
-    if not module._forward_pre_hooks:
-        yield
-        return
-    cls, state = type(module), module.__dict__
-    forward = state.pop("forward", None)
-    names = [name for name in state if name.startswith(("_forward_hooks", "_forward_pre_hooks"))]
-    saved = {name: state[name] for name in names}
-    pre_hooks, hooks = state["_forward_pre_hooks"], state["_forward_hooks"]
-    with_kwargs = {*state["_forward_pre_hooks_with_kwargs"], *state["_forward_hooks_with_kwargs"]}
-
-    # A method, because strict export names a module by the code that reaches it.
-    def hooked(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for number, hook in pre_hooks.items():
-            if number in with_kwargs:
-                args, kwargs = hook(self, args, kwargs) or (args, kwargs)
-            else:
-                new_args = hook(self, args)
-                if new_args is not None:
-                    args = new_args if isinstance(new_args, tuple) else (new_args,)
-        if forward is None:
-            result = cls.forward(self, *args, **kwargs)
-        else:
-            result = forward(*args, **kwargs)
-        for number, hook in hooks.items():
-            arguments = (args, kwargs) if number in with_kwargs else (args,)
-            new_result = hook(self, *arguments, result)
-            result = result if new_result is None else new_result
-        return result
-
-    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    module.__class__ = type(cls.__name__, (cls,), {**namespace, "forward": hooked})
-    state.update((name, OrderedDict()) for name in names)
-    try:
-        yield
-    finally:
-        module.__class__ = cls
-        state.update(saved)
-        if forward is not None:
-            state["forward"] = forward
 
 
 def remove_effect_tokens(program: ExportedProgram) -> ExportedProgram:

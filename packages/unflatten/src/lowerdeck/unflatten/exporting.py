@@ -17,7 +17,6 @@ from lowerdeck.torch_base import (
     pytree,
     writes_in_place,
 )
-from lowerdeck.unflatten._torch_private import hooks_in_forward
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.notes import (
     INNER,
@@ -28,11 +27,7 @@ from lowerdeck.unflatten.notes import (
     UNREAD,
     is_pass_through,
 )
-from lowerdeck.unflatten.recording import (
-    Recorder,
-    mark_pass_through,
-    note_inner_leaves,
-)
+from lowerdeck.unflatten.recording import Recorder, mark_pass_through, note_inner_leaves
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -104,7 +99,7 @@ def export_preserving(
             )
 
     if options.get("strict"):
-        program = _export_strict(run, list(modules), recorder)
+        program = _export_strict(run, modules, recorder)
     else:
         program = recorder.record(run)
     _drop_aliases(program)
@@ -117,19 +112,24 @@ def export_preserving(
 
 
 def _export_strict(
-    run: Callable[..., ExportedProgram], paths: Sequence[str], recorder: Recorder
+    run: Callable[..., ExportedProgram],
+    modules: Mapping[str, torch.nn.Module],
+    recorder: Recorder,
 ) -> ExportedProgram:
     """Return a strict export with the signatures of all modules that torch can record.
 
     Args:
         run: Exports with the signatures of the modules of these names.
-        paths: All modules.
+        modules: All modules, by name.
         recorder: Finds the modules that cannot be recorded, in a non-strict export.
     """
     # torch's error does not name the module. A model that only strict export takes is tried whole.
     with suppress(Exception):
         recorder.record(lambda: run(strict=False))
-    recordable = [path for path in paths if path not in recorder.refusals]
+    # It records arguments as they are before a module's own pre-hooks.
+    hooked = [path for path, module in modules.items() if module._forward_pre_hooks]
+    recorder.refuse(hooked, "has forward pre-hooks, which strict export does not record")
+    recordable = [path for path in modules if path not in recorder.refusals]
     try:
         return run(recordable)
     except Exception as error:
@@ -168,8 +168,6 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> Iterator[None]:
     """Mark results that are arguments in a strict export, which traces the hooks."""
     with ExitStack() as stack:
-        for module in dict.fromkeys([modules[path] for path in paths]):
-            stack.enter_context(hooks_in_forward(module))
         for path in paths:
             hook = modules[path].register_forward_hook(_marking_hook(path), with_kwargs=True)
             stack.callback(hook.remove)
