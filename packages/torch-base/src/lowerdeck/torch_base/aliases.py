@@ -94,11 +94,6 @@ class MemoryUse:
         """
         return cls(program.graph, program.graph_module, shared_inputs(program))
 
-    @property
-    def has_writes(self) -> bool:
-        """Return whether any node writes anything."""
-        return bool(self._writes)
-
     def group(self, node: Node) -> Node:
         """Return the node that stands for all values that ``node`` may share memory with."""
         root = node
