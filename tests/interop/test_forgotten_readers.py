@@ -24,7 +24,8 @@ from tests.soak.raw_programs import raw_program
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CHOSEN = programs(without="large")[::3]
-SEEDS = [seed for seed in range(300, 312) if seed not in {303, 310}]  # torch.export fails there
+SEEDS = [seed for seed in range(300, 312) if seed not in {303, 310, 311}]
+"""torch cannot export 303 and 310, and cannot decompose 311."""
 
 
 def _forget(program: ExportedProgram) -> ExportedProgram:

@@ -42,7 +42,8 @@ def test_outcomes_are_told_apart_by_a_worker_that_goes_on(program, runtime):
         assert outcome.call == 1
         assert code in (None, outcome.code)
     assert runtime.restarts == 0
-    assert isinstance(runtime.run(official.Case(b""), timeout=0.0), official.TimedOut)
+    slow = official.Case(program, [GOOD] * 1000)
+    assert isinstance(runtime.run(slow, timeout=0.0), official.TimedOut)
     assert isinstance(runtime.run(official.Case(program, [GOOD])), official.Ran)
 
 

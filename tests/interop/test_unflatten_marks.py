@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.decompose import decompose
-from lowerdeck.unflatten import export_preserving, unflatten
+from lowerdeck.unflatten import unflatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:This program was decomposed:UserWarning")
 
@@ -57,7 +57,10 @@ def test_what_is_marked_is_written_back_after_its_last_reader(
 ) -> None:
     """A marked value that is written back was a ``KeyError``."""
     eager, x = Frozen(child(), writes=writes), torch.randn(3, 4)
-    program = decompose(export_preserving(copy.deepcopy(eager), (x.clone(),)))
+    exported = torch.export.export(
+        copy.deepcopy(eager), (x.clone(),), preserve_module_call_signature=("child",)
+    )
+    program = decompose(exported)
     mark = torch.ops.higher_order._export_tracepoint
     assert program.graph.find_nodes(op="call_function", target=mark)
     module = unflatten(program)

@@ -54,9 +54,9 @@ class Finding:
     Attributes:
         seed: The program.
         way: How it was lowered and run.
-        outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``; ``torch`` if that is
-            wrong itself, ``rounding`` if eager differs as much when its inputs change by a
-            rounding (the sign of what sums to 0, say).
+        outcome: ``right``, ``wrong``, ``failed``, ``crashed``, ``refused``; ``torch`` if its own
+            program is wrong, exported or decomposed; ``rounding`` if eager differs as much when
+            its inputs change by a rounding (the sign of what sums to 0, say).
         detail: The refusal's reason, or what is wrong.
     """
 
@@ -130,7 +130,11 @@ def findings(seed: int, lib: Any, ways: Iterable[str] = ALL) -> Iterator[Finding
         try:
             for where, results in runs[way]():
                 wrong = _difference(results, expected)
-                outcome = "right" if not wrong else "rounding" if _rounds(program) else "wrong"
+                outcome = "right"
+                if wrong and _is_lost_by_torch(program, exported):
+                    outcome = "torch"
+                elif wrong:
+                    outcome = "rounding" if _rounds(program) else "wrong"
                 yield Finding(seed, f"{way}, {where}", outcome, wrong)
         except REFUSALS as error:
             yield Finding(seed, way, "refused", f"{type(error).__name__}: {_first(error)}")
@@ -166,6 +170,24 @@ def _in_torch(program: RawProgram, exported: Mapping[str, ExportedProgram]) -> R
         own = [value.clone() for value in inputs]
         found.append(([value.clone() for value in module(*own)], own))
     return found
+
+
+def _is_lost_by_torch(program: RawProgram, exported: Mapping[str, ExportedProgram]) -> bool:
+    """Return whether a method computes something else once torch has decomposed it."""
+    for name, one in exported.items():
+        results: list[Results] = [[], []]
+        try:
+            modules = copy.deepcopy(one), copy.deepcopy(one).run_decompositions()
+            for module, found in zip([each.module() for each in modules], results, strict=True):
+                for method, inputs in program.calls:
+                    own = [value.clone() for value in inputs]
+                    if method == name:
+                        found.append(([value.clone() for value in module(*own)], own))
+        except Exception:  # noqa: BLE001, RUF100  (whatever torch raises, it is torch's to cure)
+            return True
+        if _difference(results[1], results[0]):
+            return True
+    return False
 
 
 def _everywhere(
