@@ -127,7 +127,7 @@ def _export_strict(
     with suppress(Exception):
         recorder.record(lambda: run(strict=False))
     # It records arguments as they are before a module's own pre-hooks.
-    hooked = [path for path, module in modules.items() if module._forward_pre_hooks]
+    hooked = [path for path, module in modules.items() if vars(module)["_forward_pre_hooks"]]
     recorder.refuse(hooked, "has forward pre-hooks, which strict export does not record")
     recordable = [path for path in modules if path not in recorder.refusals]
     try:
