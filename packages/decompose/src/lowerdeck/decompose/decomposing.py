@@ -336,7 +336,13 @@ def _merge_names(program: ExportedProgram) -> tuple[ExportedProgram, bool]:
     program = mended(program)
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, False
-    return merge_written_names(program), True
+    try:
+        return merge_written_names(program), True
+    except Exception as error:
+        # A program that was changed by hand may be wrong in any way.
+        raise DecomposeError(
+            f"the writes of the program cannot be followed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:

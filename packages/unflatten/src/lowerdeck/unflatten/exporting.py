@@ -10,13 +10,7 @@ import torch
 from torch.export import ExportedProgram, export
 from torch.fx import Node
 
-from lowerdeck.torch_base import (
-    HigherOrderOperator,
-    MemoryUse,
-    graphs_of,
-    pytree,
-    writes_in_place,
-)
+from lowerdeck.torch_base import HigherOrderOperator, MemoryUse, graphs_of, pytree, writes_in_place
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.notes import (
     INNER,

@@ -35,7 +35,8 @@ class RootGuards:
         conditions: Sequence[str],
         signature: CallSignature,
     ) -> None:
-        self.labels = signature.leaf_labels([node.meta.get("val") for node in placeholders])
+        examples = [node.meta.get("val") for node in placeholders]
+        self.labels: list[str] = signature.leaf_labels(examples)
         names = [re.sub(r"^([^\[]+)", r"['\1']", label) for label in self.labels]
         # Names of no argument, as error messages quote them.
         unique = [f"_input_{number}_" for number in range(len(names))]

@@ -9,7 +9,7 @@ from lowerdeck.graph_fuser.order import install
 from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.splice import splice_calls
-from lowerdeck.graph_fuser.regions import ROOT, Region
+from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
 from lowerdeck.torch_base import Behaviours, Effect, attribute, is_impure, mark_impure
 
 
@@ -24,7 +24,7 @@ class ModuleBuilder:
     def __init__(self, graphs: GraphBuilder, gm: GraphModule) -> None:
         self.graphs = graphs
         self.gm = gm
-        self.tree = graphs.tree
+        self.tree: RegionTree = graphs.tree
         self.behaviours: Behaviours = Behaviours(gm)
         self._modules: dict[int, GraphModule] = {}
         self._maps: dict[int, dict[Node, Node]] = {}

@@ -51,7 +51,7 @@ class Schedule:
         self, tree: RegionTree, boundary: Boundary, order: Sequence[tuple[Node, Node]] = ()
     ) -> None:
         self.tree = tree
-        self.edges = boundary.edges
+        self.edges: list[dict[tuple[Item, Item], tuple[Node, Node]]] = boundary.edges
         self.following: dict[Node, list[Node]] = {}
         for before, after in order:
             self.following.setdefault(before, []).append(after)

@@ -34,7 +34,7 @@ class Candidates:
     ) -> None:
         self.nodes = nodes
         self.hazards = hazards
-        self.follows = followers(nodes, hazards)
+        self.follows: dict[Node, Node] = followers(nodes, hazards)
         self.wanted: dict[Node, bool] = dict.fromkeys(nodes, True)
         self.left_out: dict[Node, LeftOut] = {}
         for node in nodes:

@@ -72,8 +72,9 @@ class ProgramCopier:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.graph = Graph()
-        self.working = WorkingGraph(self.graph, trace.tree, refusals=dict(trace.tree.refusals))
+        self.graph: Graph = Graph()
+        refusals = dict(trace.tree.refusals)
+        self.working: WorkingGraph = WorkingGraph(self.graph, trace.tree, refusals=refusals)
         self.values: dict[Node, Any] = {}
         self.marked: dict[Frame, dict[str, tuple[Any, ...]]] = {}
         self._reads: dict[tuple[Frame, str], Node] = {}
