@@ -25,12 +25,12 @@ MOST_LEFT_OUT = {"raw": 0.25, "writes": 0.5}
 many dynamic sizes that eager takes, and most writes to windows."""
 
 
-TORCHS_OWN = {
-    "constants_of_all_forms": "torch makes a parameter of a buffer that is an nn.Parameter",
-    "kernel_limits_of_floats": "an assertion of the exported program fails in torch itself",
-    "shifted_names": "program.module() gives both placeholders one name",
+OUTCOMES = {
+    "constants_of_all_forms": "differs",  # torch makes a parameter of a buffer of that class
+    "kernel_limits_of_floats": "wrong in torch",  # an assertion of the exported program fails
+    "shifted_names": "wrong in torch",  # program.module() gives both placeholders one name
 }
-"""Programs of the zoo in which torch differs from eager, and why."""
+"""What comes of programs of the zoo in which torch itself differs from eager."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,7 @@ def _warm() -> None:
 @pytest.mark.parametrize("program", programs(without="several-methods large"), ids=str)
 def test_models_of_the_zoo_come_out_as_torch_gives_them(program: Program) -> None:
     (found,) = run_group(f"zoo/{program.name}")
-    assert found.outcome == "same" or program.name in TORCHS_OWN, found
+    assert found.outcome == OUTCOMES.get(program.name, "same"), found
     # Conjugated tensors go torch's way.
     assert not found.whole or program.has("complex"), found
 

@@ -131,7 +131,7 @@ def findings(seed: int, lib: Any, ways: Iterable[str] = ALL) -> Iterator[Finding
             for where, results in runs[way]():
                 wrong = _difference(results, expected)
                 outcome = "right"
-                if wrong and _is_lost_by_torch(program, exported):
+                if wrong and _is_lost_by_torch(program, exported, results):
                     outcome = "torch"
                 elif wrong:
                     outcome = "rounding" if _rounds(program) else "wrong"
@@ -172,22 +172,25 @@ def _in_torch(program: RawProgram, exported: Mapping[str, ExportedProgram]) -> R
     return found
 
 
-def _is_lost_by_torch(program: RawProgram, exported: Mapping[str, ExportedProgram]) -> bool:
-    """Return whether a method computes something else once torch has decomposed it."""
-    for name, one in exported.items():
-        results: list[Results] = [[], []]
-        try:
-            modules = copy.deepcopy(one), copy.deepcopy(one).run_decompositions()
-            for module, found in zip([each.module() for each in modules], results, strict=True):
-                for method, inputs in program.calls:
-                    own = [value.clone() for value in inputs]
-                    if method == name:
-                        found.append(([value.clone() for value in module(*own)], own))
-        except Exception:  # noqa: BLE001, RUF100  (whatever torch raises, it is torch's to cure)
-            return True
-        if _difference(results[1], results[0]):
-            return True
-    return False
+def _is_lost_by_torch(
+    program: RawProgram, exported: Mapping[str, ExportedProgram], results: Results
+) -> bool:
+    """Return whether wrong results are those of what torch itself decomposes."""
+    decomposed = {name: copy.deepcopy(one).run_decompositions() for name, one in exported.items()}
+    if len(exported) == 1:
+        return not _difference(results, _in_torch(program, decomposed))
+    # Methods share their state, which two modules of torch do not: each is compared alone.
+    return any(
+        bool(_difference(_alone(program, name, decomposed), _alone(program, name, exported)))
+        for name in exported
+    )
+
+
+def _alone(program: RawProgram, name: str, programs: Mapping[str, ExportedProgram]) -> Results:
+    """Return what torch makes of the calls of one method."""
+    module = copy.deepcopy(programs[name]).module()
+    given = [[value.clone() for value in inputs] for one, inputs in program.calls if one == name]
+    return [([value.clone() for value in module(*own)], own) for own in given]
 
 
 def _everywhere(
