@@ -84,10 +84,10 @@ class LowerCommand:
         parser.add_argument(
             "--auto",
             action="store_true",
-            help="try no backend, each one named by --backend (each that the official runtime "
-            "has, without it), pairs of them, and the model cut between two that are near each "
-            "other, in that runtime, on the example inputs, and keep the fastest that is right; "
-            "prints each on standard error as it is done, and all at the end",
+            help="try no backend and each one named by --backend (without it, each installed one "
+            "that the official runtime has) in that runtime, on the example inputs, and keep the "
+            "fastest that is right; prints each on standard error as it is done, and all at the "
+            "end",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(

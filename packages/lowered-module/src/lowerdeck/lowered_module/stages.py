@@ -66,11 +66,11 @@ class Stages:
 
         Args:
             done: Number of trials done.
-            total: Number of all at most.
+            total: Number of all.
             label: What came of the last one.
         """
         if not self._closed:
-            self._bar.write(f"  {done} of at most {total}: {label}", file=self._stderr)
+            self._bar.write(f"  {done} of {total}: {label}", file=self._stderr)
             self._bar.refresh()
             self._stderr.flush()
 

@@ -1,4 +1,4 @@
-"""The plan that is fastest where it will run: candidates lowered, run and compared."""
+"""The backend whose file is fastest where it will run: each is tried, run and compared."""
 
 from lowerdeck.lowered_module.choosing.fastest import Trial, lower_fastest, trial_lines
 
