@@ -7,13 +7,21 @@ import operator
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from lowered_helpers import backend, backend_class, blobs, calls_of, everything, runs_without
+from lowered_helpers import (
+    backend,
+    backend_class,
+    blobs,
+    calls_of,
+    everything,
+    runs_without,
+)
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (
@@ -29,8 +37,8 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore
-from lowerdeck.torch_base import data_address
-from lowerdeck_zoo import exported
+from lowerdeck.torch_base import data_address, graphs_of
+from lowerdeck_zoo import Program, exported, programs
 
 
 class Counting:
@@ -315,30 +323,23 @@ class Calling(torch.nn.Module):
         return self.call(self.norm(x)) if x.ndim == 4 else self.call(x)
 
 
-# torch's own format reorders, joins or adds results of such operators.
-SEVERAL_RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "batch_norm": lambda x: x.relu(),
-    "max": lambda x: x.max(-1)[0] * 2,
-    "min, indices alone": lambda x: x.min(-1)[1] + 1,
-    "topk": lambda x: x.topk(2)[1] + 1,
-    "chunk": lambda x: x.chunk(2, -1)[0] * 2,
-    "split": lambda x: torch.split(x, 2, -1)[1] + 1,
-    "unbind": lambda x: x.unbind(0)[0] * 2,
-    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x.relu(), 2) + 1,
-    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (8,)) * 2,
-    "group_norm": lambda x: torch.nn.functional.group_norm(x, 2) * 2,
-    "var_mean": lambda x: torch.var_mean(x, -1)[1] + 1,
-    "twice": lambda x: (x.max(-1)[0] * 2).max(-1)[1] + x.max(-1)[0].max(-1)[1],
-    "none": lambda x: torch.ops.aten.max.dim(x, -1) and x + 1,
-}
+def described(program: ExportedProgram, specs: Any) -> bytes:
+    """Return all that a backend can see of the nodes of a program."""
+    lines = [str(program.graph_signature), str(program.range_constraints)]
+    for graph_module in graphs_of(program.graph_module):
+        for node in graph_module.graph.nodes:
+            told = (node.format_node(), node.meta.get("val"), node.meta.get("nn_module_stack"))
+            lines.append(" ".join(map(str, told)))
+    return "\n".join(lines).encode()
 
 
-@pytest.mark.parametrize("name", SEVERAL_RESULTS)
-def test_operators_of_several_results_arrive_as_they_were_sent(name: str) -> None:
-    program = exported(Calling(SEVERAL_RESULTS[name]), torch.randn(2, 4, 8, 8))
-    with ThreadPoolExecutor(1) as executor:
-        for given in (program, program.run_decompositions()):
-            assert_the_same_elsewhere(given, executor, everything())
+@pytest.mark.parametrize("program", programs(without="large"), ids=str)
+def test_programs_of_the_zoo_arrive_as_they_were_sent(program: Program) -> None:
+    with backend(described), ThreadPoolExecutor(1) as executor:
+        for exported_program in program.exports().values():
+            wanted = to_backend("Custom", exported_program, []).processed_bytes
+            found = to_backend("Custom", exported_program, [], executor=executor)
+            assert found.processed_bytes == wanted
 
 
 def results_apart() -> ExportedProgram:
@@ -371,42 +372,22 @@ def test_results_anywhere_arrive_as_they_were_sent() -> None:
         assert_the_same_elsewhere(program, executor, everything("Custom"))
 
 
-def _other(program: ExportedProgram) -> None:
-    calls_of(program)[0].target = torch.ops.aten.tanh.default
+class Damaging(ThreadPoolExecutor):
+    """Hands on programs that no worker can read."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return super().submit(fn, *(replace(one, program=b"") for one in args), **kwargs)
 
 
-def _less(program: ExportedProgram) -> None:
-    relu = calls_of(program)[0]
-    relu.replace_all_uses_with(relu.all_input_nodes[0])
-    program.graph.erase_node(relu)
-
-
-def _more(program: ExportedProgram) -> None:
-    with program.graph.inserting_before(program.graph.output_node()):
-        program.graph.call_function(torch.ops.aten.sin.default, (calls_of(program)[0],))
-
-
-def _another_graph(program: ExportedProgram) -> None:
-    nested = torch.fx.GraphModule({}, torch.fx.Graph())
-    program.graph_module.add_submodule("nested", nested)
-    with program.graph.inserting_before(program.graph.output_node()):
-        program.graph.get_attr("nested")
-
-
-@pytest.mark.parametrize("change", [_other, _less, _more, _another_graph])
-def test_a_partition_that_changes_on_its_way_is_refused(
-    change: Callable[[ExportedProgram], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = torch.export.load
-
-    def changed(stream: Any) -> ExportedProgram:
-        program = load(stream)
-        change(program)
-        return program
-
-    program = exported(Calling(lambda x: x.relu().max(-1)[0]), torch.ones(2, 3))
-    monkeypatch.setattr(torch.export, "load", changed)
-    with ThreadPoolExecutor(1) as executor, pytest.raises(PreprocessError, match="an executor"):
+def test_what_cannot_travel_is_an_error() -> None:
+    program = exported(Calling(lambda x: x.relu()), torch.ones(2, 3))
+    with Damaging(1) as executor, pytest.raises(PreprocessError, match="a worker cannot read"):
+        to_backend(program, everything("Counting"), executor=executor)
+    calls_of(program)[0].meta["custom"] = {"called": lambda: None}
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(PreprocessError, match=r"pickle local object.*without an exec"),
+    ):
         to_backend(program, everything("Counting"), executor=executor)
     assert not Counting.calls
 
@@ -418,13 +399,10 @@ def test_a_failure_names_the_partition(program: ExportedProgram, executor: Any) 
         to_backend(program, partitioner(), executor=None if executor is None else executor(2))
 
 
-def test_a_program_with_delegates_cannot_travel(program: ExportedProgram) -> None:
+def test_delegates_travel(program: ExportedProgram) -> None:
     once = to_backend(program, partitioner())
-    with (
-        ThreadPoolExecutor(1) as executor,
-        pytest.raises(PreprocessError, match="without an executor"),
-    ):
-        to_backend(once, everything(), executor=executor)
+    with backend(described), ThreadPoolExecutor(1) as executor:
+        assert_the_same_elsewhere(once, executor, everything("Custom"))
 
 
 def test_progress_is_shown(program: ExportedProgram) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch._export.verifier import SpecViolationError
 from torch._library.fake_class_registry import FakeScriptObject
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowerdeck.torch_base import FakeTensor, FakeTensorMode, pytree
 
@@ -15,6 +16,8 @@ __all__ = [
     "SpecViolationError",
     "active_fake_mode",
     "fake_mode_of",
+    "graph_pickler",
+    "new_fake_mode",
 ]
 
 
@@ -30,3 +33,16 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
     return None
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """Return a fake mode as programs have it, without symbols yet."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+
+def graph_pickler() -> tuple[Any, Any, Any, Any]:
+    """Return torch's pickler of graphs, its options, its unpickler, and the state of one."""
+    # Imported here: it brings inductor, and takes twice as long as torch.export.
+    from torch.fx import _graph_pickler as torchs
+
+    return torchs.GraphPickler, torchs.Options, torchs._GraphUnpickler, torchs._UnpickleState

@@ -32,7 +32,7 @@ from lowerdeck.lowered_module.lowering import (
     to_backend,
 )
 from lowerdeck.lowered_module.preprocess import Progress
-from lowerdeck.lowered_module.program.portable import fill, portable_state
+from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 
@@ -63,8 +63,9 @@ class LoweredProgram(EmittedProgram):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle writes: torch could not load the programs where they branch."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
-        programs = {name: (type(one), portable_state(one)) for name, one in self.programs.items()}
-        return _unpickled, ({**state, "programs": programs},)
+        tensors: list[torch.Tensor] = []
+        dumped = {name: dump_program(one, tensors) for name, one in self.programs.items()}
+        return _unpickled, ({**state, "programs": dumped}, tensors)
 
     def __copy__(self) -> LoweredProgram:
         """Return another with the same programs."""
@@ -94,11 +95,8 @@ class LoweredProgram(EmittedProgram):
         return delegation_summary(self.programs[method])
 
 
-def _unpickled(state: dict[str, Any]) -> LoweredProgram:
-    programs = {}
-    for name, (kind, parts) in state["programs"].items():
-        programs[name] = kind.__new__(kind)
-        fill(programs[name], parts)
+def _unpickled(state: dict[str, Any], tensors: list[torch.Tensor]) -> LoweredProgram:
+    programs = {name: load_program(one, tensors) for name, one in state["programs"].items()}
     return LoweredProgram(**{**state, "programs": programs})
 
 

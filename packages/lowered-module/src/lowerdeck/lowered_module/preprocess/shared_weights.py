@@ -91,7 +91,10 @@ class SharedWeights(Executor):
     def _without_weights(self, value: Any) -> Any:
         if not isinstance(value, Parcel):
             return value
-        filed = tuple(replace(one, data=self._filed(one.data)) for one in value.weights)
+        filed = {
+            number: replace(one, data=self._filed(one.data))
+            for number, one in value.weights.items()
+        }
         return replace(value, weights=filed)
 
     def _filed(self, data: bytes | Path) -> Path:

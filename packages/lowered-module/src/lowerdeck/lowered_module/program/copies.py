@@ -54,12 +54,12 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
             cannot share so (what was loaded or mapped) are the very same, not copies.
     """
     with collector_held():
-        return with_values(program, _shared if reads_only else _lazily)
+        return _with_values(program, _shared if reads_only else _lazily)
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy with its own graphs and the very same tensors."""
-    return with_values(program, dict)
+    return _with_values(program, dict)
 
 
 def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
@@ -72,7 +72,7 @@ def copy_call_graph(entries: Iterable[ModuleCallEntry]) -> list[ModuleCallEntry]
     return [ModuleCallEntry(entry.fqn, entry.signature) for entry in entries]
 
 
-def with_values(
+def _with_values(
     program: ExportedProgram, values: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> ExportedProgram:
     """Return a copy with its own graphs and the tensors that a function makes of the program's.

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
-from lowerdeck.lowered_module.program.portable import fill, portable_state
+from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
 from lowerdeck.torch_base import (
     Extent,
@@ -55,13 +55,10 @@ class PreparedProgram(ExportedProgram):
         prepared._module = None  # type: ignore[attr-defined]
         return cast("PreparedProgram", prepared)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the eager module, which is made again when asked for."""
-        return {**portable_state(self), "_module": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled."""
-        fill(self, state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle writes: without the eager module, which is made when asked for."""
+        tensors: list[torch.Tensor] = []
+        return load_program, (dump_program(self, tensors), tensors)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedProgram:
         """Return a deep copy, in which nodes know all that they knew: no pickle is needed."""
