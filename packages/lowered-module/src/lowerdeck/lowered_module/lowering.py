@@ -12,7 +12,6 @@ from typing import Any, overload
 
 from torch.export import ExportedProgram
 
-from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module._executorch import (
     edge_dialect_is_loaded,
     is_peers,
@@ -64,7 +63,6 @@ from lowerdeck.lowered_module.program.functional import (
     mark_shared,
     used_memory,
     writes_anything,
-    writes_outside,
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
@@ -302,16 +300,10 @@ def _lower_whole(
             f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
             "ExportedProgram: export the module first"
         )
-    program = without_idle_modes(_checked(program))
+    program = _in_values(program)
     for_exir = wants_edge_backend(
         find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
     )
-    if for_exir and writes_anything(program):
-        program = functional(program, "backends of ExecuTorch know no writes in place")
-    writer = writes_outside(program)
-    if writer is not None:
-        # Only the signature of a functional program tells what a delegate must give back.
-        program = functional(program, f"{writer.name!r} ({writer.target}) writes in place")
     kept = edge_form(program) if for_exir else program
     kept = shared_copy(program) if kept is program else kept
     convention = flatten_program(kept)
@@ -433,9 +425,9 @@ def changed_as_in_exir(
         AliasingError: The program writes in place what cannot be said without.
     """
     program = mended(program)
-    if writes_anything(program):
-        program = functional(program, "passes of ExecuTorch know no writes in place")
-    return changed_in_edge_form(program, change)
+    return changed_in_edge_form(
+        functional(program) if writes_anything(program) else program, change
+    )
 
 
 def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
@@ -454,16 +446,22 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
         return program
     program = mended(program)
     if program.dialect != "EDGE" and writes_anything(program):
-        program = functional(program, "programs of the Edge dialect know no writes in place")
+        program = functional(program)
     return named_edge_form(program)
 
 
-def _checked(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that can be lowered, whose constants are those that were exported."""
+def _in_values(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that can be lowered: repaired, and without writes in place.
+
+    Delegates pass values only, and the signature of a functional program tells what they give
+    back.
+    """
     changed = changed_constant(program)
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
-    return mended(program)
+    # Regions of modes that change nothing would cut what one partition can hold.
+    program = without_idle_modes(mended(program))
+    return functional(program) if writes_anything(program) else program
 
 
 def _partitioned(
@@ -471,38 +469,19 @@ def _partitioned(
 ) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it.
 
-    Where the cut would lose a write in place, the functional form of the program is partitioned
-    instead. ``others`` are the other methods of the same file.
+    ``others`` are the other methods of the same file.
     """
     require_partitioner(partitioner)
-    # Regions would cut what one partition can hold.
-    program = without_idle_modes(_checked(program))
+    program = _in_values(program)
     if wants_edge(partitioner):
-        if writes_anything(program):
-            program = functional(program, "partitioners of ExecuTorch know no writes in place")
         program = edge_form(program)
     tagged, tags = _tagged(program, partitioner, others)
-    harm: object = first_harm(tagged, tags)
-    if harm is None:
-        try:
-            return _cut(tagged, tags)
-        except CycleError as error:
-            # Reads on both sides of a write cannot be one call; values know no such order.
-            if not writes_anything(program):
-                raise
-            harm = f"partitions read memory before and after it is written ({error})"
-    program = functional(program, harm)
-    tagged, tags = _tagged(program, partitioner, others)
-    left = first_harm(tagged, tags)
-    if left is not None:
+    harm = first_harm(tagged, tags)
+    if harm is not None:
         raise AliasingError(
-            f"{left}, and a delegate passes values only: leave these nodes out of partitions, or "
+            f"{harm}, and a delegate passes values only: leave these nodes out of partitions, or "
             "write the model without the write in place"
         )
-    return _cut(tagged, tags)
-
-
-def _cut(tagged: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
     with collector_held():
         return cut_program(tagged, tags)
 

@@ -26,14 +26,7 @@ from lowerdeck.lowered_module.program.known import (
     read_by_one,
 )
 from lowerdeck.lowered_module.program.tags import AHEAD, DELEGATION_TAG
-from lowerdeck.torch_base import (
-    Behaviours,
-    MemoryUse,
-    OpOverload,
-    graphs_of,
-    is_getitem,
-    writes_in_place,
-)
+from lowerdeck.torch_base import Behaviours, OpOverload, graphs_of, is_getitem
 
 
 class TablePartitioner(Partitioner):
@@ -44,9 +37,6 @@ class TablePartitioner(Partitioner):
     What a table would leave, but no input of the program changes (masks, positions), can be
     computed ahead of time where one partition reads it: a ``DeclarativeBackend`` finds it among
     the constants.
-
-    A visitor may take a write in place for its functional form, ``relu_`` for ``relu``: writes
-    that show through another name are left, and ``to_backend`` then asks for them in that form.
 
     Args:
         backend_id: Where partitions go.
@@ -91,7 +81,6 @@ class TablePartitioner(Partitioner):
         self.computes_ahead = computes_ahead
         self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
         self.known: Collection[str] = frozenset()
-        self._shown: Mapping[Node, str] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags.
@@ -103,7 +92,6 @@ class TablePartitioner(Partitioner):
         tags: dict[str, DelegationSpec] = {}
         constants = constant_names(exported_program)
         for gm in graphs_of(exported_program.graph_module):
-            self._shown = dict(_writes_shown_elsewhere(gm))
             # Graphs within others are given all that they read.
             own = constants if gm is exported_program.graph_module else {}
             proposal, ahead = self._proposal(gm, own)
@@ -201,7 +189,7 @@ class TablePartitioner(Partitioner):
         """Return why a node is left, "" where that needs no report."""
         if node.op != "call_function" or is_getitem(node):
             return ""
-        return self._shown.get(node) or self.objection(node)
+        return self.objection(node)
 
     def _leave(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -229,22 +217,3 @@ def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:
     for node in ahead:
         yield node
         yield from (user for user in node.users if user.target is ASSERTION)
-
-
-def _writes_shown_elsewhere(gm: GraphModule) -> Iterator[tuple[Node, str]]:
-    """Yield writes whose memory is read later by a name from before, and why each is left.
-
-    Export gives what is written a new name, and the old one to nobody: only views keep theirs.
-    """
-    if not writes_in_place(gm):
-        return
-    memory = MemoryUse(gm.graph, gm)
-    names: dict[Node, list[Node]] = {}
-    order = {node: position for position, node in enumerate(gm.graph.nodes)}
-    for node in gm.graph.nodes:
-        for group in memory.writes(node):
-            for name in names.get(group, ()):
-                readers = [user.name for user in name.users if order[user] > order[node]]
-                if readers:
-                    yield node, f"what it writes in place is read as {name.name} by {readers[0]}"
-        names.setdefault(memory.group(node), []).append(node)

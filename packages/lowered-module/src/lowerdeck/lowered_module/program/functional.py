@@ -1,8 +1,9 @@
-"""Whether cutting a program loses a write, and the functional form of a program where it would.
+"""The functional form of a program, and what a cut of it would still lose.
 
 A delegate takes values and gives values: what it writes into its arguments is lost, and so is what
 others write through a view that it returned. A program straight from ``torch.export`` is full of
-both. A partition therefore touches memory that is written only if all of it is its own.
+both; in its functional form only custom operators write in place. A partition touches memory that
+they write only if all of it is its own.
 """
 
 from __future__ import annotations
@@ -73,12 +74,11 @@ def first_harm(program: ExportedProgram, tags: Container[object]) -> Harm | None
     return next(_harms(program, tags), None)
 
 
-def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
+def functional(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` without writes in place, its other operators as they are.
 
     Args:
         program: Any program; not changed.
-        harm: Why it is asked for, in words, for the error.
 
     Raises:
         AliasingError: torch cannot tell its writes in values.
@@ -90,8 +90,8 @@ def functional(program: ExportedProgram, harm: object) -> ExportedProgram:
         if not isinstance(error, DecomposeError):
             reason = f"torch cannot make the program functional ({type(error).__name__}: {reason})"
         raise AliasingError(
-            f"{harm}, and a delegate passes values only; but {reason}. Leave these nodes out of "
-            "partitions, or write the model without the write in place"
+            f"the program writes in place, and a delegate passes values only; but {reason}. Write "
+            "the model without the write in place"
         ) from error
 
 
@@ -113,24 +113,6 @@ def _hiding_parts(program: ExportedProgram) -> dict[Any, Callable[..., object]]:
 def writes_anything(program: ExportedProgram) -> bool:
     """Return whether any node of ``program``, or of a graph nested in it, writes in place."""
     return any(map(writes_in_place, graphs_of(program.graph_module)))
-
-
-def writes_outside(program: ExportedProgram) -> Node | None:
-    """Return a node that writes a parameter, buffer, constant or input in place, or None.
-
-    Args:
-        program: Any program; a functional one, whose signature tells what it writes, has none.
-    """
-    for gm in graphs_of(program.graph_module):
-        if not writes_in_place(gm):
-            continue
-        memory = _memory(program, gm)
-        foreign = {memory.group(node) for node in gm.graph.nodes if node.op in _OUTSIDE}
-        for node in gm.graph.nodes:
-            if not foreign.isdisjoint(memory.writes(node)):
-                writer: Node = node
-                return writer
-    return None
 
 
 def changing_inputs(program: ExportedProgram) -> set[Node]:

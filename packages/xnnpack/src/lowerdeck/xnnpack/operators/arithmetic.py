@@ -128,11 +128,11 @@ _RSUB = _binary(NodeKind.SUBTRACT, swapped=True)
 _MUL = _binary(NodeKind.MULTIPLY)
 _DIV = _binary(NodeKind.DIV)
 ARITHMETIC: Table = {
-    **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor], _ADD),
-    **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar, _aten.sub_.Tensor], _SUB),
+    **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar], _ADD),
+    **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar], _SUB),
     **dict.fromkeys([_aten.rsub.Tensor, _aten.rsub.Scalar], _RSUB),
-    **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor], _MUL),
-    **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor], _DIV),
+    **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar], _MUL),
+    **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar], _DIV),
     _aten.maximum.default: _binary(NodeKind.MAXIMUM),
     _aten.minimum.default: _binary(NodeKind.MINIMUM),
 }

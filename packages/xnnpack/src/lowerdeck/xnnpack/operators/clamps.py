@@ -15,15 +15,11 @@ from lowerdeck.xnnpack.payload.schema import NodeKind
 _aten = torch.ops.aten
 _LIMITS: dict[object, Range] = {
     _aten.relu.default: (0.0, math.inf),
-    _aten.relu_.default: (0.0, math.inf),
     _aten.relu6.default: (0.0, 6.0),
-    _aten.relu6_.default: (0.0, 6.0),
 }
 _LIMIT_NAMES: dict[object, tuple[str, str]] = {
     _aten.hardtanh.default: ("min_val", "max_val"),
-    _aten.hardtanh_.default: ("min_val", "max_val"),
     _aten.clamp.default: ("min", "max"),
-    _aten.clamp_.default: ("min", "max"),
     _aten.clamp_min.default: ("min", ""),
     _aten.clamp_max.default: ("", "max"),
 }

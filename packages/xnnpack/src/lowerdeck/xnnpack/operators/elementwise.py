@@ -229,7 +229,7 @@ UNIT = int8(1 / 256, -128)
 """How numbers from 0 to 1 are stored as integers."""
 _HALF_UNIT = int8(1 / 256)
 """How numbers from -0.5 to 0.5 are stored: what is beyond becomes the ends."""
-_ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar})
+_ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
     1.0: lambda x, _: x.unary(NodeKind.COPY, x.input),
@@ -323,56 +323,40 @@ _KINDS = {
     _aten.exp.default: NodeKind.EXP,
     _aten.floor.default: NodeKind.FLOOR,
     _aten.hardswish.default: NodeKind.HARDSWISH,
-    _aten.hardswish_.default: NodeKind.HARDSWISH,
     _aten.log.default: NodeKind.LOG,
     _aten.neg.default: NodeKind.NEGATE,
     _aten.sigmoid.default: NodeKind.SIGMOID,
-    _aten.sigmoid_.default: NodeKind.SIGMOID,
     _aten.sin.default: NodeKind.SIN,
     _aten.square.default: NodeKind.SQUARE,
     _aten.tanh.default: NodeKind.TANH,
-    _aten.tanh_.default: NodeKind.TANH,
 }
-_LEAKY_RELU = Operator(
-    _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
-)
 _ELU = Operator(
     _composed(_elu),
     _elu_refusal,
     integers=Integers.CHOOSES,
     int8_refusal=_elu_int8_refusal,
 )
-_SILU = Operator(_composed(_silu), integers=Integers.CHOOSES, scale_refusal=_silu_scale_refusal)
-_HARDSIGMOID = Operator(
-    _composed(_hardsigmoid),
-    integers=Integers.CHOOSES,
-    scale_refusal=_hardsigmoid_scale_refusal,
-)
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
     # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
     _aten.sqrt.default: Operator(_composed(_sqrt), integers=Integers.CHOOSES, wide=True),
-    **dict.fromkeys(
-        [
-            *(_aten.elu.default, _aten.elu_.default, _aten.celu.default, _aten.celu_.default),
-            *(_aten.selu.default, _aten.selu_.default),
-        ],
-        _ELU,
-    ),
+    **dict.fromkeys([_aten.elu.default, _aten.celu.default, _aten.selu.default], _ELU),
     _aten.softplus.default: Operator(_composed(_softplus), _softplus_refusal, wide=True),
-    **dict.fromkeys(
-        [_aten.mish.default, _aten.mish_.default], Operator(_composed(_mish), wide=True)
-    ),
+    _aten.mish.default: Operator(_composed(_mish), wide=True),
     _aten.gelu.default: Operator(
         _composed(_gelu),
         integers=Integers.CHOOSES,
         int8_refusal=_gelu_int8_refusal,
         wide=True,
     ),
-    _aten.hardsigmoid.default: _HARDSIGMOID,
-    _aten.hardsigmoid_.default: _HARDSIGMOID,
-    _aten.leaky_relu.default: _LEAKY_RELU,
-    _aten.leaky_relu_.default: _LEAKY_RELU,
+    _aten.hardsigmoid.default: Operator(
+        _composed(_hardsigmoid),
+        integers=Integers.CHOOSES,
+        scale_refusal=_hardsigmoid_scale_refusal,
+    ),
+    _aten.leaky_relu.default: Operator(
+        _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
+    ),
     _aten.pow.Tensor_Scalar: Operator(
         _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x, call)),
         _pow_refusal,
@@ -386,6 +370,7 @@ ELEMENTWISE: Table = {
     ),
     _aten.reciprocal.default: Operator(_reciprocal),
     _aten.rsqrt.default: Operator(_composed(_rsqrt), wide=True),
-    _aten.silu.default: _SILU,
-    _aten.silu_.default: _SILU,
+    _aten.silu.default: Operator(
+        _composed(_silu), integers=Integers.CHOOSES, scale_refusal=_silu_scale_refusal
+    ),
 }

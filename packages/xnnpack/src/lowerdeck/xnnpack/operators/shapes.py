@@ -210,7 +210,7 @@ SHAPES: Table = {
     ),
     **dict.fromkeys(
         [
-            *(_aten.dropout.default, _aten.dropout_.default),
+            _aten.dropout.default,
             *(_aten.feature_dropout.default, _aten.alpha_dropout.default),
         ],
         Operator(_same, _dropout_refusal, computes=False, integers=Integers.KEEPS),

@@ -57,8 +57,7 @@ _aten = torch.ops.aten
 _LEFT = dict.fromkeys(
     [
         *(_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar),
-        *(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.masked_fill_.Scalar),
-        _aten.masked_fill_.Tensor,
+        *(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor),
     ],
     "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
 )

@@ -28,9 +28,6 @@ _SAME = frozenset(
     }
 )
 """What leaves numbers in their order, and those of integers as they are."""
-_ADD = frozenset({_aten.add.Tensor, _aten.add_.Tensor})
-_SUB = frozenset({_aten.sub.Tensor, _aten.sub_.Tensor})
-_MUL = frozenset({_aten.mul.Tensor, _aten.mul_.Tensor})
 _TURNS = frozenset({_aten.t.default, _aten.permute.default, _aten.transpose.int})
 _ROUNDED = "torchao.quantize_affine.default"
 _CHOSEN = "torchao.choose_qparams_affine.default"
@@ -177,7 +174,7 @@ class _Search:
     def _rounded(self, left: Node, turned: Node, weight: Node) -> tuple[Node | None, Node]:
         """Return what quantised the rows, and the products times the rows' scales."""
         at, rows = self._product, self._source(left)
-        if rows.target in _ADD and rows.args[1] == 128:
+        if rows.target is _aten.add.Tensor and rows.args[1] == 128:
             # Processors may multiply unsigned integers faster: moved here, moved back there.
             self._pieces[rows] = None
             rows = self._source(rows.args[0])
@@ -223,7 +220,7 @@ class _Search:
         """Return the last piece, and the bias where one is added."""
         before = _run(at)
         end = _reader(before[-1])
-        bias = end.args[1] if end is not None and end.target in _ADD else None
+        bias = end.args[1] if end is not None and end.target is _aten.add.Tensor else None
         if (
             end is not None
             and isinstance(bias, Node)
@@ -249,14 +246,14 @@ class _Search:
             node = node.args[0]
         return node
 
-    def _step(self, at: Node, ops: Collection[object]) -> tuple[Node, Node] | None:
-        """Return the next call after casts if it is one of some, and its other argument."""
+    def _step(self, at: Node, operator: object) -> tuple[Node, Node] | None:
+        """Return the next call after casts if it is of an operator, and its other argument."""
         on_the_way = []
         reader = _reader(at)
         while reader is not None and reader.target in _SAME:
             on_the_way.append(reader)
             at, reader = reader, _reader(reader)
-        if reader is None or reader.target not in ops or not isinstance(reader.args[1], Node):
+        if reader is None or reader.target is not operator or not isinstance(reader.args[1], Node):
             return None
         others = [one for one in reader.args[:2] if one is not at]
         if len(others) != 1 or arguments_of(reader).get("alpha", 1) != 1:
@@ -265,16 +262,18 @@ class _Search:
         return reader, others[0]  # type: ignore[return-value]  # the first of a call is a node
 
     def _multiplied(self, at: Node) -> tuple[Node, Node | None]:
-        return self._step(at, _MUL) or (at, None)
+        return self._step(at, _aten.mul.Tensor) or (at, None)
 
     def _taken_off(self, at: Node) -> tuple[Node, Node | None]:
-        found = self._step(at, _SUB)
+        found = self._step(at, _aten.sub.Tensor)
         # What is taken off, not what it is taken off from.
         return (at, None) if found is None or found[0].args[1] is not found[1] else found
 
     def _factors(self, product: Node) -> tuple[Node, ...]:
         product = self._source(product)
-        if product.target not in _MUL or not all(isinstance(x, Node) for x in product.args):
+        if product.target is not _aten.mul.Tensor or not all(
+            isinstance(x, Node) for x in product.args
+        ):
             return (product, product)
         self._pieces[product] = None
         return product.args  # type: ignore[return-value]  # nodes
@@ -285,7 +284,7 @@ class _Search:
             return False
         node = self._source(node)
         if times != 1:
-            if node.target not in _MUL or node.args[1] != times:
+            if node.target is not _aten.mul.Tensor or node.args[1] != times:
                 return False
             self._pieces[node] = None
             node = self._source(node.args[0])
