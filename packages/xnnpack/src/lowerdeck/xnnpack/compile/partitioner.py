@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from lowerdeck.graph_fuser import propose_partitions
 from lowerdeck.lowered_module import (
@@ -20,7 +20,7 @@ from lowerdeck.lowered_module import (
     read_by_one,
     tag_constant_data,
 )
-from lowerdeck.torch_base import Behaviours, Effect, OpOverload, schema_of
+from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
@@ -202,7 +202,7 @@ def _proposed(
     proposal = propose_partitions(
         program.graph_module
         if graph is program.graph
-        else GraphModule(program.graph_module, graph),
+        else LazyGraphModule(program.graph_module, graph),
         lambda node: node in reasons and reasons[node] is None,
         groups=list(_inseparable(taken, constants)),
     )
@@ -315,16 +315,11 @@ def _left_part(node: Node, reasons: Reasons, whole: Recognised) -> Node | None:
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:
     """Return nodes that only one partition together can hold.
 
-    Writes in place belong with what they overwrite, since a partition must not change its inputs;
-    what prepares weights and inputs for a layer belongs with the layer.
+    What prepares weights and inputs for a layer belongs with the layer.
     """
     groups: dict[Node, list[Node]] = {}
     for node in nodes:
-        source = node.args[0]
-        if isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable:
-            if isinstance(source, Node):
-                _join(groups, source, node)
-        elif _serves(node, constants):
+        if _serves(node, constants):
             for user in node.users:
                 if user.target is not ASSERTION:
                     _join(groups, node, user)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, arguments_of, returns_view, schema_of
+from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
@@ -119,11 +119,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         reason = None if one.name in constants else _tensor_refusal(one, dtypes)
         if reason:
             return f"input {one.name}: {reason}"
-    return (
-        _tensor_refusal(node)
-        or _mutation_refusal(node)
-        or entry.refusal(Call(node, arguments_of(node), constants))
-    )
+    return _tensor_refusal(node) or entry.refusal(Call(node, arguments_of(node), constants))
 
 
 def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str]) -> str | None:
@@ -154,21 +150,4 @@ def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str 
         return f"{tensor.dim()} dimensions where at most {MAX_RANK} are allowed"
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
         return "it is empty"
-    return None
-
-
-def _mutation_refusal(node: Node) -> str | None:
-    """A write in place is a plain result where nobody else can see what it overwrites."""
-    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
-        return None
-    source = node.args[0]
-    if (
-        not isinstance(source, Node)
-        or not isinstance(source.target, OpOverload)
-        or returns_view(source.target)
-        or source.target is torch.ops.aten.dropout.default
-    ):
-        return "it writes into what may belong to others"
-    if len(source.users) > 1:
-        return "it overwrites what others read"
     return None

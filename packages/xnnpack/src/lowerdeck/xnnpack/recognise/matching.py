@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
+from lowerdeck.torch_base import OpOverload, arguments_of, expression_of, schema_of
 from lowerdeck.xnnpack.emit import fake
 
 _aten = torch.ops.aten
@@ -199,11 +200,10 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
     target = node.target
     if target not in pattern.ops or not isinstance(target, OpOverload):
         return
-    names = [argument.name for argument in schema_of(target).arguments]
+    defaults = _defaults(target)
     given = list(arguments_of(node).items())
     mentioned = [value for _, value in given[: len(pattern.args)]]
-    defaults = {one.name: one.default_value for one in schema_of(target).arguments}
-    if len(pattern.args) > len(names) or any(
+    if len(pattern.args) > len(defaults) or any(
         name not in _VALUELESS and (isinstance(value, Node) or value != defaults[name])
         for name, value in given[len(pattern.args) :]
     ):
@@ -214,6 +214,12 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
         orders.append([mentioned[1], mentioned[0], *mentioned[2:]])
     for order in orders:
         yield from _all(list(zip(pattern.args, order, strict=True)), node, begun)
+
+
+@cache
+def _defaults(operator: OpOverload) -> dict[str, Any]:
+    """Return the defaults of an operator's arguments by name, None for those that have none."""
+    return {one.name: one.default_value for one in schema_of(operator).arguments}
 
 
 def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator[Match]:
@@ -263,5 +269,5 @@ def changes_nothing(node: Node) -> bool:
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Return whether sizes are known to be the same, without a guard on symbolic ones."""
     return len(left) == len(right) and all(
-        str(a) == str(b) for a, b in zip(left, right, strict=True)
+        expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
     )
