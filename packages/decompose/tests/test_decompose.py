@@ -418,10 +418,10 @@ def _own_norm(x: Tensor, *_: Any) -> Any:
 @pytest.mark.parametrize(
     ("way", "table"),
     [
-        ("templates.recorded", None),
-        ("untraced.resized._PARTS", None),
-        ("untraced.resized._PARTS", {}),
-        ("untraced.resized._PARTS", "mine"),
+        ("templates.record_unchanged", None),
+        ("untraced._PARTS", None),
+        ("untraced._PARTS", {}),
+        ("untraced._PARTS", "mine"),
     ],
 )
 def test_calls_that_need_no_trace_come_out_as_traced_ones(

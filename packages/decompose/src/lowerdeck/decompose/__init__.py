@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.decomposing import decompose, explain, take_apart
+from lowerdeck.decompose.decomposing import decompose, explain, functionalize, take_apart
 from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.inner_tensors import unwrap_subclass_parameters
@@ -20,6 +20,7 @@ __all__ = [
     "can_keep",
     "decompose",
     "explain",
+    "functionalize",
     "methods_on_cpu",
     "on_cpu",
     "stay",

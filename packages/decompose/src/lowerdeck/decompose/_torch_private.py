@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch._export.utils import _is_preservable_cia_op
+from torch._export.verifier import Verifier
 from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
 from torch.export.exported_program import (
-    _get_updated_range_constraints,
+    _common_getitem_elimination_pass,
     _override_composite_implicit_decomp,
 )
 from torch.fx import Graph, GraphModule, Node
@@ -46,12 +47,14 @@ from lowerdeck.torch_base import (
     composite_parts,
     detect_fake_mode,
     enable_python_dispatcher,
+    expression_of,
     plain_number,
     pytree,
     set_program_parts,
     storage_identity,
     unset_fake_temporarily,
     varies,
+    with_graph_module,
 )
 
 __all__ = [
@@ -59,12 +62,11 @@ __all__ = [
     "KEPT_COMPOSITES",
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
+    "FakeTensors",
     "asked_anew",
     "assemble",
     "base_name",
     "fake_mode_of",
-    "fake_tensor",
-    "fake_view",
     "insert_assertions",
     "is_taken_apart",
     "is_preservable",
@@ -76,6 +78,8 @@ __all__ = [
     "rebind",
     "record",
     "replace_view",
+    "run_fake",
+    "tracing_settings",
     "standing_for",
     "tensor_meta",
     "traced_meta",
@@ -142,38 +146,60 @@ def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
     return FakeTensorMode(shape_env=environment, export=True)
 
 
-def fake_tensor(
-    mode: FakeTensorMode,
-    size: Sequence[Any],
-    stride: Sequence[Any],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> FakeTensor:
-    """Return a fake tensor with memory of its own; asks no guard of symbolic sizes."""
-    # From 2.15 on torch asks whether it is empty, which the program's sizes have answered.
-    with _unasked(mode, (*size, *stride)):
-        inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-    return FakeTensor(mode, inner, device)
+class FakeTensors:
+    """Creates fake tensors of one mode, without guards on symbolic sizes.
+
+    torch computes the number of bytes, a product of symbols, for each new tensor (0.2 ms each). A
+    copy of a tensor with the same sizes has it already (5 us), and so has a view (15 us).
+
+    Args:
+        mode: The mode.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode: FakeTensorMode = mode
+        self._prototypes: dict[Any, torch.Tensor] = {}
+
+    def empty(
+        self,
+        size: Sequence[Any],
+        stride: Sequence[Any],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> FakeTensor:
+        """Return a fake tensor with memory of its own."""
+        numbers = (*size, *stride)
+        if all(isinstance(number, int) for number in numbers):
+            inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            return FakeTensor(self.mode, inner, device)
+        key = (tuple(map(expression_of, numbers)), dtype)
+        prototype = self._prototypes.get(key)
+        if prototype is None:
+            # From 2.15 on torch asks whether it is empty, which the program's sizes have answered.
+            with _unguarded(self.mode, numbers):
+                prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            self._prototypes[key] = prototype
+        return FakeTensor(self.mode, torch._lazy_clone(prototype), device)
+
+    def view(
+        self,
+        parent: FakeTensor,
+        size: Sequence[Any],
+        stride: Sequence[Any],
+        offset: Any,
+        dtype: torch.dtype,
+    ) -> FakeTensor:
+        """Return a fake tensor on the memory of another one of the mode."""
+        # That it lies within the storage is known of a view, and no guard of the program's.
+        with _unguarded(self.mode, (*size, *stride, offset)), torch._C._DisableTorchDispatch():
+            inner = torch.empty((0,), dtype=dtype, device="meta")
+            inner.set_(parent.untyped_storage(), 0, (0,), (1,))
+            inner = inner.as_strided(size, stride, offset)
+        return FakeTensor(self.mode, inner, parent.fake_device)
 
 
-def fake_view(
-    parent: FakeTensor,
-    size: Sequence[Any],
-    stride: Sequence[Any],
-    offset: Any,
-    dtype: torch.dtype,
-) -> FakeTensor:
-    """Return a fake tensor on the memory of another."""
-    numbers = (*size, *stride, offset, parent.untyped_storage().nbytes())
-    # That it lies within the storage is known of a view, and no guard of the program's.
-    with _unasked(parent.fake_mode, numbers), torch._C._DisableTorchDispatch():
-        inner = torch.empty((0,), dtype=dtype, device="meta")
-        inner.set_(parent.untyped_storage(), offset, size, stride)
-    return FakeTensor(parent.fake_mode, inner, parent.fake_device)
-
-
-def _unasked(mode: FakeTensorMode, numbers: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Return a context in which what is asked of ``numbers`` leaves no guard in the program."""
+def _unguarded(mode: FakeTensorMode, numbers: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which conditions on ``numbers`` leave no guard in the program."""
     environment = mode.shape_env
     if environment is None or all(isinstance(number, int) for number in numbers):
         return nullcontext()
@@ -232,6 +258,14 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     return {operator: parts}
 
 
+@contextmanager
+def tracing_settings() -> Iterator[None]:
+    """Set what torch sets for the process while it traces: no oneDNN, NNPACK and cuDNN."""
+    trace = _loaded("torch.export._trace")
+    with trace._ignore_backend_decomps(), trace._compiling_state_context():
+        yield
+
+
 def record(
     function: Callable[..., Any],
     given: Sequence[Any],
@@ -263,23 +297,22 @@ def record(
     inputs = _track_inputs(tracer, given)
     table: Any = rules
     functional = FunctionalTensorMode(_allow_token_discovery=True)
+    entered: Sequence[Callable[[], AbstractContextManager[Any]]] = (
+        unset_fake_temporarily,
+        lambda: mode,
+        lambda: tracing(TracingContext(mode)),
+        torch.no_grad,
+        enable_python_dispatcher,
+        lambda: functional,
+        lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=table),
+        fx_traceback.preserve_node_meta,
+        lambda: torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        ),
+        *contexts,
+    )
     with ExitStack() as stack:
-        for enter in (
-            unset_fake_temporarily,
-            lambda: mode,
-            lambda: tracing(TracingContext(mode)),
-            _loaded("torch.export._trace")._ignore_backend_decomps,
-            _loaded("torch.export._trace")._compiling_state_context,
-            torch.no_grad,
-            enable_python_dispatcher,
-            lambda: functional,
-            lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=table),
-            fx_traceback.preserve_node_meta,
-            lambda: torch._C._ExcludeDispatchKeyGuard(
-                torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-            ),
-            *contexts,
-        ):
+        for enter in entered:
             stack.enter_context(enter())
         wrapped = [_functional(leaf) for leaf in given]
         for index, leaf in enumerate(wrapped):
@@ -300,6 +333,12 @@ def record(
     return Recording(
         tracer.graph, inputs, *outcome, constants, unbacked, bool(functional._tokens), reshaped
     )
+
+
+def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
+    """Return what ``operator`` gives for fake tensors, as it does while it is traced."""
+    with unset_fake_temporarily(), mode, torch.no_grad(), enable_python_dispatcher():
+        return operator(*args, **kwargs)
 
 
 def rebind(environment: Any, source: Node, result: Any) -> None:
@@ -461,23 +500,33 @@ def assemble(
 ) -> ExportedProgram:
     """Return a program like ``program``, with its state, around a graph that was made from it.
 
+    Unlike ``ExportedProgram(...)`` it generates no code before the graph module is called first.
+
     Args:
         program: The program.
         parts: The graph, and what describes it.
         calls: What is recorded of the calls of its modules.
     """
     graph_module, signature = parts.graph_module, parts.graph_signature
-    told: Any = Remembering(signature.input_specs, signature.output_specs)
-    made = ExportedProgram(
-        root=graph_module,
-        graph=graph_module.graph,
-        graph_signature=told,
-        state_dict=program.state_dict,
-        range_constraints=_get_updated_range_constraints(graph_module, program.range_constraints),
-        module_call_graph=calls,
-        example_inputs=program.example_inputs,
+    # Assertions on unbacked symbols get elements that calls may have got before.
+    _common_getitem_elimination_pass(graph_module, signature, calls)
+    made = with_graph_module(program, graph_module)
+    set_program_parts(
+        made,
+        signature=Remembering(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
+        module_call_graph=calls,
+        verifiers=[Verifier],
     )
+    environment: Any = fake_mode_of(graph_module).shape_env
+    known = {} if environment is None else dict(program.range_constraints)
+    for symbol, bounds in () if environment is None else environment.var_to_range.items():
+        known.setdefault(symbol, bounds)
+    made._range_constraints = {
+        symbol: bounds
+        for symbol, bounds in known.items()
+        if symbol not in environment.replacements
+    }
+    made.validate()  # type: ignore[no-untyped-call]
     set_program_parts(made, signature=signature)
-    made.graph_module.meta.update(program.graph_module.meta)
     return made

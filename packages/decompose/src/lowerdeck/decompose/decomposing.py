@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import (
+    FakeTensors,
     assemble,
     fake_mode_of,
     insert_assertions,
+    is_preservable,
     node_source,
     tracing_lock,
 )
@@ -28,7 +30,7 @@ from lowerdeck.decompose.keeping import Keep, check_kept
 from lowerdeck.decompose.module_calls import Calls
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
-from lowerdeck.decompose.rules import Rules, Table
+from lowerdeck.decompose.rules import Rules, Table, stay
 from lowerdeck.decompose.signature import (
     LiftedConstants,
     new_outputs,
@@ -42,9 +44,13 @@ from lowerdeck.torch_base import (
     LazyGraphModule,
     MemoryUse,
     OperatorBase,
+    OpOverload,
     collector_held,
+    composite_parts,
     describe_node,
     graphs_of,
+    hides_aliases,
+    hides_writes,
     mended,
     shared_inputs,
     writes_in_place,
@@ -80,12 +86,24 @@ def decompose(
     kept = _checked(exported_program, table, keep, cache)
     program, originals = unwrapped(exported_program)
     kept = _keep_by_original_node(kept, originals)
-    rules = Rules.of(table, kept)
+    return _decomposed(program, Rules.of(table, kept), cache)
+
+
+def _decomposed(
+    program: ExportedProgram,
+    rules: Rules,
+    cache: DecompositionCache | None,
+    *,
+    only_writes: bool = False,
+) -> ExportedProgram:
     with collector_held():
         merged, writes = _merge_names(program)
         try:
             calls = Calls(merged.module_call_graph)
-            parts, _ = _by_calls(merged, rules, cache, writes=writes, calls=calls)
+            unchanged = _calls_on_unwritten_memory(merged) if only_writes else frozenset()
+            parts, _ = _by_calls(
+                merged, rules, cache, writes=writes, calls=calls, unchanged=unchanged
+            )
             return _verified(merged, parts, calls)
         except WholeProgramError as error:
             reason = error
@@ -95,6 +113,44 @@ def decompose(
         raise
     except Exception as error:
         raise _refused(merged, reason, error) from error
+
+
+def _calls_on_unwritten_memory(program: ExportedProgram) -> frozenset[Node]:
+    memory = MemoryUse.of_program(program)
+    return frozenset(
+        node
+        for node in program.graph.nodes
+        if isinstance(node.target, OpOverload)
+        and not any(memory.writers(other) for other in (node, *node.all_input_nodes))
+    )
+
+
+def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
+    """Return ``exported_program`` without in-place writes; its other calls stay as they are.
+
+    Composite operators are decomposed only where the memory that they read or return is written.
+
+    Args:
+        exported_program: Any program; not changed.
+
+    Raises:
+        DecomposeError: torch cannot functionalize the program.
+    """
+    program, _ = unwrapped(exported_program)
+    operators = {
+        node.target
+        for graph_module in graphs_of(program.graph_module)
+        for node in graph_module.graph.nodes
+        if isinstance(node.target, OpOverload) and is_preservable(node.target)
+    }
+    # Functionalization trusts schemas: a composite that hides an alias or a write is decomposed.
+    composites: dict[OperatorBase, Any] = {
+        operator: composite_parts(operator)
+        if hides_aliases(operator) or hides_writes(operator)
+        else stay
+        for operator in operators
+    }
+    return _decomposed(program, Rules({}, composites), None, only_writes=True)
 
 
 def take_apart(
@@ -232,6 +288,7 @@ def _by_calls(
     *,
     writes: bool,
     calls: Calls | None = None,
+    unchanged: Collection[Node] = (),
 ) -> tuple[Parts, Templates]:
     """Return a program decomposed by tracing each distinct call once.
 
@@ -239,7 +296,9 @@ def _by_calls(
         WholeProgramError: It cannot be done so, or torch fails on a part of the program.
     """
     try:
-        return _traced_by_calls(program, rules, cache, writes=writes, calls=calls)
+        return _traced_by_calls(
+            program, rules, cache, writes=writes, calls=calls, unchanged=unchanged
+        )
     except DecomposeError:
         raise
     except Exception as error:
@@ -256,6 +315,7 @@ def _traced_by_calls(
     *,
     writes: bool,
     calls: Calls | None,
+    unchanged: Collection[Node],
 ) -> tuple[Parts, Templates]:
     _check(program)
     if writes:
@@ -264,13 +324,14 @@ def _traced_by_calls(
     mode = fake_mode_of(graph_module)
     graph = Graph()
     shared = DecompositionCache() if cache is None else cache
-    templates = Templates(rules, mode, shared, writes=writes)
+    fakes = FakeTensors(mode)
+    templates = Templates(rules, fakes, shared, writes=writes)
     # torch's tracing patches operators for the whole process, so that two at once would fail.
     with tracing_lock, symbols_kept(mode), templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
         lifted = LiftedConstants(graph, specs, {**program.state_dict, **program.constants})
-        walk = Walk(Writer(graph, mode, lifted), templates, regions)
+        walk = Walk(Writer(graph, fakes, lifted), templates, regions, unchanged=unchanged)
         placeholders = {
             node: walk.placeholder(node)
             for node in graph_module.graph.find_nodes(op="placeholder")
@@ -289,8 +350,7 @@ def _traced_by_calls(
         )
         made = graph.output(nodes)
         made.meta.update(last.meta, from_node=[node_source(last)])
-        # Random operators are impure: dropping one would change the numbers drawn after it.
-        graph.eliminate_dead_code(lambda node: node in kept or node.is_impure())
+        _eliminate_dead_code(graph, kept)
         made_module = LazyGraphModule(regions.root, graph)
         # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
         if walk.writer.is_dynamic:
@@ -300,6 +360,15 @@ def _traced_by_calls(
         signature.input_specs = lifted.added_to(specs)
         constants = {**program.constants, **lifted.tensors}
         return Parts(made_module, signature, program.state_dict, constants), templates
+
+
+def _eliminate_dead_code(graph: Graph, kept: Container[Node]) -> None:
+    # ``Graph.eliminate_dead_code`` computes of each node whether it is impure, read or not.
+    for node in reversed(graph.nodes):
+        is_dead = not node.users and node.op == "call_function" and node not in kept
+        # Random operators are impure: dropping one would change the numbers drawn after it.
+        if is_dead and not node.is_impure():
+            graph.erase_node(node)
 
 
 def _check(program: ExportedProgram) -> None:

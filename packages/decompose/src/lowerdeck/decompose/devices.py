@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import fake_mode_of
+from lowerdeck.decompose._torch_private import FakeTensors, fake_mode_of
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.decomposing import decompose
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
@@ -70,7 +70,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     if any("autocast" in str(node.target) for node in _nodes(program)):
         program = decompose(program, {})
     moved = with_graph_module(program, copy_graph_module(program.graph_module))
-    mode = fake_mode_of(moved.graph_module)
+    fakes = FakeTensors(fake_mode_of(moved.graph_module))
 
     def moved_value(value: Any) -> Any:
         if _is_on_cpu(value):
@@ -80,7 +80,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
         if value.is_conj():
             return moved_value(value.conj()).conj()
         try:
-            return replace(TensorFacts.of(value), device=_CPU).input_fake(mode, with_offset=True)
+            return replace(TensorFacts.of(value), device=_CPU).input_fake(fakes, with_offset=True)
         except WholeProgramError as error:
             raise DecomposeError(f"{error}: export the module after module.cpu()") from error
 

@@ -133,7 +133,8 @@ class Rules:
     def leaves(self, operator: object) -> bool:
         """Return whether tracing a call of ``operator`` is known to give the call itself.
 
-        Operators of core ATen have no kernels that would call others (a test holds it).
+        Operators that ``calls_no_others`` names have no kernels that would call others (a test
+        holds it); of composite operators the rules say so.
 
         Args:
             operator: What is called.
@@ -143,7 +144,7 @@ class Rules:
         rule = self.composites.get(operator)
         if rule is not None:
             return rule is stay
-        return torch.Tag.core in operator.tags and not is_taken_apart(operator)
+        return calls_no_others(operator) and not is_taken_apart(operator)
 
     def keeps(self, operator: OpOverload) -> bool:
         """Return whether torch would record a call of ``operator`` as it is."""
@@ -151,6 +152,22 @@ class Rules:
             return False
         rule = self.composites.get(operator)
         return rule is stay or (rule is None and not is_taken_apart(operator))
+
+
+_ATEN = torch.ops.aten
+_UNTAGGED = frozenset(
+    {_ATEN.fill.Tensor, _ATEN.roll.default, _ATEN.t.default, _ATEN.transpose.int}
+)
+
+
+def calls_no_others(operator: OpOverload) -> bool:
+    """Return whether no kernel of ``operator`` for autograd or functionalization calls others."""
+    if torch.Tag.core in operator.tags or operator in _UNTAGGED:
+        return True
+    # A few have kernels in Python.
+    return torch.Tag.pointwise in operator.tags and not any(
+        "Autograd" in str(key) for key in operator.py_kernels
+    )
 
 
 def _is_same(one: object, other: object) -> bool:

@@ -10,7 +10,14 @@ from typing import Any
 
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import overriding, own_rule, record, replace_view
+from lowerdeck.decompose._torch_private import (
+    FakeTensors,
+    overriding,
+    own_rule,
+    record,
+    replace_view,
+    tracing_settings,
+)
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.calls.agreement import Counted, check_given, describe_rule
 from lowerdeck.decompose.calls.elements import Elements
@@ -21,8 +28,8 @@ from lowerdeck.decompose.calls.template import Template, parent_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.untraced import Before, Resized, recorded
-from lowerdeck.torch_base import FakeTensorMode, OpOverload, describe_node, pytree
+from lowerdeck.decompose.untraced import Resized, record_unchanged
+from lowerdeck.torch_base import OpOverload, describe_node, pytree
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -60,7 +67,7 @@ class Templates:
 
     Args:
         rules: How operators are decomposed.
-        mode: The mode of the program's fake tensors.
+        fakes: Creates the tensors that calls are traced with.
         cache: Where templates outlive the program.
         writes: Whether the program writes in place, so that it matters how a view is undone.
     """
@@ -68,7 +75,7 @@ class Templates:
     def __init__(
         self,
         rules: Rules,
-        mode: FakeTensorMode,
+        fakes: FakeTensors,
         cache: DecompositionCache,
         *,
         writes: bool,
@@ -76,29 +83,33 @@ class Templates:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
-        self._mode = mode
+        self._fakes = fakes
         self.writes: bool = writes
         self._shared = cache.of_rules(rules, writes)
         self._own: dict[Any, Template] = {}
-        self._resized = Resized(rules)
+        self._resized = Resized(rules, fakes)
         self._elements: dict[int, Elements] = {}
+        self._settings = ExitStack()
         self._open = ExitStack()
         self._is_open: bool = False
 
     def __enter__(self) -> Templates:
         """Return itself; what tracing changes is changed from the first trace to the exit."""
+        self._settings.enter_context(tracing_settings())
         return self
 
     def __exit__(self, *_: object) -> None:
         """Let torch be as it was."""
         self._open.close()
+        self._settings.close()
 
     def find(
         self,
         call: Call,
         contexts: Contexts = (),
         source: Node | None = None,
-        before: Before | None = None,
+        *,
+        is_plain: bool = False,
     ) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
 
@@ -107,7 +118,7 @@ class Templates:
             contexts: What makes the contexts that it runs in.
             source: The node that it stands for, where it is the call of that: sizes that are
                 known only at run time go by its symbols, and then it is one of its kind.
-            before: The call in the original program, where that may tell what it gives.
+            is_plain: Whether it is in no context that may change what it becomes.
 
         Raises:
             WholeProgramError: It has none.
@@ -117,9 +128,8 @@ class Templates:
             return self._trace(call, call.key, contexts, source=source)
         found = (
             self._look_up(call, call.key)
-            or self._as_before(call, before)
-            or self._like_another(call, before)
-            or self._trace(call, call.key, contexts, source=source, before=before)
+            or (self._untraced(call) if is_plain else None)
+            or self._trace(call, call.key, contexts, source=source, is_plain=is_plain)
         )
         # ``as_strided`` counts from the start of the storage, which keys leave out otherwise.
         if found.by_offset and call.offsets:
@@ -150,16 +160,11 @@ class Templates:
         self.reused += found is not None
         return found
 
-    def _as_before(self, call: Call, before: Before | None) -> Template | None:
-        if before is None or not self._rules_of(call).leaves(call.key[0]):
-            return None
-        recording = recorded(call, before)
-        if recording is None:
-            return None
-        return self._keep(call, call.key, Template.of(recording, call.key[0]))
-
-    def _like_another(self, call: Call, before: Before | None) -> Template | None:
-        found = self._resized.find(call, before)
+    def _untraced(self, call: Call) -> Template | None:
+        recording = record_unchanged(call, self._rules_of(call), self._fakes)
+        if recording is not None:
+            return self._keep(call, call.key, Template.of(recording, call.key[0]))
+        found = self._resized.find(call)
         self.reused += found is not None
         return None if found is None else self._keep(call, call.key, found)
 
@@ -181,11 +186,11 @@ class Templates:
         *,
         with_offset: bool = False,
         source: Node | None = None,
-        before: Before | None = None,
+        is_plain: bool = False,
     ) -> Template:
         target: Any = call.key[0]
         given = [
-            facts.input_fake(self._mode, with_offset=with_offset)
+            facts.input_fake(self._fakes, with_offset=with_offset)
             if isinstance(facts, TensorFacts)
             else facts
             for facts in call.facts
@@ -225,7 +230,8 @@ class Templates:
             # Its sizes are those of this call alone.
             return made
         # Convolutions and norms of other sizes need no trace of their own.
-        self._resized.learn(call, before, made)
+        if is_plain:
+            self._resized.learn(call, made)
         return self._keep(call, key, made)
 
     def _record(
@@ -240,17 +246,18 @@ class Templates:
         """Return a template, and whether it holds symbols that came up while it was traced."""
         target: Any = call.key[0]
         whole = None
-        bound = partial(bind, self._mode, source)
+        bound = partial(bind, self._fakes.mode, source)
         others = Counted(rules.others)
         with overriding(_said_of(call, rules)):
             recording = record(
-                run, given, self._mode, others, call.differentiable, contexts, bound
+                run, given, self._fakes.mode, others, call.differentiable, contexts, bound
             )
             if recording.unbacked and source is None:
                 raise WholeProgramError(f"{target} makes sizes that are known only at run time")
             # Views are inverted as whole operators, not as what these are decomposed into.
             if self.writes and (recording.shared or _gives_views(recording)):
-                whole = record(run, given, self._mode, {}, call.differentiable, contexts, bound)
+                mode = self._fakes.mode
+                whole = record(run, given, mode, {}, call.differentiable, contexts, bound)
         return Template.of(recording, target, whole), recording.unbacked
 
 

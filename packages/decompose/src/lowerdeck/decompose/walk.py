@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgr
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, Undoing
-from lowerdeck.decompose.untraced import Before
 from lowerdeck.decompose.writer import Heritage, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -48,6 +48,14 @@ _ATEN = torch.ops.aten
 # What their results are depends on the strides of what they are given.
 _BY_STRIDES = frozenset({_ATEN.as_strided.default, _ATEN.as_strided_copy.default})
 
+# What functionalization inverts these views by.
+_SCATTERS: Mapping[Any, Any] = MappingProxyType(
+    {
+        _ATEN.slice.Tensor: _ATEN.slice_scatter.default,
+        _ATEN.select.int: _ATEN.select_scatter.default,
+    }
+)
+
 State = tuple[tuple[Any, Callable[[], Any]], ...]
 """The contexts that calls run in, each with what stands for it in keys."""
 
@@ -60,15 +68,22 @@ class Walk:
         templates: What calls become.
         regions: Write what calls of higher-order operators become, by operator's name.
         state: The contexts that the graph runs in.
+        unchanged: Calls of the graph that stay as they are.
     """
 
     def __init__(
-        self, writer: Writer, templates: Templates, regions: Any, state: State = ()
+        self,
+        writer: Writer,
+        templates: Templates,
+        regions: Any,
+        state: State = (),
+        unchanged: Collection[Node] = (),
     ) -> None:
         self.writer = writer
         self.templates = templates
         self.regions = regions
         self.state = state
+        self._unchanged = unchanged
         self._heritage: dict[tuple[Node, Node | None], Heritage] = {}
         self._reader: Node | None = None
         self._is_anew: bool = False
@@ -221,11 +236,17 @@ class Walk:
         """Return the call that makes a view of a node, and its template."""
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         call = self._call(view.target, args, view.kwargs)
-        return call, self.templates.find(call, self._contexts)
+        return call, self.templates.find(call, self._contexts, is_plain=not self.state)
 
     def _undo(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
         undone = view.undone(self.writer.facts(whole).shape)
+        scatter = _SCATTERS.get(undone.target)
+        if scatter is not None:
+            scattered: Value = self.call(
+                scatter, (*values, *undone.args[1:]), undone.kwargs, source
+            )
+            return scattered.node
         undoing = Undoing(undone.target, undone.index)
         made: Value = self.call(undoing, (*values, undone.args[1:], undone.kwargs), {}, source)
         return self.base(made.memory)
@@ -236,8 +257,8 @@ class Walk:
         args: Any,
         kwargs: Any,
         source: Node,
-        before: Before | None = None,
         *,
+        is_same: bool = False,
         stays: bool = False,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
@@ -247,7 +268,7 @@ class Walk:
             args: Its arguments: trees of values, nodes and constants.
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
-            before: The same, with what its inputs were, where it is this call.
+            is_same: Whether it is the call of that node.
             stays: Whether it stays whole, whatever the table says.
 
         Raises:
@@ -255,14 +276,15 @@ class Walk:
         """
         contexts = self._contexts
         # What a region's context changes only tracing tells.
-        alike = None if contexts else before
+        is_plain = not contexts
         more: tuple[Any, ...] = (STAYS,) if stays else ()
-        if self.templates.rules.by_result and before is not None:
-            more = (*more, result_key(before.node.meta.get("val")))
-            contexts = (*contexts, lambda: standing_for(before.node))
+        if self.templates.rules.by_result and is_same:
+            more = (*more, result_key(source.meta.get("val")))
+            contexts = (*contexts, lambda: standing_for(source))
         call = self._call(target, args, kwargs, more)
-        same = None if before is None else before.node
-        return self._copied(call, self.templates.find(call, contexts, same, alike), source)
+        same = source if is_same else None
+        template = self.templates.find(call, contexts, same, is_plain=is_plain)
+        return self._copied(call, template, source)
 
     @property
     def _contexts(self) -> tuple[Callable[[], Any], ...]:
@@ -346,17 +368,30 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._kept(node, args, kwargs)
+        if node in self._unchanged and self._has_recorded_inputs(node, env):
+            return self.as_it_is(node, args, kwargs)
         stays = self.templates.rules.keeps_call(node)
         if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
             return self.call(composite_parts(target), args, kwargs, node)
         if target in _BY_STRIDES:
             args = self._as_recorded(node, args)
         try:
-            return self.call(target, args, kwargs, node, Before(node, env), stays=stays)
+            return self.call(target, args, kwargs, node, is_same=True, stays=stays)
         except TemplateError:
             if target is not _ATEN.view.default:
                 raise
             return self.call(target, self._as_recorded(node, args), kwargs, node)
+
+    def _has_recorded_inputs(self, node: Node, env: Mapping[Node, Any]) -> bool:
+        """Return whether the inputs have the recorded shapes, strides and dtypes."""
+        for source in node.all_input_nodes:
+            value = env[source]
+            if isinstance(value, Value):
+                recorded = TensorFacts.of(source.meta["val"]).key()
+                # Whether it requires gradients does not matter.
+                if self.writer.facts(self.current(value)).key()[:-1] != recorded[:-1]:
+                    return False
+        return True
 
     def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
         """Return whether autocast, to which an operator is nothing, casts what it is made of.
@@ -428,7 +463,7 @@ class Walk:
         """Return what a call has become that must not be traced: it would make new symbols."""
         target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
-            return self.call(node.target, args, kwargs, node, before=Before(node, {}))
+            return self.call(node.target, args, kwargs, node, is_same=True)
         return self.as_it_is(node, args, kwargs, target)
 
     def _without_item(self, target: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import COPIED_META, fake_tensor, node_source, tensor_meta
+from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
@@ -20,7 +20,6 @@ from lowerdeck.decompose.signature import LiftedConstants
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
-    FakeTensorMode,
     OpOverload,
     add_node,
     expression_of,
@@ -65,7 +64,7 @@ class Writer:
 
     Args:
         graph: The graph that is written.
-        mode: The mode of the program's fake tensors.
+        fakes: Creates the values of nodes.
         constants: Gets what decompositions make, by name; None where a graph cannot hold any.
 
     Attributes:
@@ -75,12 +74,12 @@ class Writer:
     def __init__(
         self,
         graph: Graph,
-        mode: FakeTensorMode,
+        fakes: FakeTensors,
         constants: LiftedConstants | None = None,
     ) -> None:
         self.graph = graph
         self._constants = constants
-        self._mode = mode
+        self._fakes = fakes
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
         self._several: dict[Node, Node] = {}
@@ -92,7 +91,7 @@ class Writer:
         Args:
             graph: The graph.
         """
-        return Writer(graph, self._mode)
+        return Writer(graph, self._fakes)
 
     def facts(self, node: Node) -> Any:
         """Return the facts of a node that was written.
@@ -173,7 +172,7 @@ class Writer:
             raise WholeProgramError("a decomposition makes a constant tensor in a region")
         node, is_new = self._constants.placeholder(held)
         if is_new:
-            value = fake_tensor(self._mode, held.size(), held.stride(), held.dtype, held.device)
+            value = self._fakes.empty(held.size(), held.stride(), held.dtype, held.device)
             node.meta["val"] = value
             self.know(node, TensorFacts.of(value))
         return node
@@ -219,7 +218,7 @@ class Writer:
 
     def _value(self, facts: Any, parent: Any) -> Any:
         if isinstance(facts, TensorFacts):
-            return facts.fake(self._mode, parent if isinstance(parent, FakeTensor) else None)
+            return facts.fake(self._fakes, parent if isinstance(parent, FakeTensor) else None)
         if isinstance(facts, (tuple, list)):
             return type(facts)(self._value(each, parent) for each in facts)
         return facts

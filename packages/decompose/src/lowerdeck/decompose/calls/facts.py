@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lowerdeck.decompose._torch_private import fake_tensor, fake_view
+from lowerdeck.decompose._torch_private import FakeTensors
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.torch_base import SYMBOLS, FakeTensor, FakeTensorMode, expression_of
+from lowerdeck.torch_base import SYMBOLS, FakeTensor, expression_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +80,30 @@ class TensorFacts:
             self.requires_grad,
         )
 
-    def fake(self, mode: FakeTensorMode, parent: FakeTensor | None = None) -> FakeTensor:
+    def fake(self, fakes: FakeTensors, parent: FakeTensor | None = None) -> FakeTensor:
         """Return a new fake tensor with these facts.
 
         Args:
-            mode: Its mode.
+            fakes: Creates it.
             parent: The tensor whose memory it shows; None for memory of its own.
         """
         if parent is not None:
-            return fake_view(parent, self.shape, self.stride, self.offset, self.dtype)
-        return fake_tensor(mode, self.shape, self.stride, self.dtype, self.device)
+            return fakes.view(parent, self.shape, self.stride, self.offset, self.dtype)
+        return fakes.empty(self.shape, self.stride, self.dtype, self.device)
 
-    def input_fake(self, mode: FakeTensorMode, *, with_offset: bool = False) -> torch.Tensor:
+    def input_fake(self, fakes: FakeTensors, *, with_offset: bool = False) -> torch.Tensor:
         """Return a fake tensor to trace a call with.
 
         Args:
-            mode: Its mode.
+            fakes: Creates it.
             with_offset: Whether its first element is where the facts say.
         """
-        made: torch.Tensor = fake_tensor(mode, self.shape, self.stride, self.dtype, self.device)
+        made: torch.Tensor
         if with_offset and not (isinstance(self.offset, int) and self.offset == 0):
-            whole = fake_tensor(mode, (self.offset,), (1,), self.dtype, self.device)
-            made = fake_view(whole, self.shape, self.stride, self.offset, self.dtype)
+            storage = fakes.empty((self.offset,), (1,), self.dtype, self.device)
+            made = self.fake(fakes, storage)
+        else:
+            made = self.fake(fakes)
         return made.requires_grad_() if self.requires_grad else made
 
 

@@ -8,14 +8,13 @@ they write only if all of it is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.decompose import DecomposeError, decompose
+from lowerdeck.decompose import DecomposeError, functionalize
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.program.signature import MUTATIONS
 from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
@@ -23,11 +22,8 @@ from lowerdeck.torch_base import (
     Extent,
     MemoryMap,
     MemoryUse,
-    composite_parts,
     graphs_of,
     held_tensors,
-    hides_aliases,
-    hides_writes,
     is_getitem,
     shared_inputs,
     writes_in_place,
@@ -84,7 +80,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         AliasingError: torch cannot tell its writes in values.
     """
     try:
-        return decompose(program, _hiding_parts(program))
+        return functionalize(program)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         if not isinstance(error, DecomposeError):
@@ -93,21 +89,6 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             f"the program writes in place, and a delegate passes values only; but {reason}. Write "
             "the model without the write in place"
         ) from error
-
-
-def _hiding_parts(program: ExportedProgram) -> dict[Any, Callable[..., object]]:
-    """Return a table that decomposes composites whose schemas hide aliases or writes.
-
-    Functionalization takes schemas at their word, and would lose such writes.
-    """
-    table = {}
-    for gm in graphs_of(program.graph_module):
-        for node in gm.graph.nodes:
-            if hides_aliases(node.target) or hides_writes(node.target):
-                parts = composite_parts(node.target)
-                if parts is not None:
-                    table[node.target] = parts
-    return table
 
 
 def writes_anything(program: ExportedProgram) -> bool:
