@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import cache
 
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.moves import merge_moves
@@ -58,10 +59,16 @@ def _readers_of(graph: Graph) -> dict[int, set[NodeKind]]:
     return readers
 
 
-def _inputs(node: Node) -> Iterator[int]:
-    for name, value in node.fields.items():
-        if name.endswith("_id") and not name.startswith("output") and value != NONE:
-            yield int(value)  # type: ignore[arg-type]
+def _inputs(node: Node) -> list[int]:
+    found = [node.number(name) for name in _input_names(node.kind) if name in node.fields]
+    return [value for value in found if value != NONE]
+
+
+@cache
+def _input_names(kind: NodeKind) -> list[str]:
+    return [
+        name for name, _ in kind.fields if name.endswith("_id") and not name.startswith("output")
+    ]
 
 
 class _Uses:
