@@ -7,15 +7,12 @@ ours that do the same.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.harness import Row, chosen, compiled_environment, on_one_core
-from benchmarks.openvino_files import FILES, ROOT
+from benchmarks.harness import Row, chosen, told_by
+from benchmarks.openvino_files import FILES
 
 PACKAGE = "openvino"
 MODELS = (
@@ -24,7 +21,7 @@ MODELS = (
     *("torchvision/convnext_tiny", "torchvision/swin_t", "timm/mobilenetv4_conv_small"),
     *("timm/vit_tiny_patch16_224", "timm/mixer_s32_224", "timm/levit_128s"),
     *("transformers/bert", "transformers/clip", "transformers/gpt2", "transformers/wav2vec2"),
-    *("own/unet_bilinear", "own/encoder", "own/mlp", "own/yolo"),
+    *("transformers/whisper", "transformers/segformer", "transformers/t5", "own/vit"),
 )
 """Twenty of the models that XNNPACK is compared on: of images, of text, of sound."""
 _GOAL = "at most 1.05 of OpenVINO called directly"
@@ -92,19 +89,11 @@ def _beside_peer(model: str, made: dict[str, Any], run: dict[str, Any]) -> Row:
 
 def _step(name: str, model: str, *words: str) -> dict[str, Any]:
     """Run a step in a process of its own; of the peer's, return how it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.openvino_files", name, model, *words],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
-        preexec_fn=on_one_core if name == "run" else None,
-    )
-    lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-    if done.returncode and name == "peer":
-        return {"fails": lines[-1][:120]}
-    if done.returncode:
-        raise RuntimeError(f"{name} {model}: {lines[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    words = ("-m", "benchmarks.openvino_files", name, model, *words)
+    try:
+        found: dict[str, Any] = told_by(*words, one_core=name == "run")
+    except RuntimeError as error:
+        if name != "peer":
+            raise
+        return {"fails": str(error).splitlines()[-1][:120]}
     return found

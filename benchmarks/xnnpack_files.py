@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from benchmarks.harness import ROOT
 from benchmarks.xnnpack_models import build
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import BackendDelegate, Program, decode_payload, deserialize_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 
-ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "out" / "xnnpack"
 FLOAT = ("raw", "decomposed")
 """Forms of a program in float32: straight from export, and decomposed by torch."""
