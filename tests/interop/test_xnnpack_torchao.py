@@ -23,14 +23,9 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 from tests.interop.runs import delegates, file_of, run
 
 torchao = pytest.importorskip("torchao.quantization")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 ASYMMETRIC = {"act_mapping_type": torchao.MappingType.ASYMMETRIC}
 PER_TENSOR = {"granularity": torchao.PerTensor()}
 SEVEN_BITS = {"reduce_range": True}
