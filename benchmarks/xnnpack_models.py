@@ -7,7 +7,6 @@ are missing, the comparison says so and goes on.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,22 +15,10 @@ from torch.utils import _pytree as pytree
 
 import lowerdeck_zoo as zoo
 from lowerdeck_zoo.models.libraries import import_torchvision
+from lowerdeck_zoo.models.small_configs import SMALL_SIZES, small_config
+from lowerdeck_zoo.models.transformers_small import First
 
 Example = tuple[nn.Module, tuple[Any, ...]]
-
-
-class Result(nn.Module):
-    """Returns one of the results of a model that returns many by name."""
-
-    def __init__(self, model: nn.Module, result: str, inputs: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self.model = model
-        self.result = result
-        self.inputs = inputs
-
-    def forward(self, *values: Tensor) -> Any:
-        named = dict(zip(self.inputs, values, strict=False))
-        return self.model(*values[len(named) :], **named)[self.result]
 
 
 # Of the zoo: what the libraries below have not, such as layers over time and over volumes.
@@ -55,74 +42,18 @@ _TIMM = (
     *("levit_128s", "vit_tiny_patch16_224", "convnextv2_atto", "poolformer_s12", "mixer_s32_224"),
     "pvt_v2_b0",
 )
-_TEXT = {"vocab_size": 1000, "max_position_embeddings": 512}
-_SMALL = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
+# Of the zoo, with an encoder and a decoder as wide as small models that people use.
+_TRANSFORMERS = (
+    *("CLIPVisionModel", "GPT2LMHeadModel", "Qwen3ForCausalLM", "T5ForConditionalGeneration"),
+    *("SegformerForSemanticSegmentation", "WhisperForConditionalGeneration", "Wav2Vec2ForCTC"),
+    *("ViTModel", "SwinModel", "bert_256", "llama_256"),
+)
+_WIDE = {
+    "bert_256": ("BertModel", "BertConfig"),
+    "llama_256": ("LlamaForCausalLM", "LlamaConfig"),
 }
-_WIDE = {**_SMALL, "hidden_size": 256, "intermediate_size": 512}
-_FEW_KEYS = {"num_key_value_heads": 2, "tie_word_embeddings": False}
-_PICTURE = {"pixel_values": (1, 3, 96, 96)}
-_BIG_PICTURE = {"pixel_values": (1, 3, 128, 128)}
-_TOKENS = {"input_ids": 64}
-_MORE_TOKENS = {"input_ids": 256}
-_TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
-    "bert": ("BertModel", "BertConfig", {**_TEXT, **_SMALL}, _TOKENS, "last_hidden_state"),
-    "clip": (
-        *("CLIPVisionModel", "CLIPVisionConfig"),
-        {**_SMALL, "image_size": 96, "patch_size": 16},
-        *(_PICTURE, "last_hidden_state"),
-    ),
-    "gpt2": (
-        *("GPT2LMHeadModel", "GPT2Config"),
-        {"vocab_size": 1000, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_inner": 256},
-        *(_TOKENS, "logits"),
-    ),
-    "llama": (
-        *("LlamaForCausalLM", "LlamaConfig"),
-        *({**_TEXT, **_SMALL, **_FEW_KEYS}, _TOKENS, "logits"),
-    ),
-    "qwen3": (
-        *("Qwen3ForCausalLM", "Qwen3Config"),
-        {**_TEXT, **_SMALL, **_FEW_KEYS, "head_dim": 32},
-        *(_TOKENS, "logits"),
-    ),
-    "t5": (
-        *("T5EncoderModel", "T5Config"),
-        {"vocab_size": 1000, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2}
-        | {"num_heads": 4},
-        *(_TOKENS, "last_hidden_state"),
-    ),
-    "segformer": (
-        *("SegformerForSemanticSegmentation", "SegformerConfig"),
-        {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "decoder_hidden_size": 64},
-        *(_BIG_PICTURE, "logits"),
-    ),
-    "whisper": (
-        *("models.whisper.modeling_whisper.WhisperEncoder", "WhisperConfig"),
-        {"d_model": 128, "encoder_layers": 2, "encoder_attention_heads": 4, "num_mel_bins": 80}
-        | {"encoder_ffn_dim": 256, "max_source_positions": 100},
-        *({"input_features": (1, 80, 200)}, "last_hidden_state"),
-    ),
-    "wav2vec2": (
-        *("Wav2Vec2Model", "Wav2Vec2Config"),
-        {**_SMALL, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16}
-        | {"num_conv_pos_embedding_groups": 4},
-        *({"input_values": (1, 8000)}, "last_hidden_state"),
-    ),
-    "mobilevit": (
-        *("MobileViTModel", "MobileViTConfig"),
-        {"image_size": 128},
-        *(_BIG_PICTURE, "last_hidden_state"),
-    ),
-    "bert_256": ("BertModel", "BertConfig", {**_TEXT, **_WIDE}, _MORE_TOKENS, "last_hidden_state"),
-    "llama_256": (
-        *("LlamaForCausalLM", "LlamaConfig"),
-        *({**_TEXT, **_WIDE, **_FEW_KEYS}, _MORE_TOKENS, "logits"),
-    ),
-}
+
+
 NAMES: tuple[str, ...] = (
     *(f"torchvision/{name}" for name in _TORCHVISION),
     *(f"timm/{name}" for name in _TIMM),
@@ -194,7 +125,7 @@ def _give_statistics(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 def other_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return inputs of the same sizes, drawn anew."""
     return tuple(
-        torch.randn(one.shape) if one.is_floating_point() else torch.randint(0, 1000, one.shape)
+        torch.randn(one.shape) if one.is_floating_point() else torch.randint(0, 99, one.shape)
         for one in inputs
     )
 
@@ -233,7 +164,8 @@ def _of_zoo(name: str) -> Example:
 def _of_torchvision(name: str) -> Example:
     model, inputs = _of_zoo(f"torchvision_{name}")
     if name.startswith(("deeplab", "lraspp")):
-        return Result(model, "out"), (torch.randn(1, 3, 128, 128),)
+        lifted = zoo.Of(lambda self, x: self.model(x)["out"], model=model)
+        return lifted, (torch.randn(1, 3, 128, 128),)
     return model, inputs
 
 
@@ -242,18 +174,13 @@ def _of_timm(name: str) -> Example:
 
 
 def _of_transformers(name: str) -> Example:
+    if name not in _WIDE:
+        return _of_zoo(f"transformers_{name}")
     import_torchvision()
     transformers = importlib.import_module("transformers")
-    path, config, settings, sizes, result = _TRANSFORMERS[name]
-    folder, _, kind = path.rpartition(".")
-    place = importlib.import_module(f"transformers.{folder}") if folder else transformers
-    made = getattr(transformers, config)(**settings)
-    made._attn_implementation = "eager" if name == "mobilevit" else "sdpa"
-    if hasattr(made, "use_cache"):
-        made.use_cache = False
-    model = getattr(place, kind)(made)
-    inputs = tuple(
-        torch.randint(0, 1000, (1, size)) if isinstance(size, int) else torch.randn(size)
-        for size in sizes.values()
-    )
-    return Result(model, result, tuple(sizes)), inputs
+    kind, config = (getattr(transformers, one) for one in _WIDE[name])
+    sizes = {**SMALL_SIZES, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}
+    sizes |= {"max_position_embeddings": 512, "tie_word_embeddings": False, "use_cache": False}
+    options = {"use_cache": False} if name == "llama_256" else {}
+    model = First(kind(small_config(config, sizes)), ("input_ids",), options)
+    return model, (torch.randint(0, 1000, (1, 256)),)

@@ -27,28 +27,14 @@ SECONDS, _WAITS = 120, 10
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    return contiguous(x.mT).mT if x.dim() > 1 else x
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x
-
-
-def _strided(x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([x, x], -1)[..., 0] if x.dim() else x
-
-
-def _expanded(x: torch.Tensor) -> torch.Tensor:
-    return x[:1].expand(x.shape) if x.dim() and x.shape[0] else x
-
-
 FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda x: x,
-    "turned": _turned,
-    "channels_last": _channels_last,
-    "strided": _strided,
-    "expanded": _expanded,
+    "turned": lambda x: contiguous(x.mT).mT if x.dim() > 1 else x,
+    "channels_last": lambda x: (
+        x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x
+    ),
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0] if x.dim() else x,
+    "expanded": lambda x: x[:1].expand(x.shape) if x.dim() and x.shape[0] else x,
 }
 PLACES = ("input", "computed", "constant")
 
