@@ -12,9 +12,10 @@ from torch.export import ExportedProgram, export
 
 from benchmarks import export_to_bytes
 from benchmarks.emitter_models import MODELS
-from benchmarks.export_models import Blocks, llama
+from benchmarks.export_models import Blocks
 from benchmarks.harness import Row, cpu_seconds, growth_exponent, paired
 from lowerdeck.decompose import decompose, explain
+from lowerdeck_zoo.models.language import Llama
 
 PACKAGE = "decompose"
 PEER = "ExportedProgram.run_decompositions"
@@ -44,7 +45,7 @@ def _tokens() -> tuple[torch.Tensor, ...]:
 
 
 _OWN = {
-    "llama-like, 16 layers": (lambda: llama(16), _tokens),
+    "llama-like, 16 layers": (lambda: Llama(64, 16, 1000), _tokens),
     "1,024 blocks of linear, gelu, layer norm": (
         lambda: Blocks(1024),
         lambda: (torch.randn(2, 16),),

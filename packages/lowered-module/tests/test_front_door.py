@@ -10,6 +10,7 @@ import sys
 import lowerdeck.lowered_module as package
 late = ("lowerdeck.emitter", "lowerdeck.serializer.report")
 assert not [name for name in late if name in sys.modules]
+assert set(package.__all__) <= set(dir(package))
 for name in package.__all__:
     getattr(package, name)
 assert not [name for name in late if name not in sys.modules]
