@@ -334,13 +334,13 @@ def docs_other_tools(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build sdists, and wheels from them, into ``dist/``; their descriptions must render."""
     # Here once for all packages: node, which pyright needs, takes 200 MB.
-    session.install("build", "hatchling", "pyright[nodejs]", "readme-renderer[md]", *DEV)
+    session.install("build", "hatchling", "pyright[nodejs]", "readme-renderer[md]", "twine", *DEV)
     shutil.rmtree(DIST, ignore_errors=True)
     for folder in ("umbrella", *(f"packages/{package}" for package in PACKAGES)):
         session.run(
             *("python", "-m", "build", "--no-isolation", "-o", str(DIST), folder), silent=True
         )
-    session.run("python", "-m", "tools.check_descriptions")
+    session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
 
 
 @nox.session(requires=["build", "torch"], reuse_venv=False, allow_parallel=True)

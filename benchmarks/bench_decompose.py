@@ -1,4 +1,4 @@
-"""Taking programs apart beside torch's ``run_decompositions``: ratios, growth, traces."""
+"""Decomposing programs beside torch's ``run_decompositions``: ratios and growth."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch.export import ExportedProgram, export
 
 from benchmarks import export_to_bytes
 from benchmarks.emitter_models import MODELS
-from benchmarks.export_models import Blocks, llama
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, paired
-from lowerdeck.decompose import DecompositionCache, decompose, explain
+from benchmarks.export_models import Blocks
+from benchmarks.harness import Row, cpu_seconds, growth_exponent, paired
+from lowerdeck.decompose import decompose, explain
+from lowerdeck_zoo.models.language import Llama
 
 PACKAGE = "decompose"
 PEER = "ExportedProgram.run_decompositions"
@@ -31,8 +32,6 @@ def rows(quick: bool) -> Iterator[Row]:
         warnings.simplefilter("ignore")
         yield from _models(quick)
         yield from _growth(quick)
-        yield from _families(quick)
-        yield from _memory(quick)
     yield from export_to_bytes.rows(quick)
 
 
@@ -46,7 +45,7 @@ def _tokens() -> tuple[torch.Tensor, ...]:
 
 
 _OWN = {
-    "llama-like, 16 layers": (lambda: llama(16), _tokens),
+    "llama-like, 16 layers": (lambda: Llama(64, 16, 1000), _tokens),
     "1,024 blocks of linear, gelu, layer norm": (
         lambda: Blocks(1024),
         lambda: (torch.randn(2, 16),),
@@ -105,50 +104,4 @@ def _growth(quick: bool) -> Iterator[Row]:
         unit="exponent",
         goal="<= 1.05",
         met=exponent <= 1.05,
-    )
-
-
-def _families(quick: bool) -> Iterator[Row]:
-    """Yield what a second model of a family costs where templates are kept."""
-    layers = 4 if quick else 16
-    cache = DecompositionCache()
-    decompose(_program(llama(layers // 2), *_tokens()), cache=cache)
-    program = _program(llama(layers), *_tokens())
-    kept, alone = paired(partial(decompose, program, cache=cache), partial(decompose, program))
-    told = explain(program, cache=cache)
-    yield Row(
-        PACKAGE,
-        f"llama-like, {layers} layers, after one of half as many: {told}",
-        kept,
-        alone,
-        "s",
-        "<= 1/4 of the peer",
-        kept <= alone / 4,
-        "peer: without the kept templates",
-    )
-
-
-_PEAK = """
-import sys
-import torch
-from torch.export import export
-from benchmarks.export_models import Blocks
-from lowerdeck.decompose import decompose
-program = export(Blocks(int(sys.argv[2])).eval(), (torch.randn(2, 16),))
-{"decompose": decompose, "torch": lambda p: p.run_decompositions()}[sys.argv[1]](program)
-"""
-
-
-def _memory(quick: bool) -> Iterator[Row]:
-    count = "32" if quick else "512"
-    mine, theirs = (fresh_process(_PEAK, way, count)["peak_mb"] for way in ("decompose", "torch"))
-    yield Row(
-        PACKAGE,
-        f"peak memory of a process that exports {count} blocks and takes them apart",
-        mine,
-        theirs,
-        "MB",
-        "no more than the peer",
-        mine <= theirs,
-        f"peer: {PEER}",
     )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram, export
 
 from benchmarks.emitter_models import MODELS
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
+from benchmarks.harness import Row, cpu_seconds, growth_exponent, in_rounds, paired
 from lowerdeck.emitter import emit
 
 PEER = "executorch 1.4.1, to_edge().to_executorch()"
@@ -29,7 +29,6 @@ def rows(quick: bool) -> Iterator[Row]:
         module = build().eval()
         yield from _model(name, export(module, example()), quick)
     yield _growth(quick)
-    yield _weights(quick)
 
 
 def _peer() -> Callable[[ExportedProgram], Any] | None:
@@ -75,7 +74,6 @@ def _sizes(name: str, exported: ExportedProgram, theirs: Any) -> Iterator[Row]:
     figures = (
         ("planned memory", sum(plan.non_const_buffer_sizes), "B"),
         ("instructions", len(plan.chains[0].instructions), ""),
-        ("values", len(plan.values), ""),
         ("file", len(emitted.to_bytes()), "B"),
     )
     for what, ours, unit in figures:
@@ -84,7 +82,6 @@ def _sizes(name: str, exported: ExportedProgram, theirs: Any) -> Iterator[Row]:
             peer = {
                 "planned memory": lambda: sum(other.non_const_buffer_sizes),
                 "instructions": lambda: len(other.chains[0].instructions),
-                "values": lambda: len(other.values),
                 "file": lambda: len(theirs.buffer),
             }[what]()
         strict = what in ("instructions", "file")
@@ -137,44 +134,4 @@ def _growth(quick: bool) -> Row:
         goal="<= 1.1",
         met=exponent <= 1.1,
         note=f"{costs[-1] / sizes[-1] * 1e6:.0f} us a node at the largest",
-    )
-
-
-_WEIGHTS = """
-import sys, torch
-from lowerdeck.emitter import emit
-side = int(sys.argv[1])
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(side, side) for _ in range(4))
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-exported = torch.export.export(Model(), (torch.ones(1, side),))
-if sys.argv[2] == "emit":
-    import os, tempfile
-    with tempfile.TemporaryDirectory() as folder:
-        emit(exported).save(os.path.join(folder, "model.pte"))
-else:
-    from lowerdeck.emitter import emit
-    small = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    emit(small).to_bytes()
-"""
-
-
-def _weights(quick: bool) -> Row:
-    side = 1024 if quick else 4096
-    megabytes = 4 * side * side * 4 / 2**20
-    without = fresh_process(_WEIGHTS, str(side), "none")["peak_mb"]
-    with_it = fresh_process(_WEIGHTS, str(side), "emit")["peak_mb"]
-    extra = max(0.0, with_it - without) / megabytes
-    return Row(
-        package="emitter",
-        case=f"extra memory to write {megabytes:.0f} MB of weights",
-        ours=100 * extra,
-        unit="% of the weights",
-        goal="< 5",
-        met=extra < 0.05,
     )

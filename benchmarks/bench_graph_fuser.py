@@ -11,16 +11,12 @@ from types import ModuleType
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.passes import tools_common
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
-from torch.fx.passes.utils import fuser_utils
 
 from benchmarks.harness import Row, count_calls, cpu_seconds, growth_exponent, in_rounds
 from lowerdeck.graph_fuser import (
-    fuse_by_partitions,
     fuse_partitions,
-    legalize_graph,
     propose_partitions,
 )
 
@@ -35,8 +31,6 @@ def rows(quick: bool) -> Iterator[Row]:
         quick: Small sizes; the goals are stated for the full ones.
     """
     yield from _fuse(quick)
-    yield from _fuse_by_partitions(quick)
-    yield _legalize(quick)
     yield from _propose(quick)
 
 
@@ -66,58 +60,6 @@ def _fuse(quick: bool) -> Iterator[Row]:
         _fuse_each(peer, small, small // 100),
         note=f"{EXECUTORCH}; run in full",
     )
-    estimate = _estimated(peer, size, count)
-    yield Row(
-        PACKAGE,
-        case,
-        costs[-1],
-        estimate,
-        goal="" if quick else ">= 2000x faster",
-        met=None if quick else estimate >= 2000 * costs[-1],
-        note=f"{EXECUTORCH}; ESTIMATED from single calls measured at six stages of the work",
-    )
-
-
-def _estimated(peer: ModuleType, size: int, count: int) -> float:
-    """Return the seconds of ``count`` calls, from one call each with so many partitions fused."""
-    stages = [count * step // 5 for step in range(6)]
-    costs = []
-    for done in stages:
-        gm, partitions = _partitioned(size, count)
-        named = list(partitions.items())
-        first = min(done, count - 1)
-        fuse_partitions(gm, dict(named[:first]))
-        name, nodes = named[first]
-        costs.append(_timed(partial(peer.create_submodule_from_nodes, gm, nodes, name)))
-    pairs = pairwise(zip(stages, costs, strict=True))
-    return sum((b - a) * (low + high) / 2 for (a, low), (b, high) in pairs)
-
-
-def _fuse_by_partitions(quick: bool) -> Iterator[Row]:
-    for size, count in [(2000, 200)] if quick else [(10_000, 1000), (50_000, 1000)]:
-        both = (fuse_by_partitions, fuser_utils.fuse_by_partitions)
-        ours, theirs = in_rounds(
-            [partial(_fuse_named, fuse, size, count) for fuse in both], repeat=3 if quick else 2
-        )
-        yield Row(
-            PACKAGE,
-            f"fuse_by_partitions, {size} nodes, {count} partitions",
-            ours,
-            theirs,
-            goal="" if quick else ">= 7x faster",
-            met=None if quick else theirs >= 7 * ours,
-            note="torch; it generates the code at once, ours at the first use",
-        )
-
-
-def _legalize(quick: bool) -> Row:
-    size = 5000 if quick else 50_000
-    gm, _ = _chain(size)
-    other, _ = _chain(size)
-    ours = cpu_seconds(lambda: legalize_graph(gm), repeat=5) / size * 1e6
-    theirs = _timed(lambda: tools_common.legalize_graph(other)) / size * 1e6
-    case = f"legalize_graph, legal graph of {size} nodes"
-    return Row(PACKAGE, case, ours, theirs, "us/node", "<= 0.3 us/node", ours <= 0.3, "torch")
 
 
 class _Support(OperatorSupportBase):
@@ -207,12 +149,6 @@ def _fuse_each(peer: ModuleType, size: int, count: int) -> float:
             peer.create_submodule_from_nodes(gm, nodes_of_tag, tag)
 
     return _timed(fuse)
-
-
-def _fuse_named(fuse: Callable[..., object], size: int, count: int) -> float:
-    gm, partitions = _partitioned(size, count)
-    lists = [dict.fromkeys(nodes) for nodes in partitions.values()]
-    return _timed(lambda: fuse(gm, lists))
 
 
 def _timed(action: Callable[[], object]) -> float:

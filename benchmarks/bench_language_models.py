@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import Row, compiled_environment, fresh_process, on_one_core
+from benchmarks.harness import Row, fresh_process, told_by
 
 PACKAGE = "language_models"
 CONTEXT = 256
@@ -154,7 +152,6 @@ def rows(quick: bool) -> Iterator[Row]:
     Args:
         quick: The smallest model only.
     """
-    speed = _memory_speed()
     for model, sizes in list(_MODELS.items())[: 1 if quick else None]:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made, "model")
@@ -164,7 +161,7 @@ def rows(quick: bool) -> Iterator[Row]:
                 # Of the largest only what people would put on a phone.
                 if model.startswith("24") and "8da4w" not in mode.name:
                     continue
-                yield from _rows_of(model, mode, folder, peers, speed)
+                yield from _rows_of(model, mode, folder, peers)
 
 
 def _rows_of(
@@ -172,7 +169,6 @@ def _rows_of(
     mode: Mode,
     folder: Path,
     peers: dict[tuple[str, ...], tuple[Path, dict[str, float]]],
-    speed: float,
 ) -> Iterator[Row]:
     ours = folder.parent / "ours.pte"
     cost = fresh_process(_OURS, str(folder), str(ours), json.dumps(mode.ours))
@@ -199,14 +195,6 @@ def _rows_of(
             note,
         )
     size = ours.stat().st_size / 1e6
-    share = size * 1e6 / (best[0][1] / 1e3) / speed
-    yield Row(
-        PACKAGE,
-        f"{case}: share of the memory's speed while decoding",
-        share,
-        unit="of what one core reads",
-        note=f"the file's bytes for each token; one core reads {speed / 1e9:.1f} GB/s",
-    )
     if not OPTIMUM:
         yield Row(PACKAGE, f"{case}: file", size, unit="MB")
         return
@@ -235,40 +223,6 @@ def _in_turn(files: list[Path], tokenizer: Path) -> list[list[float]]:
     best = [[float("inf")] * 2 for _ in files]
     for _ in range(ROUNDS):
         for place, file in enumerate(files):
-            done = subprocess.run(
-                [sys.executable, "-c", _RUN, str(file), str(tokenizer)],
-                check=True,
-                capture_output=True,
-                text=True,
-                env=compiled_environment(),
-                preexec_fn=on_one_core,
-            )
-            found = json.loads(done.stdout.strip().splitlines()[-1])
+            found = told_by("-c", _RUN, file, tokenizer, one_core=True)
             best[place] = [min(pair) for pair in zip(best[place], found, strict=True)]
     return best
-
-
-_SPEED = """
-import json, time
-import torch
-block = torch.ones(64_000_000)
-times = []
-for _ in range(9):
-    start = time.perf_counter()
-    torch.dot(block, block)
-    times.append(time.perf_counter() - start)
-print(json.dumps(block.nbytes / min(times)))
-"""
-
-
-def _memory_speed() -> float:
-    """Return the bytes a second that one core reads of memory that no cache holds."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SPEED],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=compiled_environment(),
-        preexec_fn=on_one_core,
-    )
-    return float(done.stdout)

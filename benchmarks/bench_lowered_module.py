@@ -1,4 +1,4 @@
-"""Lowering beside executorch 1.4.1: time, growth, memory, eager calls, import.
+"""Lowering beside executorch 1.4.1: time and growth.
 
 The backend does nothing, so that what is measured is the lowering itself.
 """
@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
+from benchmarks.harness import Row, cpu_seconds, growth_exponent, in_rounds, paired
 from lowerdeck.lowered_module import (
     BackendDetails,
     DelegationSpec,
-    LoweredBackendModule,
     PartitionResult,
     PreprocessResult,
-    get_lowered_backend_modules,
     to_backend,
 )
 
@@ -124,9 +122,6 @@ def rows(quick: bool) -> Iterator[Row]:
     """Yield the measurements of the issue."""
     lower = peer()
     yield from time_rows(quick, lower)
-    yield from memory_rows(quick)
-    yield from eager_rows(lower)
-    yield import_row()
 
 
 def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
@@ -168,94 +163,3 @@ def time_rows(quick: bool, lower: Callable[..., Any] | None) -> Iterator[Row]:
         goal="linear: <= 1.15",
         met=slope <= 1.15,
     )
-
-
-MEMORY = """
-import sys, gc, warnings, resource
-warnings.simplefilter("ignore")
-import torch
-from benchmarks.bench_lowered_module import export, ours
-lower, layers = sys.argv[1] == "lower", int(sys.argv[2])
-with torch.device("meta"):
-    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(layers)])
-model.to_empty(device="cpu")
-for p in model.parameters(): p.data.fill_(1.0)
-def all_in_one(node): return True
-program = export(model, torch.ones(1, 1024))
-if lower:
-    for _ in range(5): lowered = ours(program, all_in_one)
-    del lowered, program, model; gc.collect()
-    print("AFTER_KB", open("/proc/self/statm").read().split()[1])
-"""
-
-
-def memory_rows(quick: bool) -> Iterator[Row]:
-    layers = 25 if quick else 100
-    weights = layers * 4.0
-    without = fresh_process(MEMORY, "no", str(layers))["peak_mb"]
-    within = fresh_process(MEMORY, "lower", str(layers))["peak_mb"]
-    share = 100 * (within - without) / weights
-    yield Row(
-        PACKAGE,
-        f"peak memory of five lowerings of {weights:.0f} MB of weights, above export alone",
-        max(0.0, share),
-        unit="% of the weights",
-        goal="<= 5 %",
-        met=share <= 5,
-    )
-
-
-def eager_rows(lower: Callable[..., Any] | None) -> Iterator[Row]:
-    def everything(node: torch.fx.Node) -> bool:
-        return node.op == "call_function"
-
-    x = torch.randn(4)
-    program = chain(200)
-    lowered = ours(program, everything)
-    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
-    inner = delegate.original_module.graph_module
-    delegate(x)
-
-    def repeated(action: Callable[[Any], Any], times: int = 50) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(times):
-                action(x)
-
-        return run
-
-    theirs = None
-    if lower is not None:
-        found = lower(program, everything)
-        other = next(m for m in found.graph_module.children() if hasattr(m, "backend_id"))
-        theirs = cpu_seconds(repeated(other, 3)) / 3
-    mine, base = paired(repeated(delegate), repeated(inner), repeat=5)
-    yield Row(
-        PACKAGE,
-        "eager call of a delegate of 200 nodes, relative to its inner graph",
-        mine / base,
-        None if theirs is None else theirs / (base / 50),
-        unit="x",
-        goal="<= 3x",
-        met=mine / base <= 3,
-    )
-    assert isinstance(delegate, LoweredBackendModule)
-
-
-# Timed after torch's own import: the difference of two processes would be mostly noise.
-IMPORT = """
-import sys, time, torch
-start = time.process_time()
-__import__(sys.argv[1])
-print("FIGURE", "beyond", time.process_time() - start)
-"""
-
-
-def import_row() -> Row:
-    def beyond(module: str) -> float:
-        return fresh_process(IMPORT, module)["beyond"]
-
-    extra = min(beyond("lowerdeck.lowered_module") for _ in range(5))
-    theirs = None
-    if importlib.util.find_spec("torchao") is not None:
-        theirs = min(beyond("executorch.exir.backend.backend_details") for _ in range(2))
-    return Row(PACKAGE, "import beyond torch", extra, theirs, goal="<= 0.15 s", met=extra <= 0.15)

@@ -7,15 +7,12 @@ ours that do the same.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.harness import Row, chosen, compiled_environment, on_one_core
-from benchmarks.openvino_files import FILES, ROOT
+from benchmarks.harness import Row, chosen, told_by
+from benchmarks.openvino_files import FILES
 
 PACKAGE = "openvino"
 MODELS = (
@@ -23,8 +20,9 @@ MODELS = (
     *("torchvision/shufflenet_v2_x1_0", "torchvision/efficientnet_b0", "torchvision/densenet121"),
     *("torchvision/convnext_tiny", "torchvision/swin_t", "timm/mobilenetv4_conv_small"),
     *("timm/vit_tiny_patch16_224", "timm/mixer_s32_224", "timm/levit_128s"),
-    *("transformers/bert", "transformers/clip", "transformers/gpt2", "transformers/wav2vec2"),
-    *("own/unet_bilinear", "own/encoder", "own/mlp", "own/yolo"),
+    *("transformers/bert_256", "transformers/CLIPVisionModel", "transformers/GPT2LMHeadModel"),
+    *("transformers/Wav2Vec2ForCTC", "transformers/WhisperForConditionalGeneration", "own/vit"),
+    *("transformers/SegformerForSemanticSegmentation", "transformers/T5ForConditionalGeneration"),
 )
 """Twenty of the models that XNNPACK is compared on: of images, of text, of sound."""
 _GOAL = "at most 1.05 of OpenVINO called directly"
@@ -65,7 +63,7 @@ def _beside_direct(model: str, made: dict[str, Any], run: dict[str, Any]) -> Row
     ours, direct, xnnpack = run["ours"], run["direct"], run["xnnpack"]
     met = direct["ratio"] >= 1 / 1.05
     note = (
-        f"{made['ours']['delegates']} delegates, {made['ours']['left']} calls left; error"
+        f"{made['ours']['delegates']} delegates, {_left(made['ours'])} calls left; error"
         f" {ours['error']:.1g}; XNNPACK {xnnpack['ms']:.3g} ms; lowered in"
         f" {made['ours']['seconds']:.2g} s"
     )
@@ -83,28 +81,24 @@ def _beside_peer(model: str, made: dict[str, Any], run: dict[str, Any]) -> Row:
     ratio = run["peer"]["ratio"] / ours["ratio"]
     figures = (ours["ms"], ours["ms"] * ratio)
     note = (
-        f"ExecuTorch's own: {made['peer']['delegates']} delegates, {made['peer']['left']} calls"
+        f"ExecuTorch's own: {made['peer']['delegates']} delegates, {_left(made['peer'])} calls"
         f" left, lowered in {made['peer']['seconds']:.2g} s; error {ours['error']:.1g} against"
         f" {run['peer']['error']:.1g}"
     )
     return Row(PACKAGE, case, *figures, unit="ms", note=note)
 
 
+def _left(told: dict[str, Any]) -> int:
+    return sum(told["left"].values())
+
+
 def _step(name: str, model: str, *words: str) -> dict[str, Any]:
     """Run a step in a process of its own; of the peer's, return how it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.openvino_files", name, model, *words],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
-        preexec_fn=on_one_core if name == "run" else None,
-    )
-    lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-    if done.returncode and name == "peer":
-        return {"fails": lines[-1][:120]}
-    if done.returncode:
-        raise RuntimeError(f"{name} {model}: {lines[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    words = ("-m", "benchmarks.openvino_files", name, model, *words)
+    try:
+        found: dict[str, Any] = told_by(*words, one_core=name == "run")
+    except RuntimeError as error:
+        if name != "peer":
+            raise
+        return {"fails": str(error).splitlines()[-1][:120]}
     return found

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import nn
 
-from benchmarks.harness import Row, cpu_seconds, fresh_process, growth_exponent, in_rounds, paired
+from benchmarks.harness import Row, cpu_seconds, growth_exponent, in_rounds, paired
 from examples import resnet18
 from lowerdeck.emitter import emit
 from lowerdeck.runner import LoadedMethod, load
-from lowerdeck.serializer import write_pte
 from lowerdeck_zoo import assert_close, official
-
-_MEGABYTE = 1 << 20
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -27,7 +22,6 @@ def rows(quick: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     yield from _overhead(50 if quick else 200)
     yield from _loading((250, 500, 1000) if quick else (1000, 2000, 4000, 8000))
-    yield from _memory(32 if quick else 256)
     yield from _resnet(64 if quick else 224)
 
 
@@ -99,28 +93,6 @@ def _loading(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 def _load(content: bytes) -> LoadedMethod:
     return load(content).method()
-
-
-def _memory(megabytes: int) -> Iterator[Row]:
-    width = int((megabytes * _MEGABYTE / 4) ** 0.5)
-    model = nn.Linear(width, width, bias=False)
-    program = emit(torch.export.export(model, (torch.ones(1, width),))).program
-    code = "import torch, sys\nfrom lowerdeck.runner import load\n"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pte"
-        write_pte(program, path)
-        empty = fresh_process(code, str(path))["peak_mb"]
-        loaded = fresh_process(code + "load(sys.argv[1]).method()", str(path))["peak_mb"]
-    yield Row(
-        "runner",
-        f"memory to load {megabytes} MB of weights",
-        max(loaded - empty, 0.0),
-        float(megabytes),
-        "MB",
-        "<= 5 % of the weights",
-        loaded - empty <= 0.05 * megabytes + 8,
-        "peer: a copy of the weights; 8 MB are granted for code",
-    )
 
 
 def _resnet(side: int) -> Iterator[Row]:

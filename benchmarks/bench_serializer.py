@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import subprocess
-import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -32,8 +30,6 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _instructions(quick, peer)
     yield from _open(quick)
     yield from _big_constants(quick)
-    yield from _sizes(peer)
-    yield from _imports(peer)
 
 
 def program_of(count: int) -> pte.Program:
@@ -177,7 +173,8 @@ start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
     main(["inspect", sys.argv[1]])
 seconds = time.perf_counter() - start
-print("SECONDS", seconds, (peak() - before) / 1024)
+print("FIGURE seconds", seconds)
+print("FIGURE extra", (peak() - before) / 1024)
 """
 
 
@@ -186,8 +183,9 @@ def _open(quick: bool) -> Iterator[Row]:
         path = Path(folder) / "big.pte"
         size = (100 if quick else 500) * _MB
         pte.write_pte(_weights(size // 10, 10), path)
-        seconds, extra = _measured(_OPEN, str(path))
+        found = fresh_process(_PEAK + _OPEN, str(path))
     what = f"open and summarise a file of {size // _MB} MB"
+    seconds, extra = found["seconds"], found["extra"]
     yield Row(PACKAGE, what, seconds, goal="<= 0.05 s", met=seconds <= 0.05, note="wall")
     yield Row(
         PACKAGE, f"{what}: memory", extra, unit="MB", goal="none for the data", met=extra < 16
@@ -229,7 +227,9 @@ for _ in range(4):
         start = time.perf_counter()
         action()
         chosen.append(time.perf_counter() - start)
-print("SECONDS", min(times[0]), (peak() - before) / 1024, min(times[1]))
+print("FIGURE seconds", min(times[0]))
+print("FIGURE plain", min(times[1]))
+print("FIGURE extra", (peak() - before) / 1024)
 """
 
 
@@ -240,7 +240,8 @@ def _big_constants(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         target = str(Path(folder) / "big.pte")
         root = str(Path(__file__).resolve().parents[1])
-        seconds, extra, plain = _measured(_BIG, target, str(size), str(count), root)
+        found = fresh_process(_PEAK + _BIG, target, str(size), str(count), root)
+    seconds, plain = found["seconds"], found["plain"]
     what = f"write {total:.0f} MB of constants"
     yield Row(
         PACKAGE,
@@ -251,50 +252,10 @@ def _big_constants(quick: bool) -> Iterator[Row]:
         met=seconds < 1.25 * plain,
         note="wall, best of 4; beside file.write, fsync and rename of the same bytes",
     )
-    share = 100 * extra / total
+    share = 100 * found["extra"] / total
     yield Row(
         PACKAGE, f"{what}: extra memory", share, unit="% of the data", goal="< 5 %", met=share < 5
     )
-
-
-def _sizes(peer: Peer | None) -> Iterator[Row]:
-    """Measure a file whose embedding is also a delegate's named data, as tied weights are."""
-    embedding = os.urandom(4 * _MB)
-    program = program_of(100)
-    program.constant_buffer.append(pte.Buffer(embedding))
-    program.named_data.append(pte.NamedData("tied", embedding, 16))
-    rest = os.urandom(4 * _MB)
-    program.named_data.append(pte.NamedData("rest", rest, 16))
-    ours = len(pte.serialize_pte(program)) / _MB
-    other = None
-    if peer is not None:
-        store = importlib.import_module("executorch.exir._serialize._named_data_store")
-        named = store.NamedDataStore()
-        for entry in program.named_data:
-            named.add_named_data(entry.key, bytes(entry.data), 16)  # type: ignore[arg-type]
-        program.named_data.clear()
-        other = len(peer.write(_to_peer(peer, program), named.get_named_data_store_output())) / _MB
-    met = None if other is None else ours <= 0.75 * other
-    yield Row(PACKAGE, "file with tied weights", ours, other, "MB", "about 0.75x", met)
-
-
-_IMPORT = """
-before = peak()
-import {}
-print("SECONDS", (peak() - before) / 1024)
-"""
-
-
-def _imports(peer: Peer | None) -> Iterator[Row]:
-    bare = fresh_process("")
-    ours = fresh_process("import lowerdeck.serializer")
-    theirs = fresh_process("import executorch.exir._serialize") if peer else None
-    cost = ours["cpu"] - bare["cpu"]
-    other = theirs["cpu"] - bare["cpu"] if theirs else None
-    yield _compared("import", cost, other, 10)
-    (memory,) = _measured(_IMPORT.format("lowerdeck.serializer"))
-    other = _measured(_IMPORT.format("executorch.exir._serialize"))[0] if peer else None
-    yield _compared("import: memory", memory, other, 8, unit="MB")
 
 
 def _compared(
@@ -314,12 +275,3 @@ def _peak(action: Callable[[], object]) -> int:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak
-
-
-def _measured(code: str, *args: str) -> list[float]:
-    """Run code in a process of its own and return the numbers that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PEAK + code, *args], check=True, capture_output=True, text=True
-    )
-    line = next(line for line in done.stdout.splitlines() if line.startswith("SECONDS"))
-    return [float(part) for part in line.split()[1:]]

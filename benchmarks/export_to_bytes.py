@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.export_models import MODELS
-from benchmarks.harness import Row
-from benchmarks.workers import worker
+from benchmarks.harness import Row, told_by
 
 PACKAGE = "decompose"
 
@@ -80,7 +79,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def _rows(name: str, way: str, repeat: int) -> Iterator[Row]:
     first = [_ours(name, way)]
-    peer = worker(EXPORT + _PEER + _REPORT, name, way)["making"]
+    peer = told_by("-c", EXPORT + _PEER + _REPORT, name, way)["making"]
     mine = first + [_ours(name, way) for _ in range(repeat - 1)]
     # Each process exported what it then lowered: the share is one of the same minute.
     best = min(mine, key=lambda told: (told["importing"] + told["making"]) / told["exporting"])
@@ -109,4 +108,5 @@ def _rows(name: str, way: str, repeat: int) -> Iterator[Row]:
 
 
 def _ours(name: str, way: str) -> dict[str, float]:
-    return worker(EXPORT + OURS + _MAKE + _REPORT, name, way)
+    told: dict[str, float] = told_by("-c", EXPORT + OURS + _MAKE + _REPORT, name, way)
+    return told

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import gc
+import json
 import math
 import os
 import resource
@@ -18,11 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
 
 # Not ru_maxrss: a process inherits that figure from the one that started it. VmHWM starts anew.
 _PRINT_PEAK = (
@@ -144,6 +148,31 @@ def compiled_environment() -> dict[str, str]:
     return env
 
 
+def told_by(*words: object, one_core: bool = False) -> Any:
+    """Run Python with these words in a process of its own; return the JSON of its last line.
+
+    Args:
+        words: A module after ``-m`` or code after ``-c``, and its arguments.
+        one_core: Whether it runs on one core, before all others there.
+
+    Raises:
+        RuntimeError: It failed; the message ends with what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
+        preexec_fn=on_one_core if one_core else None,
+    )
+    if done.returncode:
+        told = done.stderr[-3000:].strip() or f"it ended with {done.returncode}"
+        raise RuntimeError(f"{' '.join(map(str, words))[:100]} failed:\n{told}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def on_one_core() -> None:
     """Keep this process on one core, before all others there where that is allowed.
 
@@ -154,19 +183,6 @@ def on_one_core() -> None:
     with suppress(PermissionError):
         # Whoever may: no other process has a turn on that core while something is timed.
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-
-
-@contextmanager
-def before_others() -> Iterator[None]:
-    """Let this process, and those that it starts meanwhile, have one core before all others."""
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    cores = os.sched_getaffinity(0)
-    on_one_core()
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, parameters)
-        os.sched_setaffinity(0, cores)
 
 
 def _once(action: Callable[[], object]) -> float:

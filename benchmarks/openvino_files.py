@@ -18,16 +18,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.xnnpack_files import ROOT, main
-from benchmarks.xnnpack_models import build
+from benchmarks import xnnpack_files
+from benchmarks.xnnpack_files import FLOAT, main, stem, told_of
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
-from lowerdeck.serializer import deserialize_pte
 from lowerdeck.torch_base import pytree
 from lowerdeck.xnnpack import XnnpackPartitioner
 
-KEPT = ROOT / "out" / "openvino"
 FILES = ("ours", "xnnpack", "free", "peer")
 """Ours of OpenVINO, of XNNPACK, and where the device chooses the precision; ExecuTorch's."""
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
@@ -35,19 +33,13 @@ _ROUNDS, _SECONDS = 30, 30.0
 
 
 def path_of(model: str, suffix: str) -> Path:
-    """Return where a file of a model lies."""
-    return KEPT / f"{model.replace('/', '-')}.{suffix}"
+    """Return where a file of a model is stored."""
+    return Path(f"{stem(model, FLOAT[0])}.{suffix}")
 
 
 def export(model: str) -> dict[str, Any]:
     """Save the program, its inputs, and the result that torch computes of them."""
-    module, inputs = build(model)
-    program = torch.export.export(module, inputs)
-    KEPT.mkdir(parents=True, exist_ok=True)
-    torch.export.save(program, str(path_of(model, "pt2")))
-    with torch.no_grad():
-        torch.save((inputs, module(*inputs)), path_of(model, "io"))
-    return {}
+    return xnnpack_files.export(model, FLOAT[0])
 
 
 def ours(model: str) -> dict[str, Any]:
@@ -92,14 +84,7 @@ def _lowered(model: str, name: str, partitioner: Any) -> dict[str, Any]:
 
 def _kept(model: str, name: str, file: bytes, seconds: float) -> dict[str, Any]:
     path_of(model, f"{name}.pte").write_bytes(file)
-    chains = deserialize_pte(file).execution_plan[0].chains
-    made = [type(step.instr_args).__name__ for chain in chains for step in chain.instructions]
-    return {
-        "seconds": seconds,
-        "size": len(file),
-        "delegates": made.count("DelegateCall"),
-        "left": made.count("KernelCall"),
-    }
+    return told_of(path_of(model, f"{name}.pte"), seconds)
 
 
 def run(model: str, *names: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write the results as a page: when and under what load, and the table."""
+"""Write the results page: when and under what load, the headlines, and where peers are ahead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterator, Sequence
 from benchmarks.harness import Row
 from benchmarks.records import Record
 
+MOST = 40
+"""Rows of the page; all others stay in the records."""
+_LEVEL = 0.97
+"""Ratios above this are level within the noise of a run."""
+
 
 def page(records: Sequence[Record]) -> Iterator[str]:
     """Yield the lines of the results page.
@@ -14,20 +19,43 @@ def page(records: Sequence[Record]) -> Iterator[str]:
     Args:
         records: What was measured, one of each package.
     """
-    yield "# Benchmark results"
-    yield ""
-    yield from _circumstances(records)
-    for record in records:
-        if not record.finished:
-            why = f" ({record.error})" if record.error else ""
-            yield f"**{record.package} did not finish{why}: not all its rows are here.**"
-            yield ""
     rows = [row for record in records for row in record.rows]
     met = [row.met for row in rows if row.met is not None]
-    yield f"{sum(met)} of {len(met)} goals are met; the others are marked **no**."
+    best = [row for record in records for row in _headlines(record)]
+    behind = sorted(
+        (row for row in rows if row.ratio is not None and row.ratio < _LEVEL),
+        key=lambda row: row.ratio or 0,
+    )
+    yield "# Benchmark results"
     yield ""
-    yield from table(rows)
-    yield from _behind(rows)
+    yield (
+        "Ours and the peer were measured in turn in the same run; above 1 means ours is better."
+        " Times are CPU time, the least of some runs, unless a row says otherwise. All rows are in"
+        " `benchmarks/records`; these are the headlines, and what a peer does better."
+    )
+    yield ""
+    yield from dict.fromkeys(
+        f"{record.machine}, {record.cores} cores, {record.versions}." for record in records
+    )
+    yield ""
+    yield from _circumstances(records)
+    yield f"{sum(met)} of {len(met)} goals are met."
+    yield ""
+    yield from table(best)
+    yield ""
+    yield "## Where we are not ahead"
+    yield ""
+    compared = sum(row.ratio is not None for row in rows)
+    yield f"{len(behind)} of {compared} comparisons are lost by more than 3 %, the worst first:"
+    yield ""
+    yield from table(behind[: MOST - len(best)])
+
+
+def _headlines(record: Record) -> list[Row]:
+    """Return the first row with a peer, and what sums up many rows."""
+    first = [row for row in record.rows if row.peer is not None][:1]
+    totals = [row for row in record.rows if row.case.startswith(("median of", "swaps, all"))]
+    return [*first, *(row for row in totals if row not in first)]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -48,52 +76,12 @@ def _figure(value: float, unit: str) -> str:
 
 
 def _circumstances(records: Sequence[Record]) -> Iterator[str]:
-    commands = list(dict.fromkeys(record.command for record in records))
-    spent = sum(record.wall for record in records)
-    many = (
-        f"{len(commands)} calls, as the table tells" if len(commands) > 1 else f"`{commands[0]}`"
-    )
-    yield f"Made by {many}, in {spent / 60:.0f} minutes of measuring."
-    yield from dict.fromkeys(
-        f"{record.machine}, {record.cores} cores, {record.versions}." for record in records
-    )
-    yield (
-        "Ours and the peer were measured in turn in the same run; above 1 means ours is better."
-        " Times are CPU time, the least of some runs, unless a row says otherwise."
-    )
-    yield ""
-    yield (
-        "Load is the average number of busy processes over the last minute, before the first row"
-        " and after the last; the benchmark itself is one of them."
-        " What exceeds the cores were others at work."
-    )
-    yield ""
-    yield "| package | measured (UTC) | minutes | load before | load after | by |"
+    yield "| record | measured (UTC) | minutes | load before | load after | by |"
     yield "|---|---|---:|---:|---:|---|"
     for record in records:
+        why = "" if record.finished else f"; did not finish: {record.error or 'cut short'}"
         yield (
             f"| {record.package} | {record.started} | {record.wall / 60:.1f}"
-            f" | {record.load_before:.1f} | {record.load_after:.1f} | `{record.command}` |"
+            f" | {record.load_before:.1f} | {record.load_after:.1f} | `{record.command}`{why} |"
         )
     yield ""
-
-
-def _behind(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the rows that one would rather not show, the worst beside its peer first."""
-    behind = [row for row in rows if row.ratio is not None and row.ratio < 1]
-    short = [row for row in rows if row.met is False and row not in behind]
-    if not behind + short:
-        return
-    yield ""
-    yield "## Where we are not ahead"
-    if behind:
-        yield ""
-        compared = sum(row.ratio is not None for row in rows)
-        yield f"{len(behind)} of {compared} comparisons are lost:"
-        yield ""
-        yield from table(sorted(behind, key=lambda row: row.ratio or 0))
-    if short:
-        yield ""
-        yield "No peer is ahead here, or there is none, but the goal is not met:"
-        yield ""
-        yield from table(short)

@@ -25,8 +25,8 @@ JOBS = (
     ),
     ("emitter", "GPT-2-like 4x256: export to bytes", "export to bytes, GPT-2-like", "ExecuTorch"),
     (
-        "xnnpack",
-        "lower vit for XNNPACK, to bytes",
+        "decompose",
+        "ViT of 12 layers, XNNPACK: exported program to bytes",
         "lower a ViT for XNNPACK, to bytes",
         "ExecuTorch",
     ),

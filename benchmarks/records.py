@@ -1,7 +1,7 @@
 """What one package's benchmarks gave, when and under what load, kept so that a page can be remade.
 
 A full run takes the better part of an hour. Each package's record is a file of its own, written
-row by row, so that a run that was cut short is taken up where it ended (``--resume``).
+row by row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Run every package's benchmarks beside its peers; write ``RESULTS.md`` and the README's table.
 
 ``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
-``-- --resume`` measures only what has no finished record of the sources as they are now;
 ``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``, as
-does ``-- lower_fastest --models "torchvision/*" own/mlp``, which takes some models only (openvino
-and xnnpack_models know the same).
+does ``-- openvino --models "torchvision/*" own/vit``, which takes some models only, as does
+xnnpack_models.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.page import page  # noqa: E402  (this folder is a script, not a package)
 from benchmarks.readme import with_table  # noqa: E402
-from benchmarks.records import Record, state_of  # noqa: E402
+from benchmarks.records import Record  # noqa: E402
 
-_OF_MODELS = ("lower_fastest", "openvino", "xnnpack_models")
+_OF_MODELS = ("openvino", "xnnpack_models")
 
 
 def main() -> None:
@@ -35,7 +34,6 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=[], metavar="PATTERN", help="only these models, by name"
     )
-    parser.add_argument("--resume", action="store_true", help="keep what is measured already")
     parser.add_argument("--redraw", action="store_true", help="only write the page anew")
     parser.add_argument("--output", type=Path, help="folder for the page and the records")
     args = parser.parse_args()
@@ -52,9 +50,6 @@ def main() -> None:
     chosen = [] if args.redraw else args.packages or known
     failed: list[str] = []
     for name in chosen:
-        if args.resume and not args.models and _is_current(records[name], name, args.quick):
-            print(f"{name}: kept, measured already")
-            continue
         worker = [sys.executable, str(HERE / "measure.py"), name, str(records[name]), _command()]
         worker += ["--quick"] if args.quick else []
         worker += ["--models", *args.models] if args.models else []
@@ -76,13 +71,6 @@ def _write(output: Path, paths: dict[str, Path]) -> None:
     if output == HERE:
         readme = HERE.parent / "README.md"
         readme.write_text(with_table(readme.read_text(), records))
-
-
-def _is_current(path: Path, name: str, quick: bool) -> bool:
-    if not path.exists():
-        return False
-    record = Record.load(path)
-    return record.finished and record.quick == quick and record.state == state_of(name)
 
 
 def _command() -> str:

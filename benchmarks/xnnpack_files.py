@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from benchmarks.harness import ROOT
 from benchmarks.xnnpack_models import build
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import BackendDelegate, Program, decode_payload, deserialize_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 
-ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "out" / "xnnpack"
 FLOAT = ("raw", "decomposed")
 """Forms of a program in float32: straight from export, and decomposed by torch."""
@@ -125,7 +125,7 @@ def ours(model: str, form: str) -> dict[str, Any]:
     seconds = time.process_time() - start
     path = Path(f"{stem(model, form)}.ours.pte")
     path.write_bytes(file)
-    return _told(path, seconds)
+    return told_of(path, seconds)
 
 
 def peer(model: str, form: str) -> dict[str, Any]:
@@ -146,10 +146,11 @@ def peer(model: str, form: str) -> dict[str, Any]:
         file = bytes(edge.to_executorch().buffer)
         Path(f"{path}.seconds").write_text(str(time.process_time() - start))
         path.write_bytes(file)
-    return _told(path, float(Path(f"{path}.seconds").read_text()))
+    return told_of(path, float(Path(f"{path}.seconds").read_text()))
 
 
-def _told(path: Path, seconds: float) -> dict[str, Any]:
+def told_of(path: Path, seconds: float) -> dict[str, Any]:
+    """Return what is in a file: delegates, calls left to kernels, bytes, nodes of XNNPACK."""
     file = path.read_bytes()
     program = deserialize_pte(file)
     plan = program.execution_plan[0]
@@ -170,6 +171,8 @@ def _told(path: Path, seconds: float) -> dict[str, Any]:
 
 def _nodes(program: Program, delegate: BackendDelegate) -> list[str]:
     """Return what each node of a payload computes, so that two payloads can be told alike."""
+    if delegate.id != "XnnpackBackend":
+        return []
     graph = decode_payload(program.backend_delegate_data[delegate.processed.index].data)
     values = {value.id: value for value in graph.values}
     return [

@@ -9,25 +9,23 @@ others may work on the other cores, as far as they leave it the memory.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import compiled_environment, on_one_core
+from benchmarks.harness import told_by
 from benchmarks.records import state_of
-from benchmarks.xnnpack_files import FLOAT, KEPT, MODES, ROOT, stem
+from benchmarks.xnnpack_files import FLOAT, KEPT, MODES, stem
 from benchmarks.xnnpack_models import NAMES
 
 QUANTIZED = (
     *("cnn", "mlp", "decoder", "mobilenet"),
     *("torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/squeezenet1_1"),
     *("timm/vit_tiny_patch16_224", "transformers/bert_256", "transformers/llama_256"),
-    *("own/unet_bilinear", "own/yolo"),
+    *("own/small_unet", "own/hourglass"),
 )
 """The models of the quantised modes."""
-_WITHOUT_LINEAR = ("torchvision/squeezenet1_1", "own/unet_bilinear", "own/yolo")
+_WITHOUT_LINEAR = ("torchvision/squeezenet1_1", "own/small_unet", "own/hourglass")
 CASES = (
     *((name, form) for name in NAMES for form in FLOAT),
     *(
@@ -110,21 +108,7 @@ def _run(
 
 def _step(*words: object) -> dict[str, Any]:
     """Run a step in a process of its own and return what its last line tells."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.xnnpack_files", *map(str, words)],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
-        preexec_fn=on_one_core if words[0] == "run" else None,
-    )
-    if done.returncode:
-        told = done.stderr[-3000:] or f"it ended with {done.returncode}"
-        message = f"{' '.join(map(str, words))} failed:\n{told}"
-        raise RuntimeError(message)
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return dict(told_by("-m", "benchmarks.xnnpack_files", *words, one_core=words[0] == "run"))
 
 
 def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from pathlib import Path
 BRAND = "lowerdeck"
 # The commands that the script's own package brings; the others come through entry points.
 OWN_COMMANDS = {"inspect", "verify", "diff", "extract", "ops", "completion", "doctor"}
-# What releases that are older than these sources lack: mixes of old and new are looked at, too.
-LATER = {"completion"}
 # What a distribution has beside its package: the script must not have to read one to begin.
 BESIDE = {"serializer": {"script"}}
 
@@ -86,11 +84,7 @@ def command_problems(has_script: bool) -> list[str]:
     shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
     listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
     expected = OWN_COMMANDS | {entry_point.name for entry_point in entry_points}
-    return (
-        []
-        if expected - LATER <= listed <= expected
-        else [f"--help lists {sorted(listed)}, not {sorted(expected)}"]
-    )
+    return [] if listed == expected else [f"--help lists {sorted(listed)}, not {sorted(expected)}"]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,11 +31,10 @@ def breaks(
     # griffe lets a name pass that leaves __all__ and can still be imported.
     hidden = sorted(_exports(before) - _exports(after))
     changed = griffe.find_breaking_changes(before, after)
-    renamed = _renamed(after)
     return [f"`{name}`: *Public object was removed*" for name in hidden] + [
         _line(breakage)
         for breakage in changed
-        if not (_is_removal(breakage, hidden) or _is_rename(breakage, renamed))
+        if not _is_removal(breakage, hidden)
         # griffe takes `self.__class__ = ...` for an attribute of its own.
         and breakage.obj.name != "__class__"
     ]
@@ -69,30 +67,6 @@ def _exports(door: griffe.Module) -> set[str]:
 
 def _is_removal(breakage: griffe.Breakage, names: list[str]) -> bool:
     return breakage.kind is griffe.BreakageKind.OBJECT_REMOVED and breakage.obj.name in names
-
-
-def _renamed(door: griffe.Module) -> dict[str, str]:
-    """Return the old names that stay beside the new ones of the same classes."""
-    return {
-        name: str(member.value)
-        for name, member in door.members.items()
-        if isinstance(member, griffe.Attribute)
-        and str(member.annotation) == "TypeAlias"
-        and str(member.value) in _exports(door)
-    }
-
-
-def _is_rename(breakage: griffe.Breakage, renamed: dict[str, str]) -> bool:
-    if breakage.kind is griffe.BreakageKind.OBJECT_CHANGED_KIND:
-        return breakage.obj.name in renamed
-    if breakage.kind is griffe.BreakageKind.PARAMETER_CHANGED_DEFAULT:
-        old, new = str(breakage.old_value), str(breakage.new_value)
-        # The same default of a dataclass, made by a factory.
-        if re.sub(r"\(lambda: (.*)\)\(\)$", r"\1", new) == old:
-            return True
-        # A default that is made by the class, under its new name.
-        return any(re.sub(rf"\b{name}\b", now, old) == new for name, now in renamed.items())
-    return False
 
 
 def _line(breakage: griffe.Breakage) -> str:

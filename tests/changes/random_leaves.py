@@ -91,18 +91,6 @@ class Leaf(nn.Module):
         return (x, None, [self.state]) if self.kind == "shows" else x
 
 
-def _linear(layer: Any, x: Tensor) -> Any:
-    return nn.functional.linear(x, layer.weight, getattr(layer, "bias", None))
-
-
-def _batch(layer: Any, x: Tensor) -> Any:
-    return layer.batch(x)
-
-
-def _norm(layer: Any, x: Tensor) -> Any:
-    return layer.norm(x)
-
-
 def _count(layer: Any, x: Tensor) -> Any:
     layer.state.add_(x.detach().mean(0))
     return x + layer.state
@@ -125,54 +113,29 @@ def _steps(layer: Any, x: Tensor) -> Any:
     return x * 0.9**layer.state
 
 
-def _view(layer: Any, x: Tensor) -> Any:
-    return x + layer.state * layer.whole[:SIZE]
-
-
-def _mixed(layer: Any, x: Tensor) -> Any:
-    return x * layer.last + layer.state - layer.first
-
-
-def _scale(layer: Any, x: Tensor) -> Any:
-    return x * layer.factor
-
-
-def _dropout(layer: Any, x: Tensor) -> Any:
-    return nn.functional.dropout(x, 0.5, layer.training)
-
-
 def _unused(layer: Any, x: Tensor) -> Any:
     return x.clone()
 
 
-def _nothing(layer: Any, x: Tensor) -> Any:
-    return x
-
-
-def _branch(layer: Any, x: Tensor) -> Any:
-    return branch(x.sum() > 0, torch.sin, torch.cos, x)
-
-
-def _loop(layer: Any, x: Tensor) -> Any:
-    return loop(x)
-
-
 KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
-    "linear": (4, _linear),
-    "norm": (2, _norm),
-    "batch": (2, _batch),
+    "linear": (
+        4,
+        lambda layer, x: nn.functional.linear(x, layer.weight, getattr(layer, "bias", None)),
+    ),
+    "norm": (2, lambda layer, x: layer.norm(x)),
+    "batch": (2, lambda layer, x: layer.batch(x)),
     "count": (2, _count),
     "old": (2, _old),
     "row": (1, _row),
     "steps": (1, _steps),
-    "view": (1, _view),
-    "mixed": (0.7, _mixed),
-    "scale": (1.5, _scale),
-    "dropout": (1, _dropout),
+    "view": (1, lambda layer, x: x + layer.state * layer.whole[:SIZE]),
+    "mixed": (0.7, lambda layer, x: x * layer.last + layer.state - layer.first),
+    "scale": (1.5, lambda layer, x: x * layer.factor),
+    "dropout": (1, lambda layer, x: nn.functional.dropout(x, 0.5, layer.training)),
     "unused": (0.7, _unused),
-    "nothing": (0.7, _nothing),
-    "branch": (0.25, _branch),
-    "loop": (0.08, _loop),
+    "nothing": (0.7, lambda layer, x: x),
+    "branch": (0.25, lambda layer, x: branch(x.sum() > 0, torch.sin, torch.cos, x)),
+    "loop": (0.08, lambda layer, x: loop(x)),
 }
 """How often each kind of layer occurs, and what it computes."""
 
@@ -193,18 +156,6 @@ def _writes(layer: Any, x: Tensor) -> Any:
 def _writes_by_view(layer: Any, x: Tensor) -> Any:
     x[:, 1:3].add_(0.25)
     return x * 2
-
-
-def _gives_back(layer: Any, x: Tensor) -> Any:
-    return x.add_(0.25)
-
-
-def _gives_view(layer: Any, x: Tensor) -> Any:
-    return x.view(-1).view(x.shape)
-
-
-def _gives_same(layer: Any, x: Tensor) -> Any:
-    return x.to(torch.float32)
 
 
 def _keeps(layer: Any, x: Tensor) -> Any:
@@ -232,9 +183,9 @@ def _rounds(layer: Any, x: Tensor) -> Any:
 ODD_KINDS: dict[str, tuple[float, Callable[[Any, Tensor], Any]]] = {
     "writes": (1, _writes),
     "writes by view": (1, _writes_by_view),
-    "gives back": (1, _gives_back),
-    "gives view": (0.7, _gives_view),
-    "gives same": (0.7, _gives_same),
+    "gives back": (1, lambda layer, x: x.add_(0.25)),
+    "gives view": (0.7, lambda layer, x: x.view(-1).view(x.shape)),
+    "gives same": (0.7, lambda layer, x: x.to(torch.float32)),
     "shows": (1.5, _count),
     "keeps": (1.5, _keeps),
     "keeps given": (1, _keeps_given),

@@ -145,32 +145,12 @@ def _accepts(child: Any) -> bool:
     return isinstance(child, (Leaf, Tree))
 
 
-def _plain(tree: Any, child: Any, x: Tensor) -> Any:
-    return tensor_of(child(x))
-
-
-def _extra(tree: Any, child: Any, x: Tensor) -> Any:
-    return tensor_of(child(x, x.tanh()) if _accepts(child) else child(x.tanh()))
-
-
-def _keyword(tree: Any, child: Any, x: Tensor) -> Any:
-    return tensor_of(child(x, max=0.5) if _accepts(child) else child(x))
-
-
-def _flag(tree: Any, child: Any, x: Tensor) -> Any:
-    return tensor_of(child(x, flip=True) if _accepts(child) else child(-x))
-
-
 def _size(tree: Any, child: Any, x: Tensor) -> Any:
     return tensor_of(child(x, id=x.shape[0]) if _accepts(child) else child(x / x.shape[0]))
 
 
 def _number(tree: Any, child: Any, x: Tensor) -> Any:
     return tensor_of(child(id=x.abs().sum() + 1, input=x) if isinstance(child, Leaf) else child(x))
-
-
-def _residual(tree: Any, child: Any, x: Tensor) -> Any:
-    return x + tensor_of(child(x))
 
 
 def _no_grad(tree: Any, child: Any, x: Tensor) -> Any:
@@ -192,10 +172,6 @@ def _autocast(tree: Any, child: Any, x: Tensor) -> Any:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = tensor_of(child(x))
     return y.float()
-
-
-def _branching(tree: Any, child: Any, x: Tensor) -> Any:
-    return tensor_of(child(branch(x.sum() > 0, torch.sin, torch.cos, x)))
 
 
 def _branch_calls(tree: Any, child: Any, x: Tensor) -> Any:
@@ -247,17 +223,31 @@ def _half(tree: Any, child: Any, x: Tensor) -> Any:
 Step = Callable[[Any, Any, Tensor], Any]
 
 STEPS: dict[str, tuple[float, Step]] = {
-    "plain": (4, _plain),
-    "extra": (2, _extra),
-    "keyword": (1.5, _keyword),
-    "flag": (1, _flag),
+    "plain": (4, lambda tree, child, x: tensor_of(child(x))),
+    "extra": (
+        2,
+        lambda tree, child, x: tensor_of(
+            child(x, x.tanh()) if _accepts(child) else child(x.tanh())
+        ),
+    ),
+    "keyword": (
+        1.5,
+        lambda tree, child, x: tensor_of(child(x, max=0.5) if _accepts(child) else child(x)),
+    ),
+    "flag": (
+        1,
+        lambda tree, child, x: tensor_of(child(x, flip=True) if _accepts(child) else child(-x)),
+    ),
     "size": (0.7, _size),
     "number": (0.7, _number),
-    "residual": (2, _residual),
+    "residual": (2, lambda tree, child, x: x + tensor_of(child(x))),
     "no grad": (1.5, _no_grad),
     "nested modes": (0.7, _nested_modes),
     "autocast": (0.7, _autocast),
-    "branching": (0.5, _branching),
+    "branching": (
+        0.5,
+        lambda tree, child, x: tensor_of(child(branch(x.sum() > 0, torch.sin, torch.cos, x))),
+    ),
     "branch calls": (0.3, _branch_calls),
     "reads state": (1.5, _reads_state),
     "reads state before": (0.7, _reads_state_before),

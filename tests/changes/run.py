@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 import traceback
@@ -29,6 +28,7 @@ from unflatten_zoo import judges
 
 from lowerdeck.decompose import decompose
 from lowerdeck.unflatten import UnflattenError, unflatten
+from tests import resumable
 from tests.changes.random_trees import random_case
 from tests.interop.forks import run_in_fork
 
@@ -128,30 +128,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("first", type=int, nargs="?", default=tonight)
     parser.add_argument("past", type=int, nargs="?")
-    parser.add_argument("--shard", default="1/1", help="N/M: the Nth of M parts of the seeds")
-    parser.add_argument("--records", type=Path, default=Path("out/changes.jsonl"))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    args = parser.parse_args()
-    number, of = map(int, args.shard.split("/"))
+    args = resumable.arguments(parser, "changes")
     past = args.first + A_NIGHT if args.past is None else args.past
-    args.records.parent.mkdir(parents=True, exist_ok=True)
-    known: list[Record] = []
-    if args.records.exists():
-        known = [json.loads(line) for line in args.records.open()]
-    done = {row["seed"] for row in known}
-    end = time.monotonic() + args.seconds
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # What torch imports and fills when it first exports is then there in each fork.
     next(_findings(0))
-    with args.records.open("a") as records:
-        for seed in range(args.first + number - 1, past, of):
-            if seed in done:
-                continue
-            if time.monotonic() > end:
-                break
-            known.append(of_seed(seed))
-            print(json.dumps(known[-1]), file=records, flush=True)
+    seeds = range(args.first, past)
+    known = resumable.records(args, seeds, "seed", lambda seed: [of_seed(seed)])
     print(summary(known))
     return int(any(map(is_bad, known)))
 

@@ -20,35 +20,21 @@ from torch.utils import _pytree as pytree
 from lowerdeck.emitter import EmitterError, emit
 from lowerdeck_zoo import official
 from tests.conformance.known import UNORDERED
-from tests.conformance.samples import TENSOR, Call, contiguous
+from tests.conformance.samples import TENSOR, Call, contiguous, samples
 from tests.interop.forks import run_in_fork
 
 SECONDS, _WAITS = 120, 10
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    return contiguous(x.mT).mT if x.dim() > 1 else x
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x
-
-
-def _strided(x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([x, x], -1)[..., 0] if x.dim() else x
-
-
-def _expanded(x: torch.Tensor) -> torch.Tensor:
-    return x[:1].expand(x.shape) if x.dim() and x.shape[0] else x
-
-
 FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda x: x,
-    "turned": _turned,
-    "channels_last": _channels_last,
-    "strided": _strided,
-    "expanded": _expanded,
+    "turned": lambda x: contiguous(x.mT).mT if x.dim() > 1 else x,
+    "channels_last": lambda x: (
+        x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x
+    ),
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0] if x.dim() else x,
+    "expanded": lambda x: x[:1].expand(x.shape) if x.dim() and x.shape[0] else x,
 }
 PLACES = ("input", "computed", "constant")
 
@@ -67,22 +53,24 @@ class _Placed(nn.Module):
         return self.inner(*map(self.form, tensors), *held)
 
 
-def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple[str, str]]:
+def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int | None) -> list[tuple[str, str]]:
     """Return what came of some samples, with a description of each.
 
     Args:
         info: The OpInfo.
         dtype: The dtype of its samples.
         seed: Which samples, and in which forms.
-        count: How many samples at most.
+        count: How many samples at most; None takes the first ones as torch has them.
     """
     lib = importlib.import_module(str(official.binding_name()))
 
     def work() -> Iterator[dict[str, str]]:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
-        places, is_order = info.name in UNORDERED, info.name == "argsort"
-        for told, module, inputs in _cases(info, dtype, seed, count):
+        places = count is not None and info.name in UNORDERED
+        is_order = places and info.name == "argsort"
+        cases = _plain(info, dtype) if count is None else _cases(info, dtype, seed, count)
+        for told, module, inputs in cases:
             yield {"told": told}  # what it dies over is known
             verdict = _verdict(module, inputs, dtype, lib, places=places, is_order=is_order)
             yield {"told": told, "verdict": verdict}
@@ -94,9 +82,16 @@ def verdicts(info: Any, dtype: torch.dtype, seed: int, count: int) -> list[tuple
     return found
 
 
-def _cases(
-    info: Any, dtype: torch.dtype, seed: int, count: int
-) -> Iterator[tuple[str, nn.Module, tuple[torch.Tensor, ...]]]:
+Cases = Iterator[tuple[str, nn.Module, tuple[torch.Tensor, ...]]]
+
+
+def _plain(info: Any, dtype: torch.dtype) -> Cases:
+    for index, sample in enumerate(samples(info, dtype)):
+        shapes = [tuple(tensor.shape) for tensor in sample.inputs]
+        yield f"{index} as it is {shapes}", sample.module, sample.inputs
+
+
+def _cases(info: Any, dtype: torch.dtype, seed: int, count: int) -> Cases:
     """Yield a description, a module and its inputs."""
     chooser = random.Random(f"{info.name} {info.variant_test_name} {dtype} {seed}")
     torch.manual_seed(seed)

@@ -10,7 +10,6 @@ that the model gives by itself, without a cache, is "same". What is recorded is 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from lowerdeck.language_models import UnsupportedModelError
 from lowerdeck.language_models.checking import check_lines
 from lowerdeck.language_models.exporting import lower_decoder, prepared
 from lowerdeck.language_models.generating import open_model
+from tests import resumable
 from tests.families.small_models import FAMILIES, NoModelError, build
 from tests.interop.forks import run_in_fork
 
@@ -127,29 +127,20 @@ def main() -> int:
     """Try the families that the command line names; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*", default=FAMILIES)
-    parser.add_argument("--records", type=Path, default=ROOT / "out/families.jsonl")
     parser.add_argument("--write", action="store_true", help="write the page")
-    args = parser.parse_args()
-    args.records.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Record] = {}
-    if args.records.exists():
-        known = {(row := json.loads(line))["family"]: row for line in args.records.open()}
+    args = resumable.arguments(parser, "families")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     # What torch and transformers import and fill when they first export is then in each fork.
     _tried("llama")
-    with args.records.open("a") as records:
-        for family in args.families:
-            if family not in known:
-                known[family] = of_family(family)
-                print(json.dumps(known[family]), file=records, flush=True)
-    rows = [known[family] for family in args.families]
+    known = resumable.records(args, args.families, "family", lambda one: [of_family(one)])
+    rows = [row for row in known if row["family"] in args.families]
     bad = [row for row in rows if row["outcome"] not in WELL]
     print(f"{len(rows)} families, {len(bad)} wrong or failed")
     print("\n".join(f"{row['family']}: {row['outcome']}: {row['why']}" for row in bad))
     if args.write:
-        PAGE.write_text(page(known.values()), encoding="utf-8")
+        PAGE.write_text(page(known), encoding="utf-8")
     return bool(bad)
 
 

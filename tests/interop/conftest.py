@@ -1,24 +1,20 @@
 """Let the tests of this folder import others of ``tests`` wherever pytest is started."""
 
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lowerdeck.serializer import decode_payload
-from lowerdeck.xnnpack import XnnpackBackend
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-# The serializer's helpers are in a folder that is no package.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages/serializer/tests"))
+# Helpers of packages are in folders that are no packages.
+sys.path.extend(map(str, Path(__file__).resolve().parents[2].glob("packages/*/tests")))
+
+from payload_moves import payloads_have_no_mergeable_moves
 
 from lowerdeck_zoo import official
 
-MOVES = {"StaticReshape", "StaticSlice", "StaticTranspose"}
+__all__ = ["payloads_have_no_mergeable_moves"]
 
 
 def pytest_report_header() -> str:
@@ -33,25 +29,10 @@ def pytest_report_header() -> str:
     return f"official runtime: executorch {release} ({binding}), torch {version('torch')}"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _payloads_have_no_mergeable_moves() -> Iterator[None]:
-    """Check every payload that a test compiles: merging moves at load may crash the runtime."""
-    compiled = XnnpackBackend.preprocess
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = compiled(*args, **kwargs)
-        graph = decode_payload(result.processed_bytes)
-        made = {value: node for node in graph.nodes for value in node.outputs}
-        readers = Counter(value for node in graph.nodes for value in node.inputs)
-        moves = [node for node in graph.nodes if node.operator.label in MOVES]
-        for node in moves:
-            before = made.get(node.inputs[0])
-            alone = readers[node.inputs[0]] == 1
-            assert not (alone and before and before.operator is node.operator), node
-        keys = [(one.operator, one.inputs, *sorted(one.parameters.items())) for one in moves]
-        assert len(keys) == len({*keys}), keys
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(XnnpackBackend, "preprocess", staticmethod(checked))
-        yield
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip this folder without the runtime; warnings of torch and torchao are no matter here."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.skipif(not official.available(), reason=official.REASON))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))

@@ -13,14 +13,13 @@ import argparse
 import faulthandler
 import importlib
 import json
-import os
 import random
-import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,10 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lowerdeck_zoo import Of, official
+from tests.interop.forks import run_in_fork
 
-SECONDS = 10
-"""A mutant that runs longer hangs."""
+SECONDS = 60
+"""Of CPU time for a batch: one that takes longer has a mutant that hangs."""
 _BATCH = 64
 _NUMBERS = (0, 1, 2, 3, 4, 7, -1, -2, 16, 255, 256, 65536, 2**31 - 1, -(2**31), 2**40, 2**62)
 _FLOATS = (0.0, 1.0, -1.5, 1e300, float("inf"), float("nan"))
@@ -193,62 +193,33 @@ def run_batch(files: Sequence[tuple[bytes, Calls]], folder: Path) -> list[str]:
     """
     found: list[str] = []
     while len(found) < len(files):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                os.close(reader)
-                _serve(files, len(found), writer, folder)
-            finally:
-                # Whatever is raised: a fork that came back would go on as a second test process.
-                os._exit(1)
-        os.close(writer)
-        with os.fdopen(reader) as lines:
-            # A line without an end is of a file in whose midst the process ended.
-            done = [line for line in lines if line.endswith("\n")]
-        _, status = os.waitpid(child, 0)
-        found += [line.strip() for line in done]
+        rows, failed = run_in_fork(partial(_outcomes, files[len(found) :], folder), SECONDS, 2)
+        found += [row["outcome"] for row in rows]
         if len(found) < len(files):
-            name = signal.Signals(status & 127).name if status & 127 else f"status {status}"
-            found.append("hang" if name == "SIGALRM" else f"crash {name}")
+            found.append("hang" if "no end" in failed else f"crash {failed}")
     return found
 
 
-def _serve(files: Sequence[tuple[bytes, Calls]], first: int, writer: int, folder: Path) -> None:
+def _outcomes(files: Sequence[tuple[bytes, Calls]], folder: Path) -> Iterator[dict[str, str]]:
     faulthandler.disable()  # pytest's own, which would print a traceback at an expected abort
-    # Before the import, which may wait for a lock that some thread of the parent held.
-    signal.alarm(6 * SECONDS)
     # Only here: the tests' own process never loads the runtime.
     lib = importlib.import_module(str(official.binding_name()))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    for number in range(first, len(files)):
-        file, calls = files[number]
-        signal.alarm(SECONDS)
-        path = folder / "mutant.pte"
+    path = folder / "mutant.pte"
+    for file, calls in files:
         path.unlink(missing_ok=True)
         path.write_bytes(file)
-        outcomes = {
-            _run(lib._load_for_executorch_from_buffer, file, calls),
-            _run(lib._load_for_executorch, str(path), calls),
-        }
-        os.write(writer, b"ran\n" if outcomes == {"ran"} else b"error\n")
-    os._exit(0)
+        made = [official.Call(tuple(inputs), method) for method, inputs in calls]
+        outcomes = {_outcome(lib, source, made) for source in (file, path)}
+        yield {"outcome": "ran" if outcomes == {"ran"} else "error"}
 
 
-def _run(load: Callable[[Any], Any], file: bytes | str, calls: Calls) -> str:
-    try:
-        module = load(file)
-    except Exception:
-        return "error"
-    outcome = "ran"
-    for method, inputs in calls:
-        try:
-            module.run_method(method, tuple(inputs))
-        except Exception:
-            outcome = "error"
-    return outcome
+def _outcome(lib: Any, source: bytes | Path, calls: Sequence[official.Call]) -> str:
+    """Load a file without the runtime's own checks, and make all calls, whatever they end with."""
+    cases = [
+        official.Case(source, some, verify=False) for some in [[one] for one in calls] or [[]]
+    ]
+    found = {type(official.run_here(lib, case)) for case in cases}
+    return "ran" if found == {official.Ran} else "error"
 
 
 def search(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import assert_close, official
-
-for package in ("xnnpack", "openvino"):
-    sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / package / "tests"))
 
 Inputs = tuple[Tensor, ...]
 

@@ -3,8 +3,6 @@
 A section of the page that has a block fenced as ``py`` is a task: that block is exir's side, the
 ``python`` block after it ours. What stands before the first task is run first. Each side has a
 process of its own, so that ours never sees ExecuTorch.
-
-    python tests/interop/side_by_side.py    # the table of times, for the page
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -44,7 +41,7 @@ def tasks(page: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def done(side: str, folder: Path) -> dict[str, Any]:
-    """Do all tasks as a side does them: files in folders by task, seconds and outputs by task."""
+    """Do all tasks as a side does them: files in folders by task, and outputs by task."""
     folder.mkdir(parents=True)
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), side, str(folder)],
@@ -59,20 +56,17 @@ def done(side: str, folder: Path) -> dict[str, Any]:
 
 
 def _work(side: str, folder: Path) -> None:
-    """Do all tasks of the page twice each, and keep how long the second time took."""
+    """Do all tasks of the page."""
     warnings.simplefilter("ignore")
     shared, wanted = tasks(PAGE.read_text())
     common: dict[str, Any] = {}
     exec(shared, common)
-    found: dict[str, Any] = {"seconds": {}, "outputs": {}}
+    found: dict[str, Any] = {"outputs": {}}
     for name, code in wanted.items():
         (folder / name).mkdir()
         os.chdir(folder / name)
         names = dict(common)
-        for _ in range(2):
-            start = sum(os.times()[:4])  # of the processor, however busy the machine is
-            exec(code[side], names)
-            found["seconds"][name] = sum(os.times()[:4]) - start
+        exec(code[side], names)
         found["outputs"][name] = names.get("outputs")
     found |= {"inputs": common["inputs"], "eager": common["model"](*common["inputs"])}
     torch.save(found, folder / "found")
@@ -81,10 +75,4 @@ def _work(side: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        _work(sys.argv[1], Path(sys.argv[2]))
-    else:
-        with tempfile.TemporaryDirectory() as made:
-            sides = [done(side, Path(made) / side)["seconds"] for side in SIDES]
-        for task in sides[0]:
-            print("|", " | ".join([task, *(f"{side[task]:.2f}" for side in sides)]), "|")
+    _work(sys.argv[1], Path(sys.argv[2]))

@@ -18,8 +18,6 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, official, programs
 from lowerdeck_zoo.models.modes import Layers
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
 
 def _every(program: ExportedProgram, which: Callable[[Node], bool] | None) -> dict[str, Any]:
     called = [

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,12 +16,6 @@ from lowerdeck.lowered_module import lower
 from lowerdeck.runner import check_bundle, make_bundle
 from lowerdeck.serializer import deserialize_bundle, write_bundle
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 
 # A verdict for each file, and what the devtools read and write: all in one process.
 _DEVTOOLS = """

@@ -19,12 +19,6 @@ from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, official, programs, saved_and_loaded
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
-
-
 COPIES: dict[str, Callable[[ExportedProgram], ExportedProgram]] = {
     "as it is": lambda program: program,
     "copied": copy.deepcopy,

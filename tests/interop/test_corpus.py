@@ -52,9 +52,6 @@ def test_our_runner_gives_what_eager_gave(name: str, memory: Literal["strict", "
         assert_close(got, call["outputs"], atol=call["atol"], rtol=call["rtol"])
 
 
-needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
-
 def _check(name: str, program: Any, data: Any) -> None:
     record = record_of(name)
     calls = [official.Call(tuple(call["inputs"]), call["method"]) for call in record["calls"]]
@@ -69,7 +66,6 @@ def _external(name: str) -> bytes | None:
     return path.read_bytes() if path else None
 
 
-@needs_runtime
 @pytest.mark.parametrize("name", PATHS)
 def test_the_official_runtime_gives_what_eager_gave(name: str) -> None:
     content = PATHS[name].read_bytes()
@@ -78,7 +74,6 @@ def test_the_official_runtime_gives_what_eager_gave(name: str) -> None:
     _check(name, PATHS[name], data_of(name, record_of(name)))
 
 
-@needs_runtime
 @pytest.mark.parametrize("name", PATHS)
 def test_rewritten_files_run_the_same_and_are_never_larger(name: str) -> None:
     original, external = PATHS[name].read_bytes(), _external(name)
@@ -88,7 +83,6 @@ def test_rewritten_files_run_the_same_and_are_never_larger(name: str) -> None:
     assert serialize_pte(verify_pte(written)) == written
 
 
-@needs_runtime
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("alignment", "extract"), [(1, True), (64, False), (4096, True)])
 def test_other_layouts_run_the_same(name: str, extract: bool, alignment: int) -> None:

@@ -23,8 +23,6 @@ from lowerdeck.lowered_module import executorch_call_delegate, to_backend
 from lowerdeck_zoo import Of, saved_and_loaded
 from tests.retraced.judge import judge
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 Made = tuple[nn.Module, Sequence[Any], Any]
 
 

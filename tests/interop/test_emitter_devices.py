@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from on_another_device import on_cuda
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import DecomposeError
@@ -16,11 +15,6 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, programs
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
-from on_another_device import on_cuda
-
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS = ("stateful", "language-model", "control-flow", "dtypes", "recurrent", "dynamic", "layouts")
 # torch turns autocast off without a GPU: the last test.

@@ -20,11 +20,6 @@ from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck_zoo import Of, assert_close, exported, official
 from tests.interop.functions_together import run_together
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
-
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
 N = -1

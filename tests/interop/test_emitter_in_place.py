@@ -16,11 +16,6 @@ from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, EmittedProgram, emit
 from lowerdeck.serializer import KernelCall
 from lowerdeck_zoo import Of, assert_close, exported, official, program
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
-
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{
         name: lambda x, y, name=name: getattr(torch, name)(x)

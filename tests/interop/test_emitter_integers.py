@@ -11,13 +11,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import assert_close
 from tests.interop.functions_together import computed, run_together
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 
 DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 # The first integer that float64 does not know.

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck_zoo import official
-
 pytest.importorskip("expecttest", reason="torch's own test data asks for it")
 
 from tests.conformance.forms import verdicts
@@ -21,10 +19,6 @@ from tests.conformance.samples import ALL_DTYPES, operators
 
 GROUPS, SAMPLES, SEED = 40, 2, 3
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 SAMPLE = random.Random(SEED).sample(
     [one for one in operators(ALL_DTYPES) if one[0] not in KNOWN], GROUPS
 )

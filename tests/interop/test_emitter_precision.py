@@ -15,13 +15,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lowerdeck_zoo import official
 from tests.interop.functions_together import computed, run_together
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 
 Function = Callable[[Tensor], Any]
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

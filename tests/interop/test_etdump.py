@@ -17,15 +17,10 @@ from lowerdeck.runner import Profile, load, save_etdump
 from lowerdeck.script import main
 from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 
 _NEEDED = ("executorch", "pandas", "ruamel", "tabulate")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.skipif(bool(_MISSING), reason=f"the devtools need {', '.join(_MISSING)}"),
-]
+pytestmark = pytest.mark.skipif(bool(_MISSING), reason=f"the devtools need {', '.join(_MISSING)}")
 _READS = """
 import pickle, sys
 from executorch.devtools.etdump.serialize import deserialize_from_etdump_flatcc as read

@@ -12,12 +12,8 @@ from lowerdeck.exir_compat import (
     to_edge,
 )
 from lowerdeck.lowered_module import to_backend
-from lowerdeck_zoo import Of, exported, official, program
+from lowerdeck_zoo import Of, exported, program
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 ATEN = torch.ops.aten
 
 

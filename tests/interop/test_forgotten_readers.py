@@ -21,8 +21,6 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, programs
 from tests.soak.raw_programs import raw_program
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 CHOSEN = programs(without="large")[::3]
 SEEDS = [seed for seed in range(300, 312) if seed not in {303, 310, 311}]
 """torch cannot export 303 and 310, and cannot decompose 311."""

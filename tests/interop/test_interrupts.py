@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_answers import INTERRUPTING, interruptible
 
-# As in the tests of the serializer: the interrupt comes when the module begins to be imported.
-_INTERRUPTING = """
-import os, signal, sys
-at, sys.argv = sys.argv[1], ["lowerdeck", *sys.argv[2:]]
-class Finder:
-    def find_spec(self, name, *_):
-        if name == at:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Finder())
-from lowerdeck.script import main
-sys.exit(main())
-"""
+__all__ = ["interruptible"]
+
 _MODEL = """
 import torch
 def made():
     return torch.nn.Linear(2, 2), (torch.ones(1, 2),)
 """
-
-
-@pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
-    """Take Ctrl-C as in a terminal: processes that are started in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +38,7 @@ def test_an_interrupt_while_a_command_imports(command: str, at: str, tmp_path: P
         "backends": ["backends"],
     }[command]
     done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTING, at, *words],
+        [sys.executable, "-c", INTERRUPTING, at, *words],
         capture_output=True,
         check=False,
         cwd=tmp_path,

@@ -15,8 +15,6 @@ from lowerdeck.lowered_module import LoweringError, lower_fastest
 from lowerdeck.script import main
 from lowerdeck_zoo import exported, official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
 
 class Convolved(nn.Module):
     """A convolution, and a sort in between that no backend takes."""

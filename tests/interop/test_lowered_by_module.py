@@ -21,9 +21,6 @@ from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import exported, official
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -66,7 +63,6 @@ def paths(program: torch.export.ExportedProgram) -> list[list[str]]:
     return found
 
 
-@needs_runtime
 @pytest.mark.parametrize(
     "by_module",
     [

@@ -14,9 +14,7 @@ from lowerdeck.emitter import EmitConfig, emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import write_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import Of, official
-
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
+from lowerdeck_zoo import Of
 
 
 def lowerdeck(*words: object) -> int:

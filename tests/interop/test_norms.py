@@ -18,13 +18,8 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
-from lowerdeck_zoo import official
 from tests.interop.runs import check, file_of, run
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 WIDTHS = (1, 2, 3, 5, 8, 17, 32, 64, 65, 100, 128, 192, 300, 512, 768, 1000, 1021, 1024, 2048)
 
 

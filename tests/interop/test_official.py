@@ -13,7 +13,6 @@ from torch import nn
 from lowerdeck.emitter import OFFICIAL_KERNELS, emit
 from lowerdeck_zoo import official
 
-needs_runtime = pytest.mark.skipif(not official.available(), reason=official.REASON)
 GOOD, BAD = official.Call((torch.tensor([-1.0, 2.0]),)), official.Call((torch.ones(2),), "no_such")
 WRONG_TYPE = official.Call((torch.ones(2, dtype=torch.int8),))
 
@@ -29,7 +28,6 @@ def runtime() -> Iterator[official.OfficialRuntime]:
         yield runtime
 
 
-@needs_runtime
 def test_outcomes_are_told_apart_by_a_worker_that_goes_on(program, runtime):
     outcome = runtime.run(official.Case(program, [GOOD]))
     assert isinstance(outcome, official.Ran), outcome
@@ -47,7 +45,6 @@ def test_outcomes_are_told_apart_by_a_worker_that_goes_on(program, runtime):
     assert isinstance(runtime.run(official.Case(program, [GOOD])), official.Ran)
 
 
-@needs_runtime
 def test_a_worker_that_dies_is_told_and_started_again(tmp_path):
     # An interpreter that ends at once stands for a runtime that aborts.
     python = tmp_path / "python"
@@ -60,7 +57,6 @@ def test_a_worker_that_dies_is_told_and_started_again(tmp_path):
             assert (outcome.signal, runtime.restarts) == ("SIGABRT", times)
 
 
-@needs_runtime
 def test_the_emitters_table_of_kernels_is_what_this_runtime_has():
     code = (
         f"import torch, {official.binding_name()} as binding\n"

@@ -23,7 +23,6 @@ from lowerdeck_zoo.models.layers import Decoder
 from tests.interop.test_xnnpack_torchao import CONFIGURATIONS, weights_alone
 
 torchao = pytest.importorskip("torchao.quantization")
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def assert_one_file(program: ExportedProgram, precision: str | None = None) -> bytes:

@@ -12,15 +12,10 @@ from torch import nn
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
-from lowerdeck_zoo import Of, assert_close, official, program
+from lowerdeck_zoo import Of, assert_close, program
 from tests.interop.runs import check, delegates, run
 
 from openvino_cases import CASES, Calls, Case  # isort: skip
-
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
-]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

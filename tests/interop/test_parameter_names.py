@@ -79,7 +79,6 @@ def test_a_store_of_named_data_is_called_as_theirs(name: str) -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_executorch_lowers_with_a_backend_that_returns_our_result() -> None:
     details = importlib.import_module("executorch.exir.backend.backend_details").BackendDetails
 

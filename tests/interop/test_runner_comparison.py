@@ -9,7 +9,6 @@ import lowerdeck_zoo as zoo
 from lowerdeck.emitter import emit
 from lowerdeck.runner import compare, load
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 # Eager multiplies or splits where the emitter folds or reorders: the wrong results are paired.
 MISPAIRED = {"self_attention", "gated", "small_decoder", "cells"}
 SMALL = [

@@ -20,8 +20,6 @@ from lowerdeck_zoo import assert_close
 from lowerdeck_zoo.seeds import seeds
 from tests.soak.raw_programs import raw_program
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 TAMPERS = 8
 SHIFTS = (-64, -32, -16, -8, 8, 16, 32, 64)
 

@@ -12,8 +12,6 @@ from lowerdeck.runner import ExecutionError, load
 from lowerdeck.serializer import Bool, Double, Int, ScalarType, serialize_pte
 from lowerdeck_zoo import official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
 TYPES: dict[torch.dtype, tuple[ScalarType, Callable[[], Any]]] = {
     torch.int64: (ScalarType.LONG, lambda: Int(0)),
     torch.float64: (ScalarType.DOUBLE, lambda: Double(0.0)),

@@ -17,7 +17,6 @@ from lowerdeck.serializer import (
 )
 from lowerdeck_zoo import official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 DIVIDING = sorted(name for name, row in runtime_kernels().items() if "divides" in row.words)
 LEAST = -(1 << 63)
 

@@ -20,7 +20,6 @@ from lowerdeck.serializer import (
 )
 from lowerdeck_zoo import official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 GIB = 1 << 30
 
 

@@ -7,20 +7,13 @@ from pathlib import Path
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck_zoo import official
-from tests.interop.kernel_calls import CALLS, call_of
+from lowerdeck_zoo.kernel_calls import CALLS, call_of
 from tests.interop.mutants import run_batch
 
 # What limits refuse, and what becomes of it in the runtime, in calls of this many seeds.
 SEEDS = 25
 # Their valid call here divides by a zero: an error of the kernel.
 DIVIDE = {"aten::div.out_mode", "aten::floor_divide.out", "aten::remainder.Tensor_out"}
-
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    # of forking, which is what the search does; the child runs one thread
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-]
 
 
 def file_of(name: str, seed: int) -> bytes:

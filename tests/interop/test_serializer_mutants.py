@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from lowerdeck.serializer import verify_pte
-from lowerdeck_zoo import official
 from tests.interop import mutants
 
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    # torch's own, from copying a tree spec inside run_decompositions
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    # of forking, which is what the search does; the child runs one thread
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-]
 SHARE = 600
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -13,8 +13,6 @@ import torch
 from lowerdeck import serializer as pte
 from lowerdeck_zoo import official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
-
 T, O = pte.XnnDatatype, pte.XnnOperator  # noqa: E741
 TYPES = {
     T.FP32: (pte.ScalarType.FLOAT, torch.float32),

@@ -13,8 +13,6 @@ from lowerdeck.lowered_module import get_delegates, to_backend
 from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-
 
 class Block(nn.Module):
     def __init__(self):

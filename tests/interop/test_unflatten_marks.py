@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from lowerdeck.decompose import decompose
 from lowerdeck.unflatten import unflatten
 
-pytestmark = pytest.mark.filterwarnings("ignore:This program was decomposed:UserWarning")
-
 
 class GivesBack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

@@ -27,8 +27,6 @@ if not distributed.is_available() or not distributed.is_gloo_available():
     pytest.skip("this torch comes without gloo", allow_module_level=True)
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 class Block(nn.Module):
     def __init__(self) -> None:

@@ -5,31 +5,19 @@ Sizes are bounded symbols of the export, or numbers that the program reads from 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from openvino_cases import CASES, Calls
 from torch import nn
 from torch.export import Dim, ExportedProgram
-
-from lowerdeck_zoo import official
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/openvino/tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
-from openvino_cases import CASES, Calls
 from xnnpack_cases import cases
 
 from lowerdeck.lowered_module import Partitioner, to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck.xnnpack import XnnpackPartitioner
-
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.filterwarnings("ignore"),
-]
 
 
 class Narrowed(nn.Module):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.export import ExportedProgram
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/xnnpack/tests"))
 from quantized_models import QUANTIZE, model_and_inputs, with_torchao
+from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
@@ -24,7 +20,6 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     TORCHAO = pytest.importorskip("torchao")
-pytestmark = pytest.mark.filterwarnings("ignore")  # torchao raises dozens against itself
 Inputs = tuple[torch.Tensor, ...]
 STATIC: dict[str, Any] = {"per_channel": True}
 DYNAMIC: dict[str, Any] = {"per_channel": True, "dynamic": True}

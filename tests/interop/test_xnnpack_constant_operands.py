@@ -19,16 +19,8 @@ from torch.nn.functional import conv2d, linear
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.torch_base import schema_of
 from lowerdeck.xnnpack import XnnpackBackend, XnnpackPartitioner
-from lowerdeck_zoo import Of, assert_close, official
+from lowerdeck_zoo import Of, assert_close
 from tests.interop.runs import delegates, file_of, run
-
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    # torch's own, from copying a tree spec inside run_decompositions
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-    # and of even kernels
-    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
-]
 
 LINES, IMAGE, MATRIX, ROWS, COLUMN = (2, 4, 6), (2, 4, 6, 6), (3, 5), (2, 3, 4), (2, 1, 4)
 VOLUME, THREE = (2, 4, 4, 5, 6), [1, 1, 1]

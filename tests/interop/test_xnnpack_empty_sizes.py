@@ -26,10 +26,6 @@ from lowerdeck_zoo import Of, assert_close, official, program
 from tests.interop.runs import file_of, run
 from tests.interop.test_xnnpack_constant_operands import CALLS, models_of, tensors_of
 
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning"),
-]
 Places = tuple[tuple[int, int], ...]
 """Which input and which dimension of it: all that are one size."""
 UNSUPPORTED = {"as_strided.default", "as_strided_copy.default"}

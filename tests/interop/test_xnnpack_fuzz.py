@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lowerdeck.runner import load
-from lowerdeck_zoo import Of, official
+from lowerdeck_zoo import Of
 from lowerdeck_zoo.seeds import seeds
 from tests.interop.runs import check, file_of, run
 
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    # torch's own, from copying a tree spec inside run_decompositions
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning"),
-]
 Tensor = torch.Tensor
 CHANNELS = 4
 

@@ -19,7 +19,6 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 LAYERS, SEEN, WIDTH = 4, 8, 16384 + 256
 """Four layers of so many inputs and outputs have 4.4 GB of floats."""
 

@@ -21,11 +21,6 @@ from quantized_cases import as_runtime, run_time_cases, static_cases  # isort: s
 from recognised_cases import NEAR, WRITTEN_OUT, model_of  # isort: skip
 from xnnpack_cases import Case, cases  # isort: skip
 
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.filterwarnings("ignore"),  # torch's own: of recurrent layers, even kernels
-]
-
 
 def whole_file(case: Case, *, decomposed: bool = False) -> bytes:
     """Return the file of a case, of which XNNPACK computes all."""

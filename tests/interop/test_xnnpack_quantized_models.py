@@ -20,7 +20,6 @@ from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload, verify_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 from tests.interop.runs import assert_whole, run
 
 from quantized_models import (  # isort: skip
@@ -42,11 +41,9 @@ def _peers_are_here() -> bool:
     return True
 
 
-pytestmark = [
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-    pytest.mark.skipif(not _peers_are_here(), reason="needs torchao and ExecuTorch's annotator"),
-    pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
-]
+pytestmark = pytest.mark.skipif(
+    not _peers_are_here(), reason="needs torchao and ExecuTorch's annotator"
+)
 Tensor = torch.Tensor
 MODELS = ("cnn", "mlp", "decoder", "mobilenet")
 

@@ -15,14 +15,12 @@ from torch.utils import _pytree as pytree
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 from lowerdeck_zoo.seeds import NIGHTLY
 from tests.interop.runs import assert_whole, check, file_of, run
 
 from case_making import Function  # isort: skip
 from quantized_cases import IntegerWeight, Step, as_runtime, by_row  # isort: skip
 
-pytestmark = pytest.mark.skipif(not official.available(), reason=official.REASON)
 Tensor = torch.Tensor
 STEPS = st.builds(
     Step,

@@ -20,7 +20,7 @@ from lowerdeck.lowered_module import lower, to_backend
 from lowerdeck.lowered_module.quantizing import float_weights
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
-from lowerdeck_zoo import official, program, programs
+from lowerdeck_zoo import program, programs
 from tests.interop.runs import assert_whole, run
 
 from quantized_models import ANNOTATOR, QUANTIZE  # isort: skip
@@ -38,10 +38,7 @@ def _installed(name: str) -> Any:
 STEPS = _installed(QUANTIZE)
 PEER = _installed(ANNOTATOR) if STEPS else None
 OURS = _installed("lowerdeck.xnnpack.quantizer") if STEPS else None
-pytestmark = [
-    pytest.mark.skipif(STEPS is None, reason="needs torchao"),
-    pytest.mark.filterwarnings("ignore"),  # torchao and ExecuTorch raise dozens against themselves
-]
+pytestmark = pytest.mark.skipif(STEPS is None, reason="needs torchao")
 with_peer = pytest.mark.skipif(PEER is None, reason="needs ExecuTorch's annotator")
 NAMES = [one.name for one in programs("layers")]
 MODES: dict[str, dict[str, bool]] = {
@@ -157,7 +154,6 @@ def quantised(name: str, **options: bool) -> tuple[ExportedProgram, tuple[torch.
     return torch.export.export(STEPS.convert_pt2e(prepared), inputs), inputs
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("mode", ["per channel", "dynamic", "training"])
 @pytest.mark.parametrize("name", ["small_cnn", "small_unet", "mixer"])
 def test_what_we_annotate_is_one_delegate_and_right(name: str, mode: str, tmp_path: Path) -> None:

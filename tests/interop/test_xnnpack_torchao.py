@@ -18,19 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lowerdeck.emitter import MissingKernelError, emit
+from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.runner import load
 from lowerdeck.serializer import XnnDatatype, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
 from tests.interop.runs import delegates, file_of, run
 
 torchao = pytest.importorskip("torchao.quantization")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(not official.available(), reason=official.REASON),
-]
 ASYMMETRIC = {"act_mapping_type": torchao.MappingType.ASYMMETRIC}
 PER_TENSOR = {"granularity": torchao.PerTensor()}
 SEVEN_BITS = {"reduce_range": True}
@@ -334,14 +329,6 @@ def test_each_configuration_is_what_the_page_says(name: str, tmp_path: Path) -> 
     # Scales of groups are stored as bfloat16.
     most = 2e-2 if "QBINT4" in stored else 1e-5
     assert (found - wanted).abs().max() <= most * wanted.abs().max() + 1e-6
-
-
-def test_float8_without_a_delegate_is_one_error() -> None:
-    # Smaller weights are widened ahead of time.
-    model = nn.Sequential(nn.Linear(256, 256)).eval()
-    torchao.quantize_(model, torchao.Float8WeightOnlyConfig())
-    with pytest.raises(MissingKernelError, match="no floats of 8 bits"):
-        emit(torch.export.export(model, (torch.randn(1, 256),)))
 
 
 RANGES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -24,7 +24,6 @@ from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, official, programs
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 BACKENDS = {"XNNPACK": XnnpackPartitioner, "OpenVINO": OpenvinoPartitioner}
 PARAMETERS = [
     *programs(without="large"),
@@ -51,7 +50,6 @@ def _saved(emitted: EmittedProgram, folder: Path) -> Path:
     return folder / "model.pte"
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)
 def test_official_runtime_equals_eager(program: Program, tmp_path: Path) -> None:
     emitted = emit(program.exports())
@@ -59,7 +57,6 @@ def test_official_runtime_equals_eager(program: Program, tmp_path: Path) -> None
     _check(program, _saved(emitted, tmp_path))
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)
 def test_official_runtime_equals_eager_with_a_backend(program: Program, backend: str) -> None:
@@ -72,7 +69,6 @@ def test_official_runtime_equals_eager_with_a_backend(program: Program, backend:
         _check(program, emit(lowered).to_bytes())
 
 
-@pytest.mark.skipif(not official.available(), reason=official.REASON)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PARAMETERS, ids=str)
 def test_official_runtime_equals_eager_once_lowered(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import bench_xnnpack, workers
+from benchmarks.harness import told_by
 
 pytestmark = pytest.mark.heavy  # ExecuTorch takes half a minute to lower a small transformer
 
 
-@pytest.mark.parametrize("model", workers.MODELS)
+@pytest.mark.parametrize("model", ["cnn", "decoder", "mobilenet"])
 def test_no_more_delegates_no_more_left_and_no_larger_file(model: str) -> None:
-    rows = {row.case: row for row in bench_xnnpack.lowering_rows(model)}
-    for what in ("delegates", "calls left to other kernels", "size of the file"):
-        row = rows[f"{model}: {what}"]
-        assert row.met, row
+    steps = ("export", "ours", "peer")
+    _, ours, peer = (told_by("-m", "benchmarks.xnnpack_files", one, model, "raw") for one in steps)
+    assert ours["delegates"] <= peer["delegates"]
+    assert sum(ours["left"].values()) <= sum(peer["left"].values())
+    assert ours["size"] <= peer["size"]

@@ -110,22 +110,6 @@ def test_every_dependency_is_imported_or_asks_for_an_entry_point(package):
     assert required <= _imported(package) | offered
 
 
-@pytest.mark.parametrize(
-    ("source", "needs"),
-    [
-        ("import os.path\nimport sympy.core", {"sympy"}),
-        ("from lowerdeck import runner", {"lowerdeck-runner"}),
-        ("from lowerdeck.graph_fuser.plan import x", {"lowerdeck-graph-fuser"}),
-        ("def f():\n    import tqdm", {"tqdm"}),
-        ("importlib.import_module('lowerdeck.xnnpack')", {"lowerdeck-xnnpack"}),
-        ("importlib.import_module(f'{__name__}.here')\nfrom . import other", set()),
-        ("from _typeshed import ReadableBuffer", set()),
-    ],
-)
-def test_imports_are_found_however_they_are_written(source, needs):
-    assert _distributions(source) == needs
-
-
 @pytest.mark.parametrize("package", workspace.PACKAGES)
 def test_an_index_can_tell_whose_a_package_is_and_where_it_runs(package):
     table = workspace.project(package)

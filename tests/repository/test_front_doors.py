@@ -6,8 +6,13 @@ What is not listed survives the renaming of any internal module.
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from tools.workspace import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = {"lowerdeck.lowered_module.testing", "lowerdeck.xnnpack.quantizer"}
@@ -28,7 +33,7 @@ BEHIND = {
     "order, placement and lifetimes": (
         "emitter/test_placement graph-fuser/fuser_graphs graph-fuser/test_effects "
         "graph-fuser/test_large_graphs graph-fuser/test_schedule "
-        "interop/test_lifetimes_agree interop/test_runner_memory_plans runner/test_flow "
+        "interop/test_runner_memory_plans runner/test_flow "
         "runner/test_memory serializer/test_report_lifetimes"
     ),
     "rules, one by one, beside torch": (
@@ -82,3 +87,11 @@ def test_only_listed_tests_import_internal_modules() -> None:
     assert sorted(listed - found) == [], (
         "they import no internal module any more: take them off the list"
     )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_offered_name_is_there_and_no_other(package: str) -> None:
+    door = importlib.import_module(f"lowerdeck.{package.replace('-', '_')}")
+    assert all(hasattr(door, name) for name in door.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = door.no_such_name

@@ -35,6 +35,9 @@ def test_each_package_stands_alone(package):
     folder = ROOT / "packages" / package
     for name in ("README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"):
         assert (folder / name).is_file(), name
+    # An index shows the page by itself: a relative link leads nowhere there.
+    links = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text())
+    assert all(link.startswith(("https://", "#")) for link in links)
     # A link would break the wheel that is built from the sdist.
     assert not (folder / "LICENSE").is_symlink()
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -133,22 +132,6 @@ def test_a_tag_must_be_recorded_and_point_at_the_recorded_commit(repository):
     assert f"releases.toml records {first}" in problem
 
 
-def test_a_lost_tag_is_made_again_from_the_record(repository):
-    first = workspace.git("rev-parse", "HEAD")
-    _record(repository, "0.1.0", first)
-    assert workspace.tagged_commit(PACKAGE, "0.1.0") is None
-    workspace.restore_tag(PACKAGE, "0.1.0")
-    assert workspace.tagged_commit(PACKAGE, "0.1.0") == first
-    workspace.restore_tag(PACKAGE, "0.2.0")
-    assert workspace.tagged_commit(PACKAGE, "0.2.0") is None
-
-
-def test_a_commit_that_a_shallow_clone_lacks_is_named(repository):
-    _record(repository, "0.1.0", "0" * 40)
-    (problem,) = release.record_problems(PACKAGE, "0.1.0")
-    assert "fetch all history" in problem
-
-
 def test_a_removed_public_name_needs_a_new_minor_version(repository):
     _record(repository, "0.1.0", workspace.git("rev-parse", "HEAD"))
     _write(repository, "src/lowerdeck/serializer/files.py", FILES.replace("def save", "def put"))
@@ -178,21 +161,6 @@ def test_what_stands_behind_the_front_door_is_free_to_change(tmp_path):
     assert _breaks(tmp_path, before, moved) == []
 
 
-def test_what_a_class_inherits_from_a_sibling_is_still_there(tmp_path):
-    base = tmp_path / "base/lowerdeck/below/__init__.py"
-    base.parent.mkdir(parents=True)
-    base.write_text("class Base:\n    def run(self): ...\n")
-    head = 'from lowerdeck.below import Base\n__all__ = ["Own"]\nclass Own(Base):\n'
-    for state, body in (("before", "def run(self): ..."), ("after", "pass")):
-        door = tmp_path / state / "lowerdeck/above/__init__.py"
-        door.parent.mkdir(parents=True)
-        door.write_text(f"{head}    {body}\n")
-    states = (tmp_path / "before", tmp_path / "after")
-    assert public_api.breaks("lowerdeck.above", *states)
-    below = {"lowerdeck.below": tmp_path / "base"}
-    assert public_api.breaks("lowerdeck.above", *states, below) == []
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -219,15 +187,3 @@ def test_a_call_that_stops_working_is_a_break(tmp_path, old, new, words):
 )
 def test_breaks_are_allowed_by_semantic_versions(old, new, allowed):
     assert release.may_break(old, new) is allowed
-
-
-def test_extracting_leaves_the_repository_alone(repository, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("elsewhere")
-    _write(repository, "untracked.txt", "not in the commit")
-    source = workspace.extract("HEAD", f"packages/{PACKAGE}", folder)
-    assert (source / "CHANGELOG.md").read_text() == CHANGELOG
-    assert not (source / "untracked.txt").exists()
-    listed = subprocess.run(
-        ["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True
-    )
-    assert len(listed.stdout.splitlines()) == 1

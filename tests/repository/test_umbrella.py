@@ -44,9 +44,3 @@ def test_its_bounds_take_the_version_that_is_here_and_no_break(requirement):
 def test_it_says_of_itself_what_the_packages_say(key):
     assert TABLE[key] == workspace.project("serializer")[key]
     assert (FOLDER / "LICENSE").read_text() == (FOLDER.parent / "LICENSE").read_text()
-
-
-def test_its_page_names_each_way_of_installing_it():
-    page = (FOLDER / "README.md").read_text()
-    named = re.findall(r"^\| `lowerdeck(?:\[(\w+)\])?` \|", page, re.M)
-    assert named == ["", *EXTRAS]

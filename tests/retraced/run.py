@@ -8,9 +8,7 @@ What is recorded is not run again; the summary counts all records.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from tests import resumable
 from tests.interop.forks import run_in_fork
 from tests.retraced.groups import findings, groups
 from tests.retraced.judge import WELL, Finding
@@ -80,29 +79,11 @@ def main() -> int:
     """Run the groups that the command line names; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+", help="kinds of groups, or groups")
-    parser.add_argument("--shard", default="1/1", help="N/M: the Nth of M parts of the groups")
-    parser.add_argument("--records", type=Path, default=Path("out/retraced.jsonl"))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    args = parser.parse_args()
-    number, of = map(int, args.shard.split("/"))
-    args.records.parent.mkdir(parents=True, exist_ok=True)
-    known: list[Finding] = []
-    if args.records.exists():
-        known = [Finding(**json.loads(line)) for line in args.records.open()]
-    done = {row.group for row in known}
-    end = time.monotonic() + args.seconds
+    args = resumable.arguments(parser, "retraced")
     wanted = [g for name in args.names for g in ([name] if "/" in name else groups(name))]
     warm_up()
-    with args.records.open("a") as records:
-        for group in wanted[number - 1 :: of]:
-            if group in done:
-                continue
-            if time.monotonic() > end:
-                break
-            for one in run_group(group):
-                records.write(json.dumps(asdict(one)) + "\n")
-                known.append(one)
-            records.flush()
+    rows = resumable.records(args, wanted, "group", lambda group: map(asdict, run_group(group)))
+    known = [Finding(**row) for row in rows]
     print(summary(known))
     return int(any(row.outcome not in WELL for row in known))
 

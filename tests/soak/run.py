@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -26,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from lowerdeck_zoo import official
+from tests import resumable
 from tests.interop.forks import run_in_fork
 from tests.soak.check import ALL, Finding, findings
 
@@ -105,28 +104,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("first", type=int)
     parser.add_argument("past", type=int)
-    parser.add_argument("--shard", default="1/1", help="N/M: the Nth of M parts of the seeds")
-    parser.add_argument("--records", type=Path, default=Path("out/soak.jsonl"))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    args = parser.parse_args()
-    number, of = map(int, args.shard.split("/"))
-    args.records.parent.mkdir(parents=True, exist_ok=True)
-    known: list[Finding] = []
-    if args.records.exists():
-        known = [Finding(**json.loads(line)) for line in args.records.open()]
-    done = {row.seed for row in known}
-    end = time.monotonic() + args.seconds
+    args = resumable.arguments(parser, "soak")
     warm_up()
-    with args.records.open("a") as records:
-        for seed in range(args.first + number - 1, args.past, of):
-            if seed in done:
-                continue
-            if time.monotonic() > end:
-                break
-            for one in run_seed(seed):
-                records.write(json.dumps(asdict(one)) + "\n")
-                known.append(one)
-            records.flush()
+    seeds = range(args.first, args.past)
+    rows = resumable.records(args, seeds, "seed", lambda seed: map(asdict, run_seed(seed)))
+    known = [Finding(**row) for row in rows]
     print(summary(known))
     return int(any(row.outcome in ("wrong", "failed", "crashed") for row in known))
 

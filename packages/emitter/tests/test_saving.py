@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, EmitterError, emit
-from lowerdeck.serializer import FileRange, ProgramError, open_model
+from lowerdeck.serializer import ProgramError, open_model
 from lowerdeck_zoo import exported
 
 
@@ -29,60 +27,6 @@ def program(value: float = 1.0) -> ExportedProgram:
 def emitted(value: float) -> EmittedProgram:
     config = EmitConfig(weights_file="weights", constant_methods={"mark": value})
     return emit(program(value), config=config)
-
-
-def marks(folder: Path) -> tuple[object, float] | None:
-    """Return what the program and its data were made with; None where there is no program."""
-    path = folder / "model.pte"
-    if not path.exists():
-        return None
-    with open_model(path, [folder / "weights.ptd"]) as model:
-        weight = next(iter(model.entries.values())).data
-        assert not isinstance(weight, FileRange)
-        plan = next(p for p in model.program_file.program().execution_plan if p.name == "mark")
-        constant = next(v.val for v in plan.values if v.val is not None)
-        first: float = torch.frombuffer(bytearray(weight), dtype=torch.float32)[0].item()
-    return getattr(constant, "double_val", None), first
-
-
-def _stop_at(number: int, stop: Callable[[], object]) -> None:
-    calls = [0]
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == number:
-                stop()
-            return call(*args, **options)
-
-        return run
-
-    for name in ("open", "replace", "unlink", "fsync", "close"):
-        setattr(os, name, counted(getattr(os, name)))
-
-
-def test_a_killed_process_leaves_no_program_with_the_data_of_another(tmp_path: Path) -> None:
-    old, new = emitted(1.0), emitted(2.0)
-    found = []
-    for step in range(1, 100):
-        folder = tmp_path / str(step)
-        folder.mkdir()
-        old.save(folder / "model.pte")
-        child = os.fork()
-        if not child:
-            try:
-                _stop_at(step, lambda: os._exit(9))
-                new.save(folder / "model.pte")
-                os._exit(0)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        found.append(marks(folder))
-        if not status:
-            break
-    assert found[0] == (1.0, 1.0)
-    assert found[-1] == (2.0, 2.0)
-    assert {*found} <= {None, (1.0, 1.0), (2.0, 2.0)}
 
 
 @pytest.mark.parametrize("weights", [None, "weights"])

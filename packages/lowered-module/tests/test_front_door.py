@@ -14,10 +14,6 @@ assert set(package.__all__) <= set(dir(package))
 for name in package.__all__:
     getattr(package, name)
 assert not [name for name in late if name not in sys.modules]
-try:
-    package.lowers
-except AttributeError as error:
-    assert "'lowers'" in str(error)
 """
 
 

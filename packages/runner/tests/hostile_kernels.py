@@ -14,68 +14,21 @@ import ctypes
 import json
 import mmap
 import os
-import random
 import resource
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from lowerdeck.runner import RunnerError, load
 from lowerdeck.runner.values import arena
-from lowerdeck.serializer import (
-    AllocationDetails,
-    Bool,
-    BoolList,
-    Buffer,
-    Chain,
-    Double,
-    DoubleList,
-    EValue,
-    ExecutionPlan,
-    Instruction,
-    Int,
-    IntList,
-    KernelCall,
-    Null,
-    Operator,
-    OptionalTensorList,
-    Program,
-    ScalarType,
-    String,
-    Tensor,
-    TensorList,
-    TensorShapeDynamism,
-    kernel_names,
-    runtime_kernels,
-)
+from lowerdeck.serializer import kernel_names
+from lowerdeck_zoo.kernel_calls import call_of
 
 PAGE = mmap.PAGESIZE
 SECONDS = 10
-_DTYPES = {
-    torch.float32: ScalarType.FLOAT,
-    torch.float64: ScalarType.DOUBLE,
-    torch.float16: ScalarType.HALF,
-    torch.bfloat16: ScalarType.BFLOAT16,
-    torch.int64: ScalarType.LONG,
-    torch.int32: ScalarType.INT,
-    torch.int16: ScalarType.SHORT,
-    torch.int8: ScalarType.CHAR,
-    torch.uint8: ScalarType.BYTE,
-    torch.bool: ScalarType.BOOL,
-    torch.complex64: ScalarType.COMPLEX_FLOAT,
-    torch.uint16: ScalarType.UINT16,
-    torch.uint64: ScalarType.UINT64,
-    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
-}
-_SIZES = (0, 1, 1, 2, 2, 3, 4, 5, 8)
-_INTS = (0, 1, 1, 1, 2, 2, 3, -1, -1, -2, 4, 7, 100, -100, 2**31, -(2**31), 2**62, -(2**63))
-_INDICES = (0, 0, 1, 1, 2, -1, -2, 3, 7, 100, -100, 2**31, 2**62, -(2**63))
-_DOUBLES = (0.0, 1.0, 0.5, 2.0, -1.0, 1e-5, 1e300, float("nan"), float("inf"), -float("inf"))
-_STRINGS = ("none", "tanh", "floor", "trunc", "mean", "x", "")
 _libc = ctypes.CDLL(None, use_errno=True)
 _held: list[Any] = []
 
@@ -101,133 +54,9 @@ class GuardedArena(arena.Arena):
         self.bytes, self.size = guarded_bytes(size), size
 
 
-@dataclass
-class Trial:
-    """One call of one kernel."""
-
-    kernel: str
-    letters: str
-    rng: random.Random
-    program: Program = field(default_factory=Program)
-    plan: ExecutionPlan = field(init=False)
-
-    def __post_init__(self) -> None:
-        rng = self.rng
-        self.plan = ExecutionPlan("forward", chains=[Chain()], non_const_buffer_sizes=[0])
-        self.program.execution_plan.append(self.plan)
-        rank = rng.choice((0, 1, 2, 2, 3, 3, 4, 4, 4, 5))
-        self.shape = [rng.choice(_SIZES) for _ in range(rank)]
-        self.kind = rng.choice((torch.float32, torch.float32, torch.float32, *_DTYPES))
-        self.length = rng.choice((0, 1, 1, 2, 2, 2, 3, rank))
-        self.tame = rng.random() < 0.8
-
-    def build(self) -> Program:
-        short, _, overload = self.kernel.partition(".")
-        self.plan.operators.append(Operator(short, overload))
-        arguments, _, _ = self.letters.partition(">")
-        args = [self.value(self.item(letter)) for letter in arguments]
-        self.plan.chains[0].instructions.append(
-            Instruction(KernelCall(0, [*args, self.value(Null())]))
-        )
-        return self.program
-
-    def value(self, item: Any) -> int:
-        self.plan.values.append(EValue(item))
-        return len(self.plan.values) - 1
-
-    def item(self, letter: str) -> Any:
-        rng = self.rng
-        if letter in "tjJmgcr" and rng.random() < 0.3:
-            return Null()
-        match letter:
-            case "T" | "t" | "W":
-                return self.tensor(written=letter == "W")
-            case "V" | "L":
-                items = [self.value(self.tensor(letter == "V")) for _ in range(rng.randint(0, 4))]
-                return TensorList(items)
-            case "O":
-                return OptionalTensorList([self.entry() for _ in range(rng.randint(0, 4))])
-            case "i" | "j":
-                return Int(self.integer())
-            case "I" | "J":
-                return IntList([self.value(Int(self.integer())) for _ in range(self.count())])
-            case "n" | "m":
-                return rng.choice((Int(self.integer()), Double(rng.choice(_DOUBLES)), Bool(True)))
-            case "f" | "g":
-                return Double(rng.choice(_DOUBLES))
-            case "b" | "c":
-                return Bool(rng.random() < 0.5)
-            case "B":
-                return BoolList([rng.random() < 0.5 for _ in range(rng.randint(2, 4))])
-            case "F":
-                return DoubleList([rng.choice(_DOUBLES) for _ in range(self.count())])
-            case _:
-                return String(rng.choice(_STRINGS))
-
-    def integer(self) -> int:
-        return self.rng.choice((0, 1, 1, 2, 3, -1) if self.rng.random() < 0.7 else _INTS)
-
-    def count(self) -> int:
-        return self.length if self.rng.random() < 0.8 else self.rng.randint(0, 6)
-
-    def entry(self) -> int:
-        return -1 if self.rng.random() < 0.3 else self.value(self.tensor(index=True))
-
-    def tensor(self, written: bool = False, index: bool = False) -> Tensor:
-        rng = self.rng
-        shape = list(self.shape)
-        change = rng.random()
-        if change < 0.2:
-            shape = [rng.choice(_SIZES) for _ in range(rng.randint(0, 5))]
-        elif change < 0.4 and shape:
-            shape[rng.randrange(len(shape))] = rng.choice(_SIZES)
-        elif change < 0.55:
-            shape = shape[: rng.randint(0, len(shape))]
-        kinds = (torch.int64, torch.int64, torch.int32, torch.bool) if index else tuple(_DTYPES)
-        if index or (rng.random() < 0.15) or (not self.tame and rng.random() < 0.5):
-            kind = rng.choice(kinds)
-        else:
-            kind = self.kind if rng.random() < 0.85 else torch.int64
-        tensor = Tensor(_DTYPES[kind], sizes=shape, dim_order=list(range(len(shape))))
-        if len(shape) == 4 and rng.random() < 0.15:
-            tensor.dim_order = [0, 2, 3, 1]
-        if written and rng.random() < 0.4:
-            tensor.shape_dynamism = TensorShapeDynamism.DYNAMIC_BOUND
-        memory = self.plan.non_const_buffer_sizes
-        if len(memory) > 1 and rng.random() < 0.1:
-            where = rng.randrange(1, len(memory))  # the bytes of another tensor
-            memory[where] = max(memory[where], tensor.nbytes)
-        else:
-            where = len(memory)
-            memory.append(tensor.nbytes)
-        tensor.allocation_info = AllocationDetails.at(where, 0)
-        if not written:
-            self.program.mutable_data.append(Buffer(self.content(tensor.nbytes, kind)))
-            tensor.data_buffer_idx = len(self.program.mutable_data) - 1
-        return tensor
-
-    def content(self, size: int, kind: torch.dtype) -> bytes:
-        rng, count = self.rng, size // kind.itemsize
-        if not count:
-            return b""
-        if kind.is_floating_point or kind.is_complex:
-            near = [
-                rng.choice((0.0, 0.5, 1.0, -1.0, 3.0, 1e30, float("nan"))) for _ in range(count)
-            ]
-            made = torch.tensor(near, dtype=torch.float64).to(kind)
-        else:
-            small = rng.random() < 0.6
-            pool = (0, 0, 1, 1) if small else _INDICES
-            made = torch.tensor([rng.choice(pool) for _ in range(count)]).to(kind)
-        return bytes(made.view(torch.uint8).numpy().tobytes())
-
-
 def call(kernel: str, seed: int) -> str:
     """Run one call, and return how it ended."""
-    rng = random.Random(f"{kernel} {seed}")
-    row = runtime_kernels()[kernel]
-    trial = Trial(kernel, f"{row.arguments}>{row.returned}", rng)
-    program = trial.build()
+    program = call_of(kernel, seed, apart=True)
     _held.clear()
     try:
         load(program).method().run_flat([])

@@ -23,7 +23,7 @@ def crashed(found: dict[str, Any]) -> list[Any]:
     return [entry for entry in found["crashed"] if entry[2] != 14]
 
 
-@pytest.mark.parametrize("trials", [2, pytest.param(3000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("trials", [10, pytest.param(3000, marks=pytest.mark.heavy)])
 def test_no_kernel_kills_the_process(trials: int) -> None:
     found = search(trials, 0)
     assert found["calls"] > 180 * trials

@@ -28,7 +28,7 @@ _COMMANDS = ("inspect", "verify", "diff", "extract")
 
 
 @pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Take Ctrl-C as in a terminal: processes that are started in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -273,7 +273,7 @@ def test_a_host_that_takes_interrupts_goes_on_taking_them(monkeypatch: pytest.Mo
 
 
 # Interrupts the script when it begins to import a module, and lets the module be what it becomes.
-_INTERRUPTING = """
+INTERRUPTING = """
 import os, signal, sys
 at, sys.argv = sys.argv[1], ["lowerdeck", *sys.argv[2:]]
 class Finder:
@@ -301,7 +301,7 @@ def test_an_interrupt_while_the_script_imports_is_one_line_and_130(
     at: str, words: list[str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTING, at, *words],
+        [sys.executable, "-c", INTERRUPTING, at, *words],
         capture_output=True,
         check=False,
         text=True,

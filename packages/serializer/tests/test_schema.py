@@ -134,8 +134,3 @@ def test_importing_reads_no_part_that_writing_and_reading_never_need() -> None:
         assert set(serializer.__all__) <= set(vars(serializer))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
-
-
-def test_a_name_that_is_not_there_is_told() -> None:
-    with pytest.raises(AttributeError, match=r"lowerdeck\.serializer.*no_such_name"):
-        _ = front.no_such_name  # type: ignore[attr-defined]

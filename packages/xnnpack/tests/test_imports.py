@@ -4,8 +4,6 @@ import subprocess
 import sys
 from importlib import metadata
 
-import pytest
-
 import lowerdeck.serializer
 import lowerdeck.xnnpack
 
@@ -30,18 +28,6 @@ def test_the_runtime_half_makes_no_backend_known() -> None:
 
 def test_the_half_that_compiles_makes_the_backend_known() -> None:
     assert "'XnnpackBackend'" in known_after("from lowerdeck.xnnpack import XnnpackPartitioner")
-
-
-def test_every_offered_name_is_there_and_no_other() -> None:
-    for name in lowerdeck.xnnpack.__all__:
-        assert getattr(lowerdeck.xnnpack, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = lowerdeck.xnnpack.Nothing
-
-
-def test_payloads_are_read_by_the_serializer() -> None:
-    assert lowerdeck.xnnpack.decode_payload is lowerdeck.serializer.decode_payload
-    assert lowerdeck.xnnpack.XnnGraph is lowerdeck.serializer.XnnGraph
 
 
 def test_a_cache_keeps_the_results_of_releases_apart() -> None:

@@ -35,12 +35,12 @@ class CausalBlock(nn.Module):
 class GPT(nn.Module):
     """GPT-2-like, with the head tied to the embedding."""
 
-    def __init__(self, width: int = 32, depth: int = 2) -> None:
+    def __init__(self, width: int = 32, depth: int = 2, heads: int = 4, words: int = 50) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(50, width), nn.Embedding(64, width)
-        self.blocks = nn.Sequential(*(CausalBlock(width, 4) for _ in range(depth)))
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(64, width)
+        self.blocks = nn.Sequential(*(CausalBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 50, bias=False)
+        self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -93,16 +93,16 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, width: int = 32, depth: int = 2) -> None:
+    def __init__(self, width: int = 32, depth: int = 2, words: int = 50) -> None:
         super().__init__()
-        self.words = nn.Embedding(50, width)
+        self.words = nn.Embedding(words, width)
         self.blocks = nn.ModuleList(LlamaBlock(width) for _ in range(depth))
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, 50, bias=False)
+        self.norm, self.size = RMSNorm(width), self.blocks[0].size
+        self.head = nn.Linear(width, words, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens)
-        rates = 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+        rates = 10000.0 ** (-torch.arange(0, self.size, 2) / self.size)
         angles = torch.outer(torch.arange(tokens.shape[1]).float(), rates)
         angles = torch.cat([angles, angles], -1)
         for block in self.blocks:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lowerdeck_zoo.models.libraries import import_torchvision, is_installed
+from lowerdeck_zoo.models.small_configs import SMALL_SIZES, small_config
 from lowerdeck_zoo.program import Program, normal
 
 Calls = Callable[[], list[tuple[torch.Tensor, ...]]]
@@ -25,36 +26,14 @@ SMALL = {
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0}
 WIDE = {**GROUPED, "head_dim": 8}
-IMAGE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
-_BLOCKS = {
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-}
-_FRAMES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
 _WAVES = {
-    **_FRAMES,
     "conv_dim": (16, 16, 16),
     "conv_stride": (5, 2, 2),
     "conv_kernel": (10, 3, 3),
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
     "num_feat_extract_layers": 3,
+    "vocab_size": 32,
 }
 
 
@@ -77,7 +56,7 @@ class Configured:
     Attributes:
         model: Name of the model's class.
         config: Name of its configuration's class.
-        settings: Arguments of the configuration.
+        settings: Arguments of the configuration beside those of ``SMALL_SIZES``.
         names: Names of the inputs.
         calls: Makes the inputs of each call.
         options: Further arguments of each call.
@@ -94,7 +73,8 @@ class Configured:
 
     def build(self, transformers: Any) -> nn.Module:
         """Return the module with random weights."""
-        config = getattr(transformers, self.config)(**self.settings)
+        kind = getattr(transformers, self.config)
+        config = small_config(kind, {**SMALL_SIZES, **self.settings})
         return First(getattr(transformers, self.model)(config), self.names, self.options).eval()
 
 
@@ -112,300 +92,135 @@ def _pairs() -> list[tuple[torch.Tensor, ...]]:
     return [(torch.randint(3, 99, (1, 9)), torch.randint(3, 99, (1, 5))) for _ in range(3)]
 
 
-def _decoder(name: str, settings: dict[str, Any], *, heavy: bool = True) -> Configured:
+def _decoder(name: str, *, heavy: bool = True, **settings: Any) -> Configured:
+    model, options = f"{name}ForCausalLM", {"use_cache": False}
     config = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
-    return Configured(
-        f"{name}ForCausalLM",
-        config,
-        settings,
-        ("input_ids",),
-        _tokens(),
-        {"use_cache": False},
-        heavy,
-    )
+    return Configured(model, config, settings, ("input_ids",), _tokens(), options, heavy)
 
 
-def _encoder(name: str, settings: dict[str, Any], *, heavy: bool = True) -> Configured:
+def _encoder(name: str, *, heavy: bool = True, **settings: Any) -> Configured:
     names = ("input_ids", "attention_mask")
     return Configured(f"{name}Model", f"{name}Config", settings, names, _masked, {}, heavy)
 
 
-def _translator(name: str, model: str, settings: dict[str, Any], *, heavy: bool = True):
+def _translator(name: str, model: str, *, heavy: bool = True) -> Configured:
     names, options = ("input_ids", "decoder_input_ids"), {"use_cache": False}
-    return Configured(model, f"{name}Config", settings, names, _pairs, options, heavy)
+    return Configured(model, f"{name}Config", {}, names, _pairs, options, heavy)
 
 
 def _seeing(
     model: str,
     config: str,
-    settings: dict[str, Any],
     *sizes: int,
     name: str = "pixel_values",
     heavy: bool = True,
+    **settings: Any,
 ) -> Configured:
     shape = sizes or (1, 3, 32, 32)
-    return Configured(model, config, settings, (name,), normal(*shape), {}, heavy)
+    return Configured(model, f"{config}Config", settings, (name,), normal(*shape), {}, heavy)
 
 
-_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+def _hearing(
+    model: str, config: str, *sizes: int, name: str = "input_values", **settings: Any
+) -> Configured:
+    return _seeing(model, config, *(sizes or (1, 800)), name=name, **settings)
+
 
 CONFIGURED = (
     # Decoders
-    _decoder("Llama", GROUPED, heavy=False),
-    _decoder("Qwen3", WIDE, heavy=False),
-    _decoder("Mistral", GROUPED, heavy=False),
-    _decoder("Gemma", WIDE, heavy=False),
-    _decoder("Gemma2", {**WIDE, "sliding_window": 4}),
-    _decoder("Gemma3", {**WIDE, "sliding_window": 4}, heavy=False),
-    _decoder("Phi3", GROUPED, heavy=False),
-    _decoder("Phi", SMALL),
-    _decoder("Qwen2", GROUPED),
-    _decoder(
-        "Qwen2Moe",
-        {**GROUPED, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 32},
-    ),
-    _decoder("Mixtral", {**GROUPED, "num_local_experts": 4}, heavy=False),
-    _decoder(
-        "GptOss",
-        {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
-    ),
-    _decoder(
-        "DeepseekV3",
-        {
-            **GROUPED,
-            "num_key_value_heads": 4,
-            **_MOE,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
-    _decoder(
-        "Falcon",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "vocab_size": 99,
-            "alibi": True,
-            "new_decoder_architecture": False,
-        },
-    ),
-    _decoder("Bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}),
-    _decoder("GPTNeoX", SMALL),
-    _decoder(
-        "Mamba",
-        {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 99, "state_size": 8},
-        heavy=False,
-    ),
-    _decoder(
-        "Mamba2",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "vocab_size": 99,
-            "state_size": 8,
-            "head_dim": 16,
-            "num_heads": 4,
-            "n_groups": 2,
-            "chunk_size": 8,
-        },
-    ),
-    _decoder(
-        "Rwkv",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "vocab_size": 99,
-            "attention_hidden_size": 32,
-            "intermediate_size": 64,
-        },
-    ),
-    _decoder(
-        "RecurrentGemma",
-        {
-            **GROUPED,
-            "lru_width": 32,
-            "attention_window_size": 8,
-            "block_types": ["recurrent", "attention"],
-        },
-    ),
-    _decoder("Lfm2", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
-    _decoder("Granite", GROUPED),
-    _decoder("Olmo2", GROUPED),
-    _decoder("StableLm", GROUPED),
-    _decoder("Cohere", {**GROUPED, "eos_token_id": 1, "bos_token_id": 2}),
-    _decoder("SmolLM3", GROUPED),
+    *(_decoder(name, heavy=False) for name in ("Llama", "Qwen3", "Mistral", "Gemma")),
+    _decoder("Gemma2"),
+    *(_decoder(name, heavy=False) for name in ("Gemma3", "Phi3")),
+    *(_decoder(name) for name in ("Phi", "Qwen2", "Qwen2Moe")),
+    _decoder("Mixtral", heavy=False),
+    _decoder("GptOss"),
+    _decoder("DeepseekV3", num_key_value_heads=4, n_group=2),
+    _decoder("Falcon", alibi=True, new_decoder_architecture=False),
+    *(_decoder(name) for name in ("Bloom", "GPTNeoX")),
+    _decoder("Mamba", heavy=False),
+    _decoder("Mamba2", num_heads=8, n_groups=2, chunk_size=8),
+    _decoder("Rwkv", attention_hidden_size=64),
+    _decoder("RecurrentGemma", lru_width=64, block_types=["recurrent", "attention"]),
+    _decoder("Lfm2", layer_types=["conv", "full_attention"]),
+    *(_decoder(name) for name in ("Granite", "Olmo2", "StableLm", "Cohere", "SmolLM3")),
     # Encoders
-    _encoder("Bert", SMALL, heavy=False),
+    *(_encoder(name, heavy=False) for name in ("Bert", "DistilBert")),
+    *(_encoder(name) for name in ("Roberta", "Albert", "Electra")),
     _encoder(
-        "DistilBert",
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 99},
-        heavy=False,
+        "DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8
     ),
-    _encoder("Roberta", SMALL),
-    _encoder("Albert", {**SMALL, "embedding_size": 16}),
-    _encoder("Electra", {**SMALL, "embedding_size": 16}),
-    _encoder(
-        "DebertaV2",
-        {
-            **SMALL,
-            "relative_attention": True,
-            "pos_att_type": ["p2c", "c2p"],
-            "position_buckets": 8,
-        },
-    ),
-    _encoder("MPNet", SMALL),
-    _encoder("XLNet", {"vocab_size": 99, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
-    _encoder("LayoutLM", SMALL),
-    Configured(
-        "FNetModel",
-        "FNetConfig",
-        {name: value for name, value in SMALL.items() if name != "num_attention_heads"},
-        ("input_ids",),
-        _tokens(),
-        {},
-    ),
+    *(_encoder(name) for name in ("MPNet", "XLNet", "LayoutLM")),
+    Configured("FNetModel", "FNetConfig", {}, ("input_ids",), _tokens(), {}),
     # From one sequence to another
-    _translator(
-        "T5",
-        "T5ForConditionalGeneration",
-        {
-            "vocab_size": 99,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-        },
-        heavy=False,
-    ),
-    _translator(
-        "Bart",
-        "BartForConditionalGeneration",
-        {"vocab_size": 99, "d_model": 32, "max_position_embeddings": 64, **_BLOCKS},
-    ),
+    _translator("T5", "T5ForConditionalGeneration", heavy=False),
+    _translator("Bart", "BartForConditionalGeneration"),
     Configured(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
-        {
-            "vocab_size": 99,
-            "d_model": 32,
-            "max_source_positions": 30,
-            "max_target_positions": 20,
-            "num_mel_bins": 16,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 1,
-            **_BLOCKS,
-        },
+        {"max_source_positions": 30, "max_target_positions": 20, "decoder_start_token_id": 1},
         ("input_features", "decoder_input_ids"),
         lambda: [(torch.randn(1, 16, 60), torch.randint(0, 99, (1, 5))) for _ in range(3)],
         {"use_cache": False},
         heavy=False,
     ),
     # Sound
-    _seeing(
-        "Wav2Vec2ForCTC",
-        "Wav2Vec2Config",
-        {"vocab_size": 32, **_WAVES},
-        *(1, 800),
-        name="input_values",
-    ),
-    _seeing("HubertModel", "HubertConfig", _WAVES, *(1, 800), name="input_values"),
-    _seeing("WavLMModel", "WavLMConfig", _WAVES, *(1, 800), name="input_values"),
+    _hearing("Wav2Vec2ForCTC", "Wav2Vec2", **_WAVES),
+    *(_hearing(f"{name}Model", name, **_WAVES) for name in ("Hubert", "WavLM")),
     *(
-        _seeing(
+        _hearing(
             f"Wav2Vec2Conformer{kind}",
-            "Wav2Vec2ConformerConfig",
-            {"vocab_size": 32, **_WAVES, "conv_depthwise_kernel_size": 3}
-            | {"position_embeddings_type": positions},
-            *(1, 800),
-            name="input_values",
+            "Wav2Vec2Conformer",
+            **_WAVES,
+            conv_depthwise_kernel_size=3,
+            position_embeddings_type=positions,
         )
         for kind, positions in (("Model", "relative"), ("ForCTC", "rotary"))
     ),
-    _seeing(
-        "Wav2Vec2BertModel",
-        "Wav2Vec2BertConfig",
-        {**_FRAMES, "feature_projection_input_dim": 16, "conv_depthwise_kernel_size": 3},
-        *(1, 24, 16),
+    _hearing(
+        *("Wav2Vec2BertModel", "Wav2Vec2Bert", 1, 24, 16),
         name="input_features",
+        feature_projection_input_dim=16,
+        conv_depthwise_kernel_size=3,
     ),
-    _seeing(
-        "ParakeetEncoder",
-        "ParakeetEncoderConfig",
-        {**_FRAMES, "num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 3},
-        *(1, 40, 16),
+    _hearing(
+        *("ParakeetEncoder", "ParakeetEncoder", 1, 40, 16),
         name="input_features",
+        subsampling_conv_channels=8,
+        conv_kernel_size=3,
     ),
-    _seeing(
-        "ASTModel",
-        "ASTConfig",
-        {**_FRAMES, "num_mel_bins": 16, "max_length": 40, "patch_size": 8, "time_stride": 8},
-        *(1, 40, 16),
-        name="input_values",
-    ),
+    _hearing("ASTModel", "AST", 1, 40, 16, max_length=40, time_stride=8),
     # Pictures
-    _seeing("ViTModel", "ViTConfig", IMAGE, heavy=False),
+    _seeing("ViTModel", "ViT", heavy=False),
+    _seeing("Data2VecVisionModel", "Data2VecVision", use_relative_position_bias=True, heavy=False),
     _seeing(
-        "Data2VecVisionModel",
-        "Data2VecVisionConfig",
-        {**IMAGE, "use_relative_position_bias": True},
-        heavy=False,
+        *("Data2VecVisionForImageClassification", "Data2VecVision"),
+        use_shared_relative_position_bias=True,
+    ),
+    _seeing("BeitModel", "Beit", use_relative_position_bias=True),
+    _seeing("Dinov2Model", "Dinov2"),
+    _seeing("CLIPVisionModel", "CLIPVision", heavy=False),
+    _seeing("SiglipVisionModel", "SiglipVision"),
+    _seeing(
+        *("SegformerForSemanticSegmentation", "Segformer", 1, 3, 64, 64),
+        hidden_sizes=[8, 16, 16, 32],
+        depths=[1, 1, 1, 1],
+        num_attention_heads=[1, 2, 2, 4],
+        decoder_hidden_size=16,
+        num_labels=5,
     ),
     _seeing(
-        "Data2VecVisionForImageClassification",
-        "Data2VecVisionConfig",
-        {**IMAGE, "use_shared_relative_position_bias": True},
+        *("SwinModel", "Swin"),
+        patch_size=2,
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=4,
     ),
-    _seeing("BeitModel", "BeitConfig", {**IMAGE, "use_relative_position_bias": True}),
-    _seeing(
-        "Dinov2Model",
-        "Dinov2Config",
-        {name: value for name, value in IMAGE.items() if name != "intermediate_size"},
-    ),
-    _seeing("CLIPVisionModel", "CLIPVisionConfig", IMAGE, heavy=False),
-    _seeing("SiglipVisionModel", "SiglipVisionConfig", IMAGE),
-    _seeing(
-        "SegformerForSemanticSegmentation",
-        "SegformerConfig",
-        {
-            "hidden_sizes": [8, 16, 16, 32],
-            "depths": [1, 1, 1, 1],
-            "num_attention_heads": [1, 2, 2, 4],
-            "decoder_hidden_size": 16,
-            "num_labels": 5,
-        },
-        *(1, 3, 64, 64),
-    ),
-    _seeing("SwinModel", "SwinConfig", {"image_size": 32, "patch_size": 2, **_SWIN}),
-    _seeing(
-        "ConvNextModel",
-        "ConvNextConfig",
-        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
-    ),
-    _seeing("VideoMAEModel", "VideoMAEConfig", {**IMAGE, "num_frames": 4}, *(1, 4, 3, 32, 32)),
-    _seeing(
-        "TimesformerModel", "TimesformerConfig", {**IMAGE, "num_frames": 4}, *(1, 4, 3, 32, 32)
-    ),
+    _seeing("ConvNextModel", "ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
+    *(_seeing(f"{name}Model", name, 1, 4, 3, 32, 32) for name in ("VideoMAE", "Timesformer")),
     # Last: others know these by their numbers.
     Configured(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99, "n_positions": 64}
-        | {"bos_token_id": 1, "eos_token_id": 2},
-        ("input_ids",),
-        _tokens(),
-        {"use_cache": False},
+        *("GPT2LMHeadModel", "GPT2Config", {}, ("input_ids",), _tokens(), {"use_cache": False}),
         heavy=False,
     ),
 )

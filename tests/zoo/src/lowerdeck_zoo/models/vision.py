@@ -46,34 +46,6 @@ class ResNet(nn.Module):
         return self.head(self.stages(self.stem(x)).mean((2, 3)))
 
 
-class InvertedResidual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            _conv(inputs, 4 * inputs, 1),
-            _conv(4 * inputs, 4 * inputs, 3, stride, groups=4 * inputs),
-            nn.Conv2d(4 * inputs, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.keep = stride == 1 and inputs == outputs
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.body(x) if self.keep else self.body(x)
-
-
-def mobilenet() -> nn.Module:
-    return nn.Sequential(
-        _conv(3, 8, 3, 2),
-        InvertedResidual(8, 8, 1),
-        InvertedResidual(8, 16, 2),
-        InvertedResidual(16, 16, 1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(16, 5),
-    )
-
-
 class DenseNet(nn.Module):
     def __init__(self, layers: int = 6, growth: int = 8) -> None:
         super().__init__()
@@ -159,7 +131,6 @@ class PixelNet(nn.Module):
 
 PROGRAMS = (
     Program("resnet", ResNet, normal(1, 3, 64, 64)),
-    Program("mobilenet", mobilenet, normal(2, 3, 32, 32)),
     Program("densenet", DenseNet, normal(1, 3, 32, 32)),
     Program("unet", UNet, normal(1, 3, 32, 32)),
     Program("vit", ViT, normal(1, 3, 32, 32)),

@@ -70,10 +70,21 @@ def _distances(values: Sequence[Any]) -> None:
 
 
 _NORM_OF_BATCH = "aten::_native_batch_norm_legit.no_stats_out"
+
+
+def _pooled_positions(values: Sequence[Any]) -> None:
+    """Check the positions of maxima, at which the gradient of a pool is written."""
+    images, positions = values[1], values[7]
+    count = images.shape[-2:].numel() if images.dim() >= 2 else 0
+    if ((positions < 0) | (positions >= count)).any():
+        raise ExecutionError(f"found positions of maxima outside of images of {count} elements")
+
+
 _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
     "aten::_fft_c2r.out": _back_transform,
     "aten::_fft_r2c.out": _transform,
     "aten::_pdist_forward.out": _distances,
+    "aten::max_pool2d_with_indices_backward.grad_input": _pooled_positions,
     "aten::_native_batch_norm_legit_no_training.out": _one_per_channel,
     "aten::_native_batch_norm_legit.out": _one_per_channel,
     _NORM_OF_BATCH: lambda values: _one_per_channel(values[:3]),

@@ -15,6 +15,7 @@ from lowerdeck import serializer as pte
 _ARENA = 1 << 18
 _TYPES = [kind for kind in pte.ScalarType if kind <= 7 or kind in (9, 11, 15, 27, 28, 29)]
 _NUMBERS = (0, 1, 2, 3, -1, -2, 5, 7, 16, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
+_INDICES = (0, 0, 1, 1, 2, -1, -2, 3, 7, 100, -100, 2**31, 2**62, -(2**63))
 _FLOATS = (0.0, 1.0, -1.5, 1e300, float("inf"), float("nan"))
 _INTEGERS = {
     pte.ScalarType.CHAR: "b",
@@ -171,10 +172,12 @@ CALLS: dict[str, list[Any]] = {
 class _Call:
     """Collects the values of a program of one call."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, *, apart: bool) -> None:
+        self.chance, self.apart = chance, apart
         self.values: list[pte.EValue] = []
         self.constants = [pte.Buffer(b"")]
+        self.state = [pte.Buffer(b"")]
+        self.memories = [0] if apart else [0, _ARENA]
         self._end = 0
 
     def add(self, value: Any) -> int:
@@ -197,7 +200,15 @@ class _Call:
         written: bool,
     ) -> int:
         tensor = pte.Tensor(kind, 0, sizes, list(range(len(sizes))), shape_dynamism=moves)
-        if written:
+        if self.apart:
+            if len(sizes) == 4 and self.chance.random() < 0.15:
+                tensor.dim_order = [0, 2, 3, 1]
+            tensor.allocation_info = pte.AllocationDetails.at(len(self.memories), 0)
+            self.memories.append(tensor.nbytes)
+            if not written:
+                self.state.append(pte.Buffer(self._bytes(kind, tensor.nbytes)))
+                tensor.data_buffer_idx = len(self.state) - 1
+        elif written:
             tensor.allocation_info = pte.AllocationDetails.at(1, self._end)
             self._end += -(-tensor.nbytes // 16) * 16
         else:
@@ -208,10 +219,11 @@ class _Call:
     def _bytes(self, kind: pte.ScalarType, size: int) -> bytes:
         count = size // kind.itemsize
         if kind in _INTEGERS:
-            return struct.pack(
-                f"<{count}{_INTEGERS[kind]}",
-                *(self.chance.choice((0, 1, 1)) for _ in range(count)),
-            )
+            is_wild, most = self.apart and self.chance.random() < 0.4, 1 << 8 * kind.itemsize - 1
+            # Not the least one: divided by -1 it ends eager's process, too.
+            pool = [n for n in _INDICES if -most < n < most] if is_wild else [0, 1, 1]
+            numbers = (self.chance.choice(pool) for _ in range(count))
+            return struct.pack(f"<{count}{_INTEGERS[kind]}", *numbers)
         if kind is pte.ScalarType.FLOAT:
             return struct.pack(f"<{count}f", *(self.chance.uniform(-1, 1) for _ in range(count)))
         return bytes(self.chance.choice((0, 1)) for _ in range(size))
@@ -230,7 +242,7 @@ class _Call:
             if letter == "B":
                 return self.add(pte.BoolList(given))
             return self.add(pte.IntList([self.add(pte.Int(number)) for number in given]))
-        kinds = {
+        kinds: dict[type, Any] = {
             type(None): lambda _: pte.Null(),
             bool: pte.Bool,
             int: pte.Int,
@@ -271,17 +283,34 @@ class _Call:
             sizes.pop(chance.randrange(len(sizes)))
         else:
             sizes.insert(chance.randrange(len(sizes) + 1), chance.choice((0, 1, 2)))
-        written = tensor.allocation_info is not None
+        written = not tensor.data_buffer_idx
         return self.shaped(kind, sizes, tensor.shape_dynamism, written=written)
 
 
-def call_of(name: str, seed: int) -> pte.Program:
-    """Return a program that calls a kernel once: well for seed 0, else with hostile arguments."""
+_USUAL: dict[str, Any] = {
+    **dict.fromkeys("TtW", "FLOAT 2 3"),
+    **{letter: (letter, "FLOAT 2 3") for letter in "LVO"},
+    **dict(zip("infIbBs", (1, 1, 1.0, [1], False, [False], "none"), strict=True)),
+}
+"""Arguments of kernels that take tensors of one shape, by the letters of the kernels' table."""
+
+
+def call_of(name: str, seed: int, *, apart: bool = False) -> pte.Program:
+    """Return a program that calls a kernel once: well for seed 0, else with hostile arguments.
+
+    Args:
+        name: The kernel.
+        seed: Draws what is spoiled.
+        apart: Whether each tensor has a memory of its own, so that a byte too many can be told,
+            and integers are hostile, too.
+    """
     chance = random.Random(f"{name} {seed}")
-    call = _Call(chance)
+    call = _Call(chance, apart=apart)
     kernel = pte.runtime_kernels()[name]
     letters, number = kernel.arguments, kernel.returned
-    args = [call.value(given, letter) for given, letter in zip(CALLS[name], letters, strict=True)]
+    usual = [_USUAL.get(letter) for letter in letters]
+    given = zip(CALLS.get(name, usual), letters, strict=True)
+    args = [call.value(value, letter) for value, letter in given]
     for _ in range(chance.choice((1, 1, 2, 3)) if seed else 0):
         at = chance.randrange(len(args))
         args[at] = call.spoiled(args[at])
@@ -298,6 +327,8 @@ def call_of(name: str, seed: int) -> pte.Program:
         values=call.values,
         operators=[pte.Operator(operator, overload)],
         chains=[pte.Chain(instructions=[pte.Instruction(pte.KernelCall(0, args))])],
-        non_const_buffer_sizes=[0, _ARENA],
+        non_const_buffer_sizes=call.memories,
     )
-    return pte.Program(execution_plan=[plan], constant_buffer=call.constants)
+    program = pte.Program(execution_plan=[plan], constant_buffer=call.constants)
+    program.mutable_data = call.state if apart else []
+    return program
