@@ -63,7 +63,6 @@ __all__ = [
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
     "FakeTensors",
-    "asked_anew",
     "assemble",
     "base_name",
     "fake_mode_of",
@@ -97,8 +96,17 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
 """Whether functionalization makes one of several views anew by an operator that gives it alone."""
 
+tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
+"""Returns what tracing records of a tensor besides its value."""
+
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
 """What functionalization makes of a custom operator that writes its arguments."""
+
+overriding: Callable[..., AbstractContextManager[None]] = _override_composite_implicit_decomp
+"""While it is entered, composite operators are decomposed by the functions of a mapping.
+
+A function that returns ``NotImplemented`` keeps one whole.
+"""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
@@ -219,26 +227,10 @@ def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
-def tensor_meta(value: torch.Tensor) -> Any:
-    """Return what tracing tells of a tensor besides its value."""
-    return _extract_tensor_metadata(value)
-
-
 def standing_for(node: Node) -> AbstractContextManager[Any]:
     """Return a context in which what is traced stands for ``node``, whose meta rules can see."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
     return context
-
-
-@contextmanager
-def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
-    """Take composite operators apart in another way than torch does by itself, for a while.
-
-    Args:
-        composites: How; a rule that returns ``NotImplemented`` keeps one whole.
-    """
-    with _override_composite_implicit_decomp(dict(composites)):
-        yield
 
 
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
@@ -364,12 +356,6 @@ def let_be(environment: Any, symbol: Any, known: Any) -> None:
         environment._rename_unbacked_to(symbol, known)
     else:
         environment._eliminate_unbacked(symbol, known)
-
-
-def asked_anew(environment: Any) -> None:
-    """Let an environment forget what it has told of expressions, after symbols went."""
-    environment._replacements_version_counter += 1
-    environment._update_version_counter()
 
 
 def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
