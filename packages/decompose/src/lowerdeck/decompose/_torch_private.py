@@ -48,6 +48,7 @@ from lowerdeck.torch_base import (
     detect_fake_mode,
     enable_python_dispatcher,
     expression_of,
+    lazy_clone,
     plain_number,
     pytree,
     set_program_parts,
@@ -187,7 +188,7 @@ class FakeTensors:
             with _unguarded(self.mode, numbers):
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             self._prototypes[key] = prototype
-        return FakeTensor(self.mode, torch._lazy_clone(prototype), device)
+        return FakeTensor(self.mode, lazy_clone(prototype), device)
 
     def view(
         self,
@@ -496,6 +497,10 @@ def assemble(
     graph_module, signature = parts.graph_module, parts.graph_signature
     # Assertions on unbacked symbols get elements that calls may have got before.
     _common_getitem_elimination_pass(graph_module, signature, calls)
+    environment: Any = fake_mode_of(graph_module).shape_env
+    ranges = {} if environment is None else dict(program.range_constraints)
+    for symbol, bounds in () if environment is None else environment.var_to_range.items():
+        ranges.setdefault(symbol, bounds)
     made = with_graph_module(program, graph_module)
     set_program_parts(
         made,
@@ -503,16 +508,12 @@ def assemble(
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
+        range_constraints={
+            symbol: bounds
+            for symbol, bounds in ranges.items()
+            if symbol not in environment.replacements
+        },
     )
-    environment: Any = fake_mode_of(graph_module).shape_env
-    known = {} if environment is None else dict(program.range_constraints)
-    for symbol, bounds in () if environment is None else environment.var_to_range.items():
-        known.setdefault(symbol, bounds)
-    made._range_constraints = {
-        symbol: bounds
-        for symbol, bounds in known.items()
-        if symbol not in environment.replacements
-    }
     made.validate()  # type: ignore[no-untyped-call]
     set_program_parts(made, signature=signature)
     return made
