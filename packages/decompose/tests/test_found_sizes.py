@@ -14,7 +14,6 @@ import torch
 from program_likeness import differences  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import decompose, explain
@@ -121,12 +120,6 @@ def _exported(line: Callable[[torch.Tensor], Any], dims: Any = None) -> Exported
     return exported(Of(line), X.clone(), dynamic_shapes=dims and (dims,))
 
 
-def _environment(program: ExportedProgram) -> ShapeEnv:
-    held: Any = program.graph.find_nodes(op="placeholder")[0].meta["val"]
-    environment: ShapeEnv = held.fake_mode.shape_env
-    return environment
-
-
 def _bound(program: ExportedProgram) -> list[str]:
     nodes = program.graph.nodes
     return [str(s) for node in nodes for s in node.meta.get("unbacked_bindings", {})]
@@ -178,16 +171,10 @@ def _and_beyond(x: torch.Tensor) -> Any:
     return _indexed(x), torch.vmap(torch.sin)(x)
 
 
-def test_what_goes_torchs_way_has_no_symbol_of_the_attempt() -> None:
+def test_what_goes_torchs_way_is_the_same_after_an_attempt() -> None:
     ours, theirs = (_exported(_and_beyond, ({0: Dim.AUTO},)) for _ in range(2))
-    environment = _environment(ours)
-    before = {*environment.var_to_range}
     assert "no operator" in str(explain(ours).reason)
-    assert {*environment.var_to_range} == before
-    assert not environment.unbacked_renamings
-    found, expected = decompose(ours), theirs.run_decompositions()
-    assert found.range_constraints == expected.range_constraints
-    assert not differences(found, expected)
+    assert not differences(decompose(ours), theirs.run_decompositions())
 
 
 def _scaled(x: torch.Tensor) -> Any:

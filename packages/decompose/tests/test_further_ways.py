@@ -17,7 +17,6 @@ from torch._higher_order_ops.while_loop import while_loop
 import lowerdeck.decompose
 from lowerdeck.decompose import (
     DecomposeError,
-    DecompositionCache,
     Rules,
     decompose,
     explain,
@@ -288,29 +287,6 @@ def test_calls_of_many_tensors_and_views_of_views_cost_what_they_are(of: Any) ->
     small, large = (exported(Of(of(count)), X) for count in (50, 100))
     decompose(small)
     assert lines_of(lambda: decompose(large)) < 2.2 * lines_of(lambda: decompose(small))
-
-
-class Times:
-    """A rule that is equal to others of its kind."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Times)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-def test_a_cache_tells_rules_apart_by_their_identity() -> None:
-    cache, program = DecompositionCache(), exported(Of(torch.sin), X)
-    for factor in (2.0, 3.0):
-        found = decompose(program, {ATEN.sin.default: Times(factor)}, cache=cache)
-        torch.testing.assert_close(found.module()(X), X * factor)
 
 
 @pytest.mark.parametrize("keep", [(), [ATEN.gelu.default], {ATEN.gelu.default: lambda call: True}])

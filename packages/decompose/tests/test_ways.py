@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from program_likeness import (  # type: ignore[import-not-found]
-    assert_as_eager,
     differences,
     targets,
 )
@@ -365,51 +364,3 @@ def test_models_share_a_cache_that_stays_small(size: int) -> None:
             assert not differences(decompose(program, cache=cache), program.run_decompositions())
             assert len(cache) <= size
     assert size == 2 or explain(_exported(8, 7), cache=cache).traces == 0
-
-
-def _laid(ask: Callable[[Tensor], Tensor]) -> Of:
-    """Ask how the result of an attention with a mask is laid out, which decomposing changes."""
-    attend = nn.functional.scaled_dot_product_attention
-    return Of(lambda x, mask: ask(attend(x, x, x, attn_mask=mask)))
-
-
-def _laid_inputs(rows: int = 2, long: int = 12) -> tuple[Tensor, Tensor]:
-    return torch.rand(rows, 4, long, 8), torch.rand(rows, 1, long, long) > 0.2
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda x: x.transpose(1, 2).reshape(2, 12, 32).view(-1, 32) * 2,
-        lambda x: x.as_strided((2, 12, 32), (384, 32, 1)),
-        lambda x: x.as_strided((2, 5), (32, 1), 3),
-        lambda x: torch.as_strided_copy(x, (2, 12, 32), (384, 32, 1)),
-    ],
-    ids=["view", "as_strided", "a part", "copy"],
-)
-def test_results_keep_the_strides_that_the_rest_relies_on(ask: Any) -> None:
-    assert "as a whole" not in str(explain(exported(_laid(ask), *_laid_inputs())))
-    assert_as_eager(_laid(ask), *_laid_inputs(), calls=1)
-
-
-def test_writes_to_what_has_other_strides_are_refused() -> None:
-    def ask(x: Tensor) -> Tensor:
-        x.as_strided((24, 32), (32, 1)).mul_(2)
-        return x + 1
-
-    with pytest.raises(DecomposeError, match="lies otherwise in memory"):
-        decompose(exported(_laid(ask), *_laid_inputs()))
-
-
-def test_results_of_dynamic_sizes_keep_their_strides_without_a_guard() -> None:
-    model = _laid(lambda x: x.transpose(1, 2).reshape(x.shape[0], -1, 32).view(-1, 32) * 2)
-    rows = torch.export.Dim("rows", min=2, max=9)
-    long = torch.export.Dim("long", min=2, max=20)
-    shapes = (({0: rows, 2: long}, {0: rows, 2: long, 3: long}),)
-    program = exported(model, *_laid_inputs(), dynamic_shapes=shapes)
-    value = next(iter(program.graph.nodes)).meta["val"]
-    guards = len(value.fake_mode.shape_env.guards)
-    found = decompose(program)
-    assert len(value.fake_mode.shape_env.guards) == guards
-    others = _laid_inputs(5, 7)
-    torch.testing.assert_close(found.module()(*others), model(*others))

@@ -48,6 +48,7 @@ from lowerdeck.torch_base import (
     detect_fake_mode,
     enable_python_dispatcher,
     expression_of,
+    lazy_clone,
     plain_number,
     pytree,
     set_program_parts,
@@ -63,7 +64,6 @@ __all__ = [
     "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
     "FakeTensors",
-    "asked_anew",
     "assemble",
     "base_name",
     "fake_mode_of",
@@ -97,8 +97,17 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
 """Whether functionalization makes one of several views anew by an operator that gives it alone."""
 
+tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
+"""Returns what tracing records of a tensor besides its value."""
+
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
 """What functionalization makes of a custom operator that writes its arguments."""
+
+overriding: Callable[..., AbstractContextManager[None]] = _override_composite_implicit_decomp
+"""While it is entered, composite operators are decomposed by the functions of a mapping.
+
+A function that returns ``NotImplemented`` keeps one whole.
+"""
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
@@ -179,7 +188,7 @@ class FakeTensors:
             with _unguarded(self.mode, numbers):
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             self._prototypes[key] = prototype
-        return FakeTensor(self.mode, torch._lazy_clone(prototype), device)
+        return FakeTensor(self.mode, lazy_clone(prototype), device)
 
     def view(
         self,
@@ -219,26 +228,10 @@ def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
-def tensor_meta(value: torch.Tensor) -> Any:
-    """Return what tracing tells of a tensor besides its value."""
-    return _extract_tensor_metadata(value)
-
-
 def standing_for(node: Node) -> AbstractContextManager[Any]:
     """Return a context in which what is traced stands for ``node``, whose meta rules can see."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
     return context
-
-
-@contextmanager
-def overriding(composites: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
-    """Take composite operators apart in another way than torch does by itself, for a while.
-
-    Args:
-        composites: How; a rule that returns ``NotImplemented`` keeps one whole.
-    """
-    with _override_composite_implicit_decomp(dict(composites)):
-        yield
 
 
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
@@ -364,12 +357,6 @@ def let_be(environment: Any, symbol: Any, known: Any) -> None:
         environment._rename_unbacked_to(symbol, known)
     else:
         environment._eliminate_unbacked(symbol, known)
-
-
-def asked_anew(environment: Any) -> None:
-    """Let an environment forget what it has told of expressions, after symbols went."""
-    environment._replacements_version_counter += 1
-    environment._update_version_counter()
 
 
 def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -510,6 +497,10 @@ def assemble(
     graph_module, signature = parts.graph_module, parts.graph_signature
     # Assertions on unbacked symbols get elements that calls may have got before.
     _common_getitem_elimination_pass(graph_module, signature, calls)
+    environment: Any = fake_mode_of(graph_module).shape_env
+    ranges = {} if environment is None else dict(program.range_constraints)
+    for symbol, bounds in () if environment is None else environment.var_to_range.items():
+        ranges.setdefault(symbol, bounds)
     made = with_graph_module(program, graph_module)
     set_program_parts(
         made,
@@ -517,16 +508,12 @@ def assemble(
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
+        range_constraints={
+            symbol: bounds
+            for symbol, bounds in ranges.items()
+            if symbol not in environment.replacements
+        },
     )
-    environment: Any = fake_mode_of(graph_module).shape_env
-    known = {} if environment is None else dict(program.range_constraints)
-    for symbol, bounds in () if environment is None else environment.var_to_range.items():
-        known.setdefault(symbol, bounds)
-    made._range_constraints = {
-        symbol: bounds
-        for symbol, bounds in known.items()
-        if symbol not in environment.replacements
-    }
     made.validate()  # type: ignore[no-untyped-call]
     set_program_parts(made, signature=signature)
     return made

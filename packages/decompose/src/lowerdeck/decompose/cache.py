@@ -12,8 +12,6 @@ from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.rules import Rules
 
-_TABLES = 64
-
 
 def _settings() -> tuple[Any, ...]:
     """Return the settings of torch that decompositions depend on."""
@@ -37,13 +35,12 @@ class DecompositionCache:
     """Templates of calls on tensors of fixed sizes, for several programs and threads.
 
     A second method of a model, or a second model of a family, then needs hardly any tracing. Give
-    the same table each time: a rule is known by its identity. What was traced under other settings
+    the same table each time: rules are compared by identity. What was traced under other settings
     of torch (default dtype or device, deterministic algorithms, autocast) is not reused; modes of
     the user (``TorchFunctionMode``, ``TorchDispatchMode``) are not told apart.
 
     Args:
-        size: How many templates are kept at most; those that were used longest ago go first, as do
-            tables, of which at most 64 are told apart.
+        size: How many templates are kept at most; those that were used longest ago go first.
 
     Example:
         >>> import torch
@@ -63,61 +60,29 @@ class DecompositionCache:
         self._size = size
         self._lock = Lock()
         self._templates: OrderedDict[Any, Template] = OrderedDict()
-        # Tables compare by their content, which is slow: what stands for one stands for all that
-        # are equal. Those asked for last come last.
-        self._tables: dict[object, Rules] = {}
 
     def __len__(self) -> int:
         """Return how many templates it holds."""
         with self._lock:
             return len(self._templates)
 
-    def of_rules(self, rules: Rules, writes: bool) -> RulesCache:
-        """Return the part of the cache for one table.
-
-        Args:
-            rules: The table.
-            writes: Whether programs write in place.
-        """
-        setting = _settings()
-        with self._lock:
-            table = next(
-                (
-                    table
-                    for table, known in self._tables.items()
-                    if known is rules or known.are_same(rules)
-                ),
-                object(),
-            )
-            # Insertion order is the order of last use.
-            self._tables[table] = self._tables.pop(table, rules)
-            if len(self._tables) > min(self._size, _TABLES):
-                self._forget(next(iter(self._tables)))
-            return RulesCache(self, (table, writes, setting))
-
-    def _forget(self, table: object) -> None:
-        """Drop a table with its templates, which nobody can ask for any more."""
-        del self._tables[table]
-        for key in [key for key in self._templates if key[0][0] is table]:
-            del self._templates[key]
-
     def get(self, key: Any) -> Template | None:
         """Return a template, or None.
 
         Args:
-            key: Its key.
+            key: Its key, with the ``context`` that it was traced in.
         """
         with self._lock:
-            found = self._templates.get(key)
-            if found is not None:
+            template = self._templates.get(key)
+            if template is not None:
                 self._templates.move_to_end(key)
-            return found
+            return template
 
     def put(self, key: Any, template: Template) -> None:
         """Keep a template.
 
         Args:
-            key: Its key.
+            key: Its key, with the ``context`` that it was traced in.
             template: The template.
         """
         with self._lock:
@@ -127,31 +92,12 @@ class DecompositionCache:
                 self._templates.popitem(last=False)
 
 
-class RulesCache:
-    """The part of a cache for one table.
+def context(rules: Rules, writes: bool) -> tuple[Any, ...]:
+    """Return a key for everything that templates depend on besides their calls.
 
     Args:
-        cache: The cache.
-        table: What stands for the table in it, with what else it was traced under.
+        rules: How operators are decomposed: two tables of the same functions have one key.
+        writes: Whether programs write in place.
     """
-
-    def __init__(self, cache: DecompositionCache, table: tuple[Any, ...]) -> None:
-        self._cache = cache
-        self._table = table
-
-    def get(self, key: Any) -> Template | None:
-        """Return a template, or None.
-
-        Args:
-            key: Its key.
-        """
-        return self._cache.get((self._table, key))
-
-    def put(self, key: Any, template: Template) -> None:
-        """Keep a template.
-
-        Args:
-            key: Its key.
-            template: The template.
-        """
-        self._cache.put((self._table, key), template)
+    tables = (frozenset(table.items()) for table in (rules.others, rules.composites))
+    return (*tables, rules.by_result, writes, *_settings())

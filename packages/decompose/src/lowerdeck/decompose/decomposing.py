@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -22,8 +22,7 @@ from lowerdeck.decompose._torch_private import (
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.calls.agreement import Counted
-from lowerdeck.decompose.calls.symbols import symbols_kept
+from lowerdeck.decompose.calls.agreement import with_checked_counts
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrapped
 from lowerdeck.decompose.keeping import Keep, check_kept
@@ -56,6 +55,8 @@ from lowerdeck.torch_base import (
     writes_in_place,
 )
 
+Result = TypeVar("Result")
+
 _AT_NODE = re.compile(r"^While executing %(\S+) :", re.MULTILINE)
 
 
@@ -83,7 +84,7 @@ def decompose(
             program writes memory that no program of values can tell, or a rule fails on a call
             that it is given; what the rule raised is the cause.
     """
-    kept = _checked(exported_program, table, keep, cache)
+    kept = _checked_keep(exported_program, table, keep)
     program, originals = unwrapped(exported_program)
     kept = _keep_by_original_node(kept, originals)
     return _decomposed(program, Rules.of(table, kept), cache)
@@ -96,19 +97,31 @@ def _decomposed(
     *,
     only_writes: bool = False,
 ) -> ExportedProgram:
+    calls: Calls = Calls(program.module_call_graph)
+
+    def call_by_call(merged: ExportedProgram, writes: bool) -> ExportedProgram:
+        unchanged = _calls_on_unwritten_memory(merged) if only_writes else frozenset()
+        parts, _ = _by_calls(merged, rules, cache, writes=writes, calls=calls, unchanged=unchanged)
+        return _verified(merged, parts, calls)
+
+    return _either_way(program, rules, call_by_call, lambda whole: whole)
+
+
+def _either_way(
+    program: ExportedProgram,
+    rules: Rules,
+    call_by_call: Callable[[ExportedProgram, bool], Result],
+    result_of: Callable[[ExportedProgram], Result],
+) -> Result:
+    """Return the result of ``call_by_call``, or of torch's own way where that is impossible."""
     with collector_held():
         merged, writes = _merge_names(program)
         try:
-            calls = Calls(merged.module_call_graph)
-            unchanged = _calls_on_unwritten_memory(merged) if only_writes else frozenset()
-            parts, _ = _by_calls(
-                merged, rules, cache, writes=writes, calls=calls, unchanged=unchanged
-            )
-            return _verified(merged, parts, calls)
+            return call_by_call(merged, writes)
         except WholeProgramError as error:
             reason = error
     try:
-        return _as_a_whole(merged, rules)
+        return result_of(_as_a_whole(merged, rules))
     except DecomposeError:
         raise
     except Exception as error:
@@ -173,19 +186,14 @@ def take_apart(
     """
     program, originals = unwrapped(exported_program)
     rules = replace(rules, chosen=_keep_by_original_node(rules.chosen, originals))
-    with collector_held():
-        merged, writes = _merge_names(program)
-        try:
-            return _by_calls(merged, rules, cache, writes=writes)[0]
-        except WholeProgramError as error:
-            reason = error
-    try:
-        whole = _as_a_whole(merged, rules)
-    except DecomposeError:
-        raise
-    except Exception as error:
-        raise _refused(merged, reason, error) from error
-    return Parts(whole.graph_module, whole.graph_signature, whole.state_dict, whole.constants)
+    return _either_way(
+        program,
+        rules,
+        lambda merged, writes: _by_calls(merged, rules, cache, writes=writes)[0],
+        lambda whole: Parts(
+            whole.graph_module, whole.graph_signature, whole.state_dict, whole.constants
+        ),
+    )
 
 
 def _keep_by_original_node(keep: Any, originals: Mapping[Node, Node]) -> Any:
@@ -240,7 +248,7 @@ def explain(
         keep: Likewise.
         cache: Likewise.
     """
-    kept = _checked(exported_program, table, keep, cache)
+    kept = _checked_keep(exported_program, table, keep)
     program, originals = unwrapped(exported_program)
     kept = _keep_by_original_node(kept, originals)
     merged, writes = _merge_names(program)
@@ -251,22 +259,20 @@ def explain(
     return Explanation(None, templates.traces, templates.reused)
 
 
-def _checked(program: Any, table: Any, keep: Any, cache: Any) -> Keep:
-    """Return the operators to keep; refuse what is of another kind than expected."""
+def _checked_keep(program: Any, table: Any, keep: Any) -> Keep:
+    """Check the arguments of ``decompose``; return ``keep`` as a collection of its own."""
     if not isinstance(program, ExportedProgram):
         raise DecomposeError(
             f"found a {type(program).__name__}, expected an ExportedProgram: call "
             "torch.export.export first"
         )
-    if table is not None and not isinstance(table, Mapping):
-        raise DecomposeError(
-            f"found a {type(table).__name__} as table, expected a mapping from operators to "
-            "functions, or None for core ATen"
-        )
-    for operator, rule in () if table is None else table.items():
+    rules = (
+        table.items() if isinstance(table, Mapping) else [] if table is None else [(table, None)]
+    )
+    for operator, rule in rules:
         if not isinstance(operator, OperatorBase) or not callable(rule):
             raise DecomposeError(
-                f"the table has {operator!r}: {rule!r}, expected an operator such as "
+                f"found {operator!r}: {rule!r} in the table, expected an operator such as "
                 "torch.ops.aten.gelu.default and a function that computes the same"
             )
     if not isinstance(keep, Iterable):
@@ -274,10 +280,6 @@ def _checked(program: Any, table: Any, keep: Any, cache: Any) -> Keep:
     named = list(keep)
     for operator in named:
         check_kept(operator, keep[operator] if isinstance(keep, Mapping) else None)
-    if not isinstance(cache, DecompositionCache | None):
-        raise DecomposeError(
-            f"found a {type(cache).__name__} as cache, expected a DecompositionCache"
-        )
     return dict(keep) if isinstance(keep, Mapping) else frozenset(named)
 
 
@@ -327,7 +329,7 @@ def _traced_by_calls(
     fakes = FakeTensors(mode)
     templates = Templates(rules, fakes, shared, writes=writes)
     # torch's tracing patches operators for the whole process, so that two at once would fail.
-    with tracing_lock, symbols_kept(mode), templates:
+    with tracing_lock, templates:
         regions = Regions()
         specs = program.graph_signature.input_specs
         lifted = LiftedConstants(graph, specs, {**program.state_dict, **program.constants})
@@ -426,5 +428,5 @@ def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     with tracing_lock, warnings.catch_warnings():
         # torch copies its own pytree specs, which warns about how it is done.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        whole: ExportedProgram = program.run_decompositions(dict(Counted(table)))
+        whole: ExportedProgram = program.run_decompositions(with_checked_counts(table))
     return whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import MethodType
 from typing import Any
 
 import torch
@@ -72,21 +71,6 @@ class Rules:
             {operator: rule for operator, rule in others.items() if operator not in kept},
             {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
             chosen=chosen,
-        )
-
-    def are_same(self, other: Rules) -> bool:
-        """Return whether two tables say the same by the same functions, not by equal ones.
-
-        Args:
-            other: Another table.
-        """
-        return self.by_result == other.by_result and all(
-            ours.keys() == theirs.keys()
-            and all(_is_same(rule, theirs[operator]) for operator, rule in ours.items())
-            for ours, theirs in (
-                (self.others, other.others),
-                (self.composites, other.composites),
-            )
         )
 
     def as_table(self) -> dict[OperatorBase, Callable[..., Any]]:
@@ -168,11 +152,6 @@ def calls_no_others(operator: OpOverload) -> bool:
     return torch.Tag.pointwise in operator.tags and not any(
         "Autograd" in str(key) for key in operator.py_kernels
     )
-
-
-def _is_same(one: object, other: object) -> bool:
-    # A method is a new object each time that it is asked for.
-    return one is other or (isinstance(one, MethodType) and one == other)
 
 
 def stay(*_: Any, **__: Any) -> Any:

@@ -153,13 +153,12 @@ def new_outputs(
         gone[copied] = source
     nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
     positions = {target: position for position, (_, target, _) in enumerate(kept)}
-    names = {
-        node.name: str(spec.target or node.name)
+    written = {
+        node.name: positions[target]
         for node, spec in zip(placeholders, old.input_specs, strict=True)
+        if (target := str(spec.target or node.name)) in positions
     }
-    _clone_views_of_written(
-        nodes, {name: positions[at] for name, at in names.items() if at in positions}, clone
-    )
+    _clone_views_of_written(nodes, written, clone)
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
@@ -195,35 +194,23 @@ def _give_each_its_own(
 
 
 def _clone_views_of_written(
-    nodes: list[Any], positions: Mapping[str, int], clone: Callable[[Node], Node]
+    nodes: list[Any], written: Mapping[str, int], clone: Callable[[Node], Node]
 ) -> None:
-    """Clone, in the list, outputs that are views of an input that an earlier output overwrites.
+    """Clone, in the list, outputs that view an input which an earlier output overwrites.
 
-    ``ExportedProgram.module()`` writes the mutated inputs one by one before it returns, so that a
-    view of one of them would show the new value.
+    ``ExportedProgram.module()`` writes the mutated inputs one by one before it returns.
     """
-    before = list(nodes)
+    new_values = {name: nodes[position] for name, position in written.items()}
     clones: dict[Node, Node] = {}
     roots: dict[Node, Node] = {}
+    for node in nodes[0].graph.nodes if written else ():
+        parent = parent_of(node)
+        roots[node] = node if parent is None else roots[parent]
     for position, node in enumerate(nodes):
-        root = _root(node, roots) if isinstance(node, Node) else node
-        if not isinstance(root, Node) or root.op != "placeholder":
-            continue
-        written = positions.get(root.name, position)
-        if written < position and before[written] is not root:
-            if node not in clones:
-                clones[node] = clone(node)
-            nodes[position] = clones[node]
-
-
-def _root(node: Node, known: dict[Node, Node]) -> Node:
-    """Return whose memory a node shows; what is found on the way is added to ``known``."""
-    way = [node]
-    while way[-1] not in known and (parent := parent_of(way[-1])) is not None:
-        way.append(parent)
-    root = known.get(way[-1], way[-1])
-    known.update(dict.fromkeys(way, root))
-    return root
+        root = roots.get(node)
+        name = "" if root is None else root.name
+        if written.get(name, position) < position and new_values[name] is not root:
+            nodes[position] = clones[node] = clones.get(node) or clone(node)
 
 
 def _without_copy(node: Node) -> Node:

@@ -18,9 +18,12 @@ from lowerdeck.decompose._torch_private import (
     replace_view,
     tracing_settings,
 )
-from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.calls.agreement import Counted, check_given, describe_rule
-from lowerdeck.decompose.calls.elements import Elements
+from lowerdeck.decompose.cache import DecompositionCache, context
+from lowerdeck.decompose.calls.agreement import (
+    check_results,
+    describe_rule,
+    with_checked_counts,
+)
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.symbols import bind
@@ -81,14 +84,16 @@ class Templates:
         writes: bool,
     ) -> None:
         self.rules = rules
+        self._others = with_checked_counts(rules.others)
+        self._composites = with_checked_counts(rules.composites)
         self.traces: int = 0
         self.reused: int = 0
         self._fakes = fakes
         self.writes: bool = writes
-        self._shared = cache.of_rules(rules, writes)
+        self._shared = cache
+        self._context = context(rules, writes)
         self._own: dict[Any, Template] = {}
         self._resized = Resized(rules, fakes)
-        self._elements: dict[int, Elements] = {}
         self._settings = ExitStack()
         self._open = ExitStack()
         self._is_open: bool = False
@@ -139,22 +144,10 @@ class Templates:
             )
         return found
 
-    def elements(self, template: Template) -> Elements:
-        """Return the templates of the single results of what gives several.
-
-        Args:
-            template: Of a call that writes nothing.
-        """
-        # It holds the template, so that no other one gets the address.
-        found = self._elements.get(id(template))
-        if found is None:
-            found = self._elements[id(template)] = Elements(template)
-        return found
-
     def _look_up(self, call: Call, key: Any) -> Template | None:
         found = self._own.get(key)
         if found is None and call.is_static:
-            found = self._shared.get(key)
+            found = self._shared.get((key, self._context))
             if found is not None:
                 self._own[key] = found
         self.reused += found is not None
@@ -175,7 +168,7 @@ class Templates:
         self._own[key] = made
         # Symbols belong to one program's ShapeEnv.
         if call.is_static and made.is_static:
-            self._shared.put(key, made)
+            self._shared.put((key, self._context), made)
         return made
 
     def _trace(
@@ -207,7 +200,7 @@ class Templates:
             self._open.close()
             self._is_open = False
         elif not self._is_open:
-            self._open.enter_context(overriding(Counted(self.rules.composites)))
+            self._open.enter_context(overriding(self._composites))
             self._is_open = True
         try:
             made, bound = self._record(rules, run, given, call, contexts, source)
@@ -225,7 +218,7 @@ class Templates:
                 f"{told} cannot be traced by itself: {type(error).__name__}: {reason}{cure}"
             ) from error
         if rule is not None and source is not None:
-            check_given(source, call, made, rule)
+            check_results(source, call, made, rule)
         if bound:
             # Its sizes are those of this call alone.
             return made
@@ -247,8 +240,8 @@ class Templates:
         target: Any = call.key[0]
         whole = None
         bound = partial(bind, self._fakes.mode, source)
-        others = Counted(rules.others)
-        with overriding(_said_of(call, rules)):
+        others = {op: self._others[op] for op in rules.others} if call.stays else self._others
+        with overriding(self._own_rule(call, rules)):
             recording = record(
                 run, given, self._fakes.mode, others, call.differentiable, contexts, bound
             )
@@ -260,18 +253,17 @@ class Templates:
                 whole = record(run, given, mode, {}, call.differentiable, contexts, bound)
         return Template.of(recording, target, whole), recording.unbacked
 
+    def _own_rule(self, call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
+        """Return how the operator of a call is decomposed, beyond the rules for all calls."""
+        target = call.key[0]
+        if call.stays and target in rules.composites:
+            return {target: rules.composites[target]}
+        # Below autograd is below autocast, too, which would not cast the parts.
+        has_rule = target in rules.composites or is_autocast(call.key[-1])
+        return {} if has_rule else own_rule(target)
+
 
 def _gives_views(recording: Recording) -> bool:
     """Return whether a result is a view, of what is given or of what was made."""
     leaves = pytree.tree_leaves(recording.result)
     return any(isinstance(leaf, Node) and parent_of(leaf) is not None for leaf in leaves)
-
-
-def _said_of(call: Call, rules: Rules) -> Mapping[Any, Callable[..., Any]]:
-    """Return how what is called is decomposed, beyond what is said of all calls."""
-    target = call.key[0]
-    if call.stays and target in rules.composites:
-        return {target: Counted(rules.composites)[target]}
-    # Below autograd is below autocast too, which would say nothing of the parts.
-    is_said = target in rules.composites or is_autocast(call.key[-1])
-    return {} if is_said else own_rule(target)

@@ -19,11 +19,10 @@ from lowerdeck.decompose._torch_private import (
     is_taken_apart,
     standing_for,
 )
-from lowerdeck.decompose.calls.agreement import gives_the_same
-from lowerdeck.decompose.calls.facts import TensorFacts, number_key
+from lowerdeck.decompose.calls.agreement import has_recorded_results
+from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.strides import dense_order, inverse
 from lowerdeck.decompose.calls.template import Template, facts_of
 from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
@@ -45,8 +44,6 @@ from lowerdeck.torch_base import (
 )
 
 _ATEN = torch.ops.aten
-# What their results are depends on the strides of what they are given.
-_BY_STRIDES = frozenset({_ATEN.as_strided.default, _ATEN.as_strided_copy.default})
 
 # What functionalization inverts these views by.
 _SCATTERS: Mapping[Any, Any] = MappingProxyType(
@@ -227,9 +224,8 @@ class Walk:
         if MAKES_VIEWS_ALONE:
             view = view.alone()
         call, template = self._found(view, parent)
-        if view.index is not None:
-            template = self.templates.elements(template).only(view.index)
-        chosen: Value = self._copied(call, template, view.source)
+        result = self._copied(call, template, view.source)
+        chosen: Value = result if view.index is None else result[view.index]
         return chosen.node
 
     def _found(self, view: View, parent: Node) -> tuple[Call, Template]:
@@ -373,14 +369,7 @@ class Walk:
         stays = self.templates.rules.keeps_call(node)
         if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
             return self.call(composite_parts(target), args, kwargs, node)
-        if target in _BY_STRIDES:
-            args = self._as_recorded(node, args)
-        try:
-            return self.call(target, args, kwargs, node, is_same=True, stays=stays)
-        except TemplateError:
-            if target is not _ATEN.view.default:
-                raise
-            return self.call(target, self._as_recorded(node, args), kwargs, node)
+        return self.call(target, args, kwargs, node, is_same=True, stays=stays)
 
     def _has_recorded_inputs(self, node: Node, env: Mapping[Node, Any]) -> bool:
         """Return whether the inputs have the recorded shapes, strides and dtypes."""
@@ -394,46 +383,20 @@ class Walk:
         return True
 
     def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
-        """Return whether autocast, to which an operator is nothing, casts what it is made of.
+        """Return whether autocast casts the parts of a composite, but not the composite itself.
 
-        Whole it would give other dtypes than eager does, or fail.
+        Kept whole it would give other dtypes than eager does, or fail.
         """
         target: Any = node.target
-        stays_whole = stays or self.templates.rules.composites.get(target) is stay
-        if not stays_whole or not is_taken_apart(target):
+        is_kept = stays or self.templates.rules.composites.get(target) is stay
+        if not is_kept or not is_taken_apart(target):
             return False
         call = self._call(target, args, kwargs, (STAYS,) if stays else ())
         try:
-            return not gives_the_same(node, call, self.templates.find(call, self._contexts))
+            template = self.templates.find(call, self._contexts)
         except TemplateError:
             return True
-
-    def _as_recorded(self, node: Node, args: Any) -> Any:
-        """Return arguments of which the first lies in memory as in the original program.
-
-        A decomposition may give its result in other strides than the operator that it stands for:
-        attention with a mask does. The rest of the program was traced with the operator's.
-        """
-        value, recorded = args[0], node.args[0].meta["val"]  # type: ignore[union-attr]  # a node
-        found = self.writer.facts(self.current(value)).stride
-        if [*map(number_key, found)] == [*map(number_key, recorded.stride())]:
-            return args
-        order = dense_order(recorded.shape, recorded.stride())
-        if order is None or self.templates.writes:
-            # A copy would not see what is written to the original.
-            raise DecomposeError(
-                f"{node.name!r} calls {node.target} on a tensor of strides "
-                f"{tuple(recorded.stride())}, which lies otherwise in memory once the operator "
-                "before it is taken apart: keep that operator whole, or call contiguous() between"
-            )
-        for target, given in (
-            (_ATEN.permute.default, (order,)),
-            (_ATEN.clone.default, ()),
-            (_ATEN.permute.default, (inverse(order),)),
-        ):
-            options = {} if given else {"memory_format": torch.contiguous_format}
-            value = self.call(target, (value, *given), options, node)
-        return (value, *args[1:])
+        return not has_recorded_results(node, call, template)
 
     def _is_fixed(self, node: Node) -> bool:
         """Return whether a node reads a number that an assertion fixes, or computes with one.

@@ -82,7 +82,6 @@ class Writer:
         self._fakes = fakes
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
-        self._several: dict[Node, Node] = {}
         self.is_dynamic: bool = False
 
     def beside(self, graph: Graph) -> Writer:
@@ -194,27 +193,10 @@ class Writer:
             self.know(made, self._facts[source][index])
             return made
         parent = None if step.parent is None else became[step.parent]
-        # Of a split into many parts of which one is read, the values of the others are shared:
-        # making all of them for each copy would be quadratic.
-        if step.wanted is not None and node in self._several:
-            self._know_one(made, step, self._several[node], parent)
-            return made
         facts = step.facts if parent is None else _moved(step.facts, self._facts[parent])
         meta["val"] = self._value(facts, None if parent is None else parent.meta["val"])
         self.know(made, facts)
-        if step.wanted is not None:
-            self._several[node] = made
         return made
-
-    def _know_one(self, made: Node, step: Step, like: Node, parent: Node | None) -> None:
-        """Know what a node gives of which one result is read: the others as of an earlier copy."""
-        index: Any = step.wanted
-        known, values = list(self._facts[like]), list(like.meta["val"])
-        facts = step.facts[index]
-        known[index] = facts if parent is None else _moved(facts, self._facts[parent])
-        values[index] = self._value(known[index], None if parent is None else parent.meta["val"])
-        made.meta["val"] = type(like.meta["val"])(values)
-        self._facts[made] = type(step.facts)(known)
 
     def _value(self, facts: Any, parent: Any) -> Any:
         if isinstance(facts, TensorFacts):

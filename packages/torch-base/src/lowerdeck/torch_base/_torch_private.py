@@ -311,6 +311,7 @@ def set_program_parts(
     module_call_graph: list[ModuleCallEntry] | None = None,
     verifiers: list[type] | None = None,
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    range_constraints: dict[Any, Any] | None = None,
 ) -> None:
     """Replace parts of ``program`` in place; what is None stays.
 
@@ -323,6 +324,7 @@ def set_program_parts(
         module_call_graph: How modules were called.
         verifiers: What checks it.
         example_inputs: Positional and named inputs.
+        range_constraints: The range of each symbol.
     """
     for name, value in {
         "_graph_module": graph_module,
@@ -332,6 +334,7 @@ def set_program_parts(
         "_module_call_graph": module_call_graph,
         "_verifiers": verifiers,
         "_example_inputs": example_inputs,
+        "_range_constraints": range_constraints,
     }.items():
         if value is not None:
             setattr(program, name, value)
@@ -541,7 +544,6 @@ def bare_program(
         cls: The class of the program.
     """
     program = cls.__new__(cls)
-    program._range_constraints = dict(range_constraints)
     program._guards_code = []
     program._example_inputs = example_inputs
     set_program_parts(
@@ -550,6 +552,7 @@ def bare_program(
         signature=signature,
         state_dict=state_dict,
         constants=constants,
+        range_constraints=dict(range_constraints),
         module_call_graph=module_call_graph,
         verifiers=verifiers,
     )

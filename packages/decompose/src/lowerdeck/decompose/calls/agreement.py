@@ -1,4 +1,4 @@
-"""Checks of what a rule returns against what its call returned in the original program.
+"""Checks of the results of rules against the recorded results of the calls that they decompose.
 
 torch does not check: other sizes and dtypes reach the readers of the call, and a missing result
 fails where it is used, or never.
@@ -6,7 +6,7 @@ fails where it is used, or never.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,103 +21,89 @@ from lowerdeck.decompose.rules import stay
 from lowerdeck.torch_base import OpOverload, core_decompositions, describe_node, pytree, schema_of
 
 _TENSORS = (TensorFacts, torch.Tensor)
-_UNTRUE_DTYPES = frozenset({"quantized_decomposed::choose_qparams_per_token"})
-"""Operators that, to torch's fake tensors, have other dtypes than they give when they are run."""
+# The fake kernel of this operator gives other dtypes than its kernel (torch 2.13).
+_FALSE_DTYPES = frozenset({"quantized_decomposed::choose_qparams_per_token"})
 
 
-def check_given(source: Node, call: Call, made: Template, rule: Callable[..., Any]) -> None:
-    """Refuse a rule that returns other shapes, dtypes or devices than the call did.
-
-    torch's own rules depend on settings that may have changed since, such as the default dtype.
+def check_results(source: Node, call: Call, template: Template, rule: Callable[..., Any]) -> None:
+    """Check number, shapes, dtypes and devices of what a rule returns; strides may be others.
 
     Args:
         source: The call in the original program.
-        call: The same, as it is now.
-        made: What the rule made of it.
-        rule: The rule.
+        call: The same call as a key.
+        template: The call, decomposed by the rule.
+        rule: The rule. torch's own are not checked: they depend on settings that may have changed.
 
     Raises:
-        DecomposeError: There are more results or fewer, or one has another shape, dtype or device.
+        DecomposeError: The original call returned something else.
     """
-    target: Any = source.target
-    if rule is stay or core_decompositions().get(target) is rule:
+    if rule is stay or core_decompositions().get(source.target) is rule:  # type: ignore[call-overload]
         return
-    if not gives_the_same(source, call, made):
-        found = _told(_results(call, made))
+    if not has_recorded_results(source, call, template):
         raise DecomposeError(
-            f"{describe_node(source)}: {describe_rule(rule)} gives {found}, expected "
-            f"{_told(source.meta['val'])}, as the operator gives: mend the rule, or leave it out"
+            f"{describe_node(source)}: {describe_rule(rule)} gives "
+            f"{_described(_results(call, template))}, expected "
+            f"{_described(source.meta['val'])}, as the operator gives: mend the rule, or leave it "
+            "out"
         )
 
 
-class Counted(Mapping[Any, Callable[..., Any]]):
-    """Rules that give no fewer results than their operators, or raise ``DecomposeError``.
-
-    For wherever torch calls them. Below its functionalization it takes as many results off its
-    stack as the schema has, without looking: what lies before them in memory is read as tensors,
-    and the process dies now and then.
-
-    Args:
-        rules: By operator; they are wrapped as they are asked for.
-    """
-
-    def __init__(self, rules: Mapping[Any, Callable[..., Any]]) -> None:
-        self._rules = rules
-
-    def __getitem__(self, operator: Any) -> Callable[..., Any]:
-        """Return the rule of an operator.
-
-        Args:
-            operator: Any operator.
-
-        Raises:
-            KeyError: There is none.
-        """
-        rule = self._rules[operator]
-        if not isinstance(operator, OpOverload) or core_decompositions().get(operator) is rule:
-            return rule
-        count = len(schema_of(operator).returns)
-        return rule if count < 2 else partial(_given, operator, rule, count)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return the operators."""
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._rules)
-
-
-def _given(
-    operator: OpOverload, rule: Callable[..., Any], count: int, *args: Any, **kwargs: Any
-) -> Any:
-    made = rule(*args, **kwargs)
-    if made is NotImplemented or (isinstance(made, (tuple, list)) and len(made) == count):
-        return made
-    raise DecomposeError(
-        f"{operator}: {describe_rule(rule)} gives {_told(made)}, expected {count} results, as the "
-        "operator gives: mend the rule, or leave it out"
-    )
-
-
-def gives_the_same(source: Node, call: Call, made: Template) -> bool:
-    """Return whether a call gives what it gave: number, shapes, dtypes and devices of results.
-
-    Strides may be others. Sizes are compared where both are numbers.
+def has_recorded_results(source: Node, call: Call, template: Template) -> bool:
+    """Return whether a template gives the number, shapes, dtypes and devices that were recorded.
 
     Args:
         source: The call in the original program.
-        call: The same, as it is now.
-        made: What it becomes.
+        call: The same call as a key.
+        template: The template of the call.
     """
-    if "val" not in source.meta:
-        return True
     target = source.target
-    untrue = isinstance(target, OpOverload) and schema_of(target).name in _UNTRUE_DTYPES
-    expected = pytree.tree_leaves(source.meta["val"])
-    found = pytree.tree_leaves(_results(call, made))
-    return len(found) == len(expected) and all(
-        _agree(*pair, dtypes=not untrue) for pair in zip(expected, found, strict=True)
+    dtypes = not isinstance(target, OpOverload) or schema_of(target).name not in _FALSE_DTYPES
+    expected = pytree.tree_leaves(source.meta.get("val"))
+    found = pytree.tree_leaves(_results(call, template))
+    return "val" not in source.meta or (
+        len(found) == len(expected)
+        and all(_agree(*pair, dtypes=dtypes) for pair in zip(expected, found, strict=True))
+    )
+
+
+def _results(call: Call, template: Template) -> Any:
+    """Return the results of a template, with facts for tensors."""
+    facts: dict[Node, Any] = dict(zip(template.inputs, call.facts, strict=True))
+    for step in template.steps:
+        facts[step.node] = step.facts if isinstance(step, Step) else step.held
+    return pytree.tree_map(
+        lambda leaf: facts[leaf.node] if isinstance(leaf, Result) else leaf, template.results
+    )
+
+
+def with_checked_counts(rules: Mapping[Any, Callable[..., Any]]) -> dict[Any, Any]:
+    """Return rules that raise ``DecomposeError`` where they give too few results.
+
+    torch's functionalization takes as many results off its stack as the schema has, without
+    looking: with fewer, the process dies now and then.
+
+    Args:
+        rules: By operator.
+    """
+    own = core_decompositions()
+    checked = dict(rules)
+    for operator, rule in rules.items():
+        if own.get(operator) is not rule and rule is not stay and isinstance(operator, OpOverload):
+            count = len(schema_of(operator).returns)
+            if count > 1:
+                checked[operator] = partial(_call_rule, operator, rule, count)
+    return checked
+
+
+def _call_rule(
+    operator: OpOverload, rule: Callable[..., Any], count: int, *args: Any, **kwargs: Any
+) -> Any:
+    results = rule(*args, **kwargs)
+    if results is NotImplemented or (isinstance(results, (tuple, list)) and len(results) == count):
+        return results
+    raise DecomposeError(
+        f"{operator}: {describe_rule(rule)} gives {_described(results)}, expected {count} "
+        "results, as the operator gives: mend the rule, or leave it out"
     )
 
 
@@ -130,36 +116,22 @@ def describe_rule(rule: Callable[..., Any]) -> str:
     return f"the rule {rule.__module__}.{getattr(rule, '__qualname__', repr(rule))}"
 
 
-def _results(call: Call, made: Template) -> Any:
-    """Return a tree with the facts of each result."""
-    known: dict[Node, Any] = dict(zip(made.inputs, call.facts, strict=True))
-    for step in made.steps:
-        known[step.node] = step.facts if isinstance(step, Step) else step.held
-    return pytree.tree_map(
-        lambda leaf: known[leaf.node] if isinstance(leaf, Result) else leaf, made.results
-    )
-
-
 def _agree(expected: Any, found: Any, *, dtypes: bool) -> bool:
     if not isinstance(expected, torch.Tensor) or not isinstance(found, _TENSORS):
         return isinstance(expected, torch.Tensor) is isinstance(found, _TENSORS)
+    if len(found.shape) != expected.dim() or found.device != expected.device:
+        return False
     # Symbols are not compared, which would add a guard.
-    sizes = [
-        pair
-        for pair in zip(expected.shape, found.shape, strict=False)
-        if all(isinstance(size, int) for size in pair)
-    ]
-    return (
-        (found.dtype == expected.dtype or not dtypes)
-        and found.device == expected.device
-        and len(found.shape) == expected.dim()
-        and all(one == other for one, other in sizes)
+    return (found.dtype == expected.dtype or not dtypes) and all(
+        one == other
+        for one, other in zip(expected.shape, found.shape, strict=True)
+        if isinstance(one, int) and isinstance(other, int)
     )
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_told, value))})"
+        return f"({', '.join(map(_described, value))})"
     if isinstance(value, _TENSORS):
         return f"{value.dtype} {[*value.shape]} on {value.device}"
     return repr(value)

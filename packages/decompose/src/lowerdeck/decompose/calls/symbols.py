@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.decompose._torch_private import asked_anew, let_be, raw_expression, rebind
+from lowerdeck.decompose._torch_private import let_be, raw_expression, rebind
 from lowerdeck.torch_base import SYMBOLS, FakeTensorMode, expression_of, pytree
 
 
@@ -67,40 +65,3 @@ def _numbers(tree: Any) -> list[Any]:
     """Return the sizes of all tensors of a tree, and its numbers."""
     leaves = pytree.tree_leaves(tree)
     return [n for x in leaves for n in (x.shape if isinstance(x, torch.Tensor) else (x,))]
-
-
-@contextmanager
-def symbols_kept(mode: FakeTensorMode) -> Iterator[None]:
-    """Let an environment know no more symbols than before where what is done in it fails.
-
-    Args:
-        mode: Its fake tensors go by the environment.
-    """
-    environment: Any = mode.shape_env
-    before = set() if environment is None else {*environment.var_to_range}
-    try:
-        yield
-    except BaseException:
-        if environment is not None:
-            _forget(environment, {*environment.var_to_range} - before)
-        raise
-
-
-def _forget(environment: Any, symbols: set[Any]) -> None:
-    """Take symbols out of an environment; their names are not given again."""
-    if not symbols:
-        return
-    for held in vars(environment).values():
-        if isinstance(held, dict):
-            for key in [key for key in held if _names(key, symbols)]:
-                del held[key]
-        elif isinstance(held, (set, list)):
-            for each in [each for each in held if _names(each, symbols)]:
-                held.remove(each)
-    asked_anew(environment)
-
-
-def _names(held: Any, symbols: set[Any]) -> bool:
-    """Return whether what an environment holds is said in some of the symbols."""
-    expression = getattr(held, "expr", held)
-    return bool(symbols & getattr(expression, "free_symbols", set()))

@@ -42,7 +42,6 @@ class Step:
             view is counted from the first element of its parent.
         parent: The node whose memory its tensor shows, for a view.
         meta: What copies have in their meta besides what their call has.
-        wanted: Which of several results is read; None where that is not known.
     """
 
     node: Node
@@ -50,7 +49,6 @@ class Step:
     facts: Any
     parent: Node | None
     meta: Mapping[str, Any]
-    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
