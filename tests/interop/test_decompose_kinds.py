@@ -71,29 +71,6 @@ def _map_of_what_was_written() -> Made:
     return Of(called, weight=_x(6, 2)), (_x(4, 6),), sizes
 
 
-def _several_sizes() -> Made:
-    def called(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
-        both = torch.cat([x, y], 0)
-        flat = (both[:, : z.shape[0]] @ z).flatten()
-        return (
-            *(both, flat.unfold(0, 2, 1).sum(-1), nn.functional.pad(flat, (1, 2))),
-            *(x.view(-1, 2, 3).permute(2, 0, 1).flatten(1), torch.arange(x.shape[0]) + y.shape[0]),
-        )
-
-    n, m, k = (Dim(name, min=2, max=20) for name in "nmk")
-    return Of(called), (_x(4, 6), _x(3, 6), _x(6, 5)), ({0: n}, {0: m}, {1: k})
-
-
-def _found_sizes() -> Made:
-    def called(own: Any, x: torch.Tensor) -> Any:
-        where = torch.nonzero(x > 0)
-        own.count.add_(where.shape[0])
-        rows = x[where[:, 0]]
-        return rows.reshape(-1, 2, 3).sum(-1), torch.masked_select(x, x > 0.1).sort()[0]
-
-    return Of(called, count=torch.zeros(1)), (_x(4, 6),), None
-
-
 def _called_with_other_weights() -> Made:
     def called(own: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
         call = torch.func.functional_call
@@ -107,8 +84,6 @@ _KINDS: dict[str, Callable[[], Made]] = {
     "a loop over a view": _loop_over_a_view,
     "a scan of what was written": _scan_of_what_was_written,
     "a map of what was written": _map_of_what_was_written,
-    "several sizes": _several_sizes,
-    "found sizes": _found_sizes,
     "other weights": _called_with_other_weights,
 }
 

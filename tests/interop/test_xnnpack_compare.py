@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from quantized_models import QUANTIZE, model_and_inputs, with_torchao
+from quantized_models import model_and_inputs, with_pt2e, with_torchao
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
@@ -21,8 +20,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     TORCHAO = pytest.importorskip("torchao")
 Inputs = tuple[torch.Tensor, ...]
-STATIC: dict[str, Any] = {"per_channel": True}
-DYNAMIC: dict[str, Any] = {"per_channel": True, "dynamic": True}
+STATIC: dict[str, Any] = {"is_per_channel": True}
+DYNAMIC: dict[str, Any] = {"is_per_channel": True, "is_dynamic": True}
 IN_GROUPS = ("Int8DynamicActivationIntxWeightConfig", 32, torch.int4)
 BY_ROWS = ("Int8DynamicActivationIntxWeightConfig", None, torch.int8)
 WEIGHTS_ONLY = ("IntxWeightOnlyConfig", None, torch.int8)
@@ -33,14 +32,7 @@ def quantized(name: str, mode: Any) -> tuple[ExportedProgram, Inputs]:
     model, inputs = model_and_inputs(name)
     if not isinstance(mode, dict):
         return with_torchao(model, inputs, *mode), inputs
-    steps = importlib.import_module(QUANTIZE)
-    quantizer = importlib.import_module("lowerdeck.xnnpack.quantizer").XnnpackQuantizer(**mode)
-    prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
-    prepared(*inputs)
-    return torch.export.export(steps.convert_pt2e(prepared), inputs), inputs
+    return with_pt2e(model, inputs, annotator="ours", **mode), inputs
 
 
 def compared(given: ExportedProgram, right: ExportedProgram, inputs: Inputs) -> Comparison:
@@ -52,7 +44,7 @@ def compared(given: ExportedProgram, right: ExportedProgram, inputs: Inputs) -> 
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *(("cnn", STATIC), ("cnn", {"per_channel": False}), ("mlp", STATIC)),
+        *(("cnn", STATIC), ("cnn", {"is_per_channel": False}), ("mlp", STATIC)),
         *(("mobilenet", STATIC), ("decoder", STATIC), ("mlp", DYNAMIC), ("decoder", DYNAMIC)),
         *(("cnn", DYNAMIC), ("mlp", IN_GROUPS), ("decoder", IN_GROUPS), ("mlp", BY_ROWS)),
         *(("decoder", BY_ROWS), ("mlp", WEIGHTS_ONLY), ("decoder", WEIGHTS_ONLY)),

@@ -23,7 +23,7 @@ from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
 from lowerdeck_zoo import program, programs
 from tests.interop.runs import assert_whole, run
 
-from quantized_models import ANNOTATOR, QUANTIZE  # isort: skip
+from quantized_models import ANNOTATOR, QUANTIZE, with_pt2e  # isort: skip
 
 
 def _installed(name: str) -> Any:
@@ -142,16 +142,8 @@ def test_of_a_dynamic_program_we_quantise_lines_and_what_is_before_a_relu_as_wel
 def quantised(name: str, **options: bool) -> tuple[ExportedProgram, tuple[torch.Tensor, ...]]:
     """Return a program that PT2E quantised, annotated by us."""
     model, inputs = program(name).module(), program(name).calls()[0].args
-    graph_module = torch.export.export(model.train(options.get("qat", False)), inputs).module()
-    prepare = STEPS.prepare_qat_pt2e if options.get("qat") else STEPS.prepare_pt2e
-    prepared = prepare(graph_module, OURS.XnnpackQuantizer(**options))
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        prepared(*(torch.randn(one.shape, generator=generator) for one in inputs))
-    prepared(*inputs)
-    pt2e = importlib.import_module("torchao.quantization.pt2e")
-    pt2e.move_exported_model_to_eval(prepared)
-    return torch.export.export(STEPS.convert_pt2e(prepared), inputs), inputs
+    named = {f"is_{option}": value for option, value in options.items()}
+    return with_pt2e(model, inputs, annotator="ours", **named), inputs
 
 
 @pytest.mark.parametrize("mode", ["per channel", "dynamic", "training"])

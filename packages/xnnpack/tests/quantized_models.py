@@ -52,12 +52,16 @@ def with_pt2e(
         quantizer = peer.XNNPACKQuantizer().set_global(settings)
     else:
         own = importlib.import_module("lowerdeck.xnnpack.quantizer")
-        quantizer = own.XnnpackQuantizer(dynamic=options.get("is_dynamic", False))
-    prepared = steps.prepare_pt2e(torch.export.export(model, inputs).module(), quantizer)
+        named = {name.removeprefix("is_"): value for name, value in options.items()}
+        quantizer = own.XnnpackQuantizer(**named)
+    is_qat = options.get("is_qat", False)
+    prepare = steps.prepare_qat_pt2e if is_qat else steps.prepare_pt2e
+    prepared = prepare(torch.export.export(model.train(is_qat), inputs).module(), quantizer)
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         prepared(*(_like(one, generator) for one in inputs))
     prepared(*inputs)
+    importlib.import_module("torchao.quantization.pt2e").move_exported_model_to_eval(prepared)
     return torch.export.export(steps.convert_pt2e(prepared), inputs)
 
 
