@@ -22,10 +22,10 @@ QUANTIZED = (
     *("cnn", "mlp", "decoder", "mobilenet"),
     *("torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/squeezenet1_1"),
     *("timm/vit_tiny_patch16_224", "transformers/bert_256", "transformers/llama_256"),
-    *("own/small_unet", "own/hourglass"),
+    *("own/unet_bilinear", "own/yolo"),
 )
 """The models of the quantised modes."""
-_WITHOUT_LINEAR = ("torchvision/squeezenet1_1", "own/small_unet", "own/hourglass")
+_WITHOUT_LINEAR = ("torchvision/squeezenet1_1", "own/unet_bilinear", "own/yolo")
 CASES = (
     *((name, form) for name in NAMES for form in FLOAT),
     *(
