@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram, export
+from torch.export import Dim, ExportedProgram, export
 
 from benchmarks import export_to_bytes
 from benchmarks.emitter_models import MODELS
@@ -31,6 +31,7 @@ def rows(quick: bool) -> Iterator[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield from _models(quick)
+        yield from _dynamic(quick)
         yield from _growth(quick)
     yield from export_to_bytes.rows(quick)
 
@@ -87,6 +88,25 @@ def _models(quick: bool) -> Iterator[Row]:
             theirs >= 5 * mine,
             f"peer: {PEER}",
         )
+
+
+def _dynamic(quick: bool) -> Iterator[Row]:
+    """Yield what a model costs whose batch and number of tokens vary."""
+    layers = 2 if quick else 8
+    shapes = ({0: Dim("batch"), 1: Dim("tokens", max=512)},)
+    with torch.no_grad():
+        program = export(llama(layers), (torch.zeros(2, 16).long(),), dynamic_shapes=shapes)
+    mine, theirs = paired(partial(decompose, program), program.run_decompositions)
+    yield Row(
+        PACKAGE,
+        f"llama-like, {layers} layers, dynamic batch and tokens: {explain(program)}",
+        mine,
+        theirs,
+        "s",
+        ">= 5x",
+        theirs >= 5 * mine,
+        f"peer: {PEER}",
+    )
 
 
 def _growth(quick: bool) -> Iterator[Row]:

@@ -89,7 +89,7 @@ def judge(
             with torch.no_grad():
                 module(*inputs)
     except Exception as error:  # noqa: BLE001, RUF100  (what torch cannot export is not ours)
-        return Finding(group, name, "no export", _told(error))
+        return Finding(group, name, "no export", _convert_call(error))
     torchs = ExportedProgram.run_decompositions
     try:
         with patch.object(
@@ -99,11 +99,11 @@ def judge(
         told = explain(program) if whole.called else None
         reason = "" if told is None else told.reason or "not said"
     except Exception as error:  # noqa: BLE001, RUF100  (an untyped error is what is sought)
-        ours, found, reason = _told(error), None, ""
+        ours, found, reason = _convert_call(error), None, ""
     try:
         expected = own.run_decompositions()
     except Exception as error:  # noqa: BLE001, RUF100  (nor what torch cannot take apart)
-        theirs = _told(error)
+        theirs = _convert_call(error)
         if found is None:
             return Finding(group, name, "torch", f"{theirs}; ours: {ours}")
         right = eager is None or _numbers(found, eager)
@@ -133,7 +133,7 @@ def judge(
         once_said = unlike if eager is None else differences(found, _said_by_torch(export()))
     except RuntimeError as error:
         # Its control flow refuses two names for one memory, as an idle dropout's result has.
-        return Finding(group, name, "beyond torch", f"{_told(error)}; {said}", reason)
+        return Finding(group, name, "beyond torch", f"{_convert_call(error)}; {said}", reason)
     if not once_said:
         return Finding(group, name, "said", said, reason)
     # Torch puts what is copied to a buffer in its place, whose strides are then others.
@@ -294,5 +294,5 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.allclose(one.double(), other.double(), atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
-def _told(error: Exception) -> str:
+def _convert_call(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

@@ -326,7 +326,7 @@ def test_random_numbers_that_nothing_reads_are_drawn() -> None:
 
 @pytest.mark.parametrize("part", [lambda y: y, lambda y: y[0, :, 1:], lambda y: y.mT])
 def test_results_of_attention_are_written_as_torch_has_it(part: Any) -> None:
-    # An operator inside of the composite is decomposed into a view, which need not be undone.
+    # An operator inside of the composite is decomposed into a view, which need not be inverted.
     def function(x: Tensor) -> Any:
         heads = x.view(1, 2, 2, 4)
         made = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)

@@ -65,10 +65,10 @@ def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
 
 
 def test_composites_are_known_in_both_languages() -> None:
-    assert private.is_taken_apart(ATEN.linear.default)
+    assert private.has_composite_kernel(ATEN.linear.default)
     # Only Python takes it apart.
-    assert private.is_taken_apart(ATEN.upsample_nearest2d.vec)
-    assert not private.is_taken_apart(ATEN.addmm.default)
+    assert private.has_composite_kernel(ATEN.upsample_nearest2d.vec)
+    assert not private.has_composite_kernel(ATEN.addmm.default)
 
 
 def test_composites_that_may_alias_cannot_be_kept() -> None:
@@ -207,7 +207,7 @@ def test_what_is_told_of_buffers_is_told_once(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_traced_can_see_the_node_that_it_stands_for() -> None:
     program = export(torch.nn.ReLU(), (torch.ones(3, 2),))
     (node,) = program.graph.find_nodes(op="call_function", target=ATEN.relu.default)
-    with fx_traceback.preserve_node_meta(), private.standing_for(node):
+    with fx_traceback.preserve_node_meta(), private.as_current_node(node):
         assert fx_traceback.get_current_meta()["val"] is node.meta["val"]
     assert "val" not in fx_traceback.get_current_meta()
 
@@ -232,7 +232,7 @@ def test_operators_that_are_not_traced_call_no_others() -> None:
         operator
         for packet in (getattr(ATEN, name) for name in names)
         for operator in (getattr(packet, overload) for overload in packet.overloads())
-        if calls_no_others(operator) and not private.is_taken_apart(operator)
+        if calls_no_others(operator) and not private.has_composite_kernel(operator)
     ]
     assert len(untraced) > 300
     found = [op for op in untraced if any(key in str(k) for k in op.py_kernels for key in keys)]
@@ -252,8 +252,8 @@ def test_symbols_are_renamed() -> None:
     made = [environment.create_unbacked_symint() for _ in range(3)]
     symbols = [private.raw_expression(each) for each in made]
     environment.pending_fresh_unbacked_symbols.clear()
-    private.let_be(environment, symbols[0], known)
-    private.let_be(environment, symbols[1], known * 0 + 5)
+    private.replace_symbol(environment, symbols[0], known)
+    private.replace_symbol(environment, symbols[1], known * 0 + 5)
     with node.meta["val"].fake_mode:
         private.rebind(environment, node, torch.empty(made[2], 1))
     assert [str(each.node.expr) for each in made] == [str(known), "5", str(known)]

@@ -81,7 +81,7 @@ def _relu(program: ExportedProgram) -> Node:
     return found
 
 
-def _told(program: ExportedProgram) -> tuple[list[str], str]:
+def _convert_call(program: ExportedProgram) -> tuple[list[str], str]:
     nodes = [f"{n.op} {n.name} {n.target} {n.args} {[*n.meta]}" for n in program.graph.nodes]
     return nodes, str(program.graph_signature)
 
@@ -131,12 +131,12 @@ def test_programs_broken_by_hand_are_told(name: str, writes: bool) -> None:
     change, told = BROKEN[name]
     program = export(Adding(writes), (torch.ones(2, 3), torch.ones(3)))
     change(program)
-    before = _told(program)
+    before = _convert_call(program)
     with pytest.raises(DecomposeError, match=told):
         decompose(program)
     with pytest.raises(DecomposeError, match=told):
         take_apart(program, Rules({ATEN.relu.default: lambda x: x.clamp(min=0)}, {}))
-    assert _told(program) == before
+    assert _convert_call(program) == before
     try:
         reason = explain(program).reason
     except DecomposeError as error:

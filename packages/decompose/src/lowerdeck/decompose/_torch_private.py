@@ -36,7 +36,7 @@ from torch.fx.proxy import _COPY_META_FIELDS
 from torch.torch_version import TorchVersion
 
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.decompose.results import Parts, Remembering
+from lowerdeck.decompose.results import CachedSignature, Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -68,9 +68,9 @@ __all__ = [
     "base_name",
     "fake_mode_of",
     "insert_assertions",
-    "is_taken_apart",
+    "has_composite_kernel",
     "is_preservable",
-    "let_be",
+    "replace_symbol",
     "node_source",
     "overriding",
     "own_rule",
@@ -80,7 +80,7 @@ __all__ = [
     "replace_view",
     "run_fake",
     "tracing_settings",
-    "standing_for",
+    "as_current_node",
     "tensor_meta",
     "traced_meta",
     "tracing_lock",
@@ -114,8 +114,8 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
-def is_taken_apart(operator: OpOverload) -> bool:
-    """Return whether torch takes ``operator`` apart by itself, in C++ or in Python."""
+def has_composite_kernel(operator: OpOverload) -> bool:
+    """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if key in operator.py_kernels:
         return True
@@ -228,14 +228,14 @@ def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
-def standing_for(node: Node) -> AbstractContextManager[Any]:
+def as_current_node(node: Node) -> AbstractContextManager[Any]:
     """Return a context in which what is traced stands for ``node``, whose meta rules can see."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
     return context
 
 
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return how torch takes a composite operator apart by itself, for ``overriding``.
+    """Return how torch decomposes a composite operator by itself, for ``overriding``.
 
     torch's retrace says it for all of them. What is said so is decomposed below autograd, where
     views of parameters require no gradients, and in C++, where conversions check no metadata.
@@ -344,7 +344,7 @@ def raw_expression(number: Any) -> Any:
     return number.node._expr
 
 
-def let_be(environment: Any, symbol: Any, known: Any) -> None:
+def replace_symbol(environment: Any, symbol: Any, known: Any) -> None:
     """Let an unbacked symbol be what the program knows it as from now on.
 
     Args:
@@ -504,7 +504,7 @@ def assemble(
     made = with_graph_module(program, graph_module)
     set_program_parts(
         made,
-        signature=Remembering(signature.input_specs, signature.output_specs),
+        signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],

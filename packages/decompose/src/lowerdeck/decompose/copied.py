@@ -9,7 +9,7 @@ from torch.fx import Node
 from lowerdeck.decompose._torch_private import MAKES_VIEWS_ALONE
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import Memory, Value, View
-from lowerdeck.decompose.calls.template import Result, Seen, Template
+from lowerdeck.decompose.calls.template import Result, Template, ViewStep
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import SYMBOLS, plain_number, varies
@@ -68,18 +68,18 @@ class CopiedResults:
             memory = self._memories[result.root] = Memory(self._became[result.root])
         return Value(node, memory, views, requires_grad=result.requires_grad)
 
-    def _view(self, seen: Seen) -> View:
+    def _view(self, seen: ViewStep) -> View:
         """Return a view of the template in nodes of the copy."""
-        args, kwargs = self._said(seen.args), self._said(dict(seen.kwargs))
+        args, kwargs = self._with_nodes(seen.args), self._with_nodes(dict(seen.kwargs))
         return View(seen.target, args, kwargs, seen.index, self._source)
 
-    def _said(self, tree: Any) -> Any:
+    def _with_nodes(self, tree: Any) -> Any:
         if isinstance(tree, Slot):
             return self._became[self._nodes[tree.index]]
         if isinstance(tree, (tuple, list)):
-            return type(tree)(map(self._said, tree))
+            return type(tree)(map(self._with_nodes, tree))
         if isinstance(tree, dict):
-            return {name: self._said(value) for name, value in tree.items()}
+            return {name: self._with_nodes(value) for name, value in tree.items()}
         if not varies(tree):
             return plain_number(tree)
         known = self._writer.symbol(tree)

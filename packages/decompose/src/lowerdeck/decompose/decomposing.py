@@ -75,7 +75,7 @@ def decompose(
             None.
         keep: Operators that stay whole whatever the table says; in a mapping, each with a
             function that says of a call (its node in ``exported_program``) whether it stays, or
-            None for all its calls. torch's own way cannot tell calls apart: it keeps all calls of
+            None for all its calls. torch's own way keeps all calls of
             an operator if one of them is to stay.
         cache: Where templates outlive this call; for a program of fixed sizes.
 
@@ -125,7 +125,7 @@ def _either_way(
     except DecomposeError:
         raise
     except Exception as error:
-        raise _refused(merged, reason, error) from error
+        raise _describe_failure(merged, reason, error) from error
 
 
 def _calls_on_unwritten_memory(program: ExportedProgram) -> frozenset[Node]:
@@ -172,7 +172,7 @@ def take_apart(
     """Return what ``exported_program`` is made of when decomposed by ``rules``.
 
     For a compiler that goes on with the graph: ``rules`` name only what differs from what torch
-    does by itself, one may keep a call and take the next apart, and no ``ExportedProgram`` is
+    does by itself, one may keep a call and decompose the next, and no ``ExportedProgram`` is
     made, whose verification refuses a right graph in which two buffers get the same new value.
 
     Args:
@@ -218,7 +218,7 @@ def _verified(program: ExportedProgram, parts: Parts, calls: Calls) -> ExportedP
         raise WholeProgramError(f"torch refuses the result: {first}") from error
 
 
-def _refused(
+def _describe_failure(
     program: ExportedProgram, reason: WholeProgramError, error: Exception
 ) -> DecomposeError:
     message = str(error).strip()
@@ -227,8 +227,8 @@ def _refused(
     nodes = [node for graph in graphs_of(program.graph_module) for node in graph.graph.nodes]
     failed = next((node for node in nodes if at and node.name == at[1]), None)
     return DecomposeError(
-        f"the program cannot be taken apart call by call, because {reason}; nor can torch "
-        f"take it apart as a whole: {type(error).__name__}: {first}"
+        f"the program cannot be decomposed call by call, because {reason}; nor can torch "
+        f"decompose it as a whole: {type(error).__name__}: {first}"
         f"{f', at {describe_node(failed)}' if failed else ''}"
     )
 

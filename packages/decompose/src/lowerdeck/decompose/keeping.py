@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import is_preservable, is_taken_apart
+from lowerdeck.decompose._torch_private import has_composite_kernel, is_preservable
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.torch_base import OpOverload, returns_alias, written_arguments
 
@@ -26,7 +26,7 @@ def can_keep(operator: object, *, some: bool = False) -> bool:
     """
     if not isinstance(operator, OpOverload) or (some and _shares_memory(operator)):
         return False
-    return not is_taken_apart(operator) or is_preservable(operator)
+    return not has_composite_kernel(operator) or is_preservable(operator)
 
 
 def _shares_memory(operator: OpOverload) -> bool:
@@ -61,5 +61,5 @@ def check_kept(operator: Any, which: Any) -> None:
     if not can_keep(operator):
         raise DecomposeError(
             f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
-            "and torch takes it apart before it can tell; leave it out of keep"
+            "and torch decomposes it before tracing; leave it out of keep"
         )

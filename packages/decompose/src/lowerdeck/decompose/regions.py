@@ -70,15 +70,15 @@ class Regions:
             _check_autocast(walk, node, body, made, mode[0])
             return made
         if name == _DELEGATE:
-            return walk.as_it_is(
+            return walk.copy_unchanged(
                 node, self._registered(walk, node, args, lambda held: held), kwargs
             )
         if target is WRITING_CUSTOM:
-            return walk.as_it_is(node, args, kwargs)
+            return walk.copy_unchanged(node, args, kwargs)
         if name not in _BODIES:
             raise WholeProgramError(f"{node.name!r} calls the higher-order operator {target}")
         operands = list(_leaves(args[1:] if name == "cond" else args))
-        return walk.as_it_is(
+        return walk.copy_unchanged(
             node,
             self._registered(walk, node, args, lambda body: _body(walk, body, operands)),
             kwargs,
@@ -103,7 +103,7 @@ class Regions:
                 self.root.add_module(name, made(held))
                 self._names[held] = name
             reference = walk.writer.graph.create_node("get_attr", name, name=name)
-            reference.meta = walk.heritage(node).meta()
+            reference.meta = walk.inherited_meta(node).meta()
             found.append(reference)
         return tuple(found)
 
@@ -129,7 +129,7 @@ def _check_autocast(walk: Walk, node: Node, body: GraphModule, made: Any, device
             raise DecomposeError(
                 f"{describe_node(node)} is a region of autocast on {device} that gave "
                 f"{said.dtype} where the program was exported, and gives {found.dtype} here: "
-                f"torch turns autocast off where it finds no {device}; take the program apart "
+                f"torch turns autocast off where it finds no {device}; decompose the program "
                 "where it was exported"
             )
 

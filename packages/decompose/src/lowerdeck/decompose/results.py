@@ -52,8 +52,8 @@ class Explanation:
 
 
 # torch's verifier asks for all buffers once for each that is written, and a signature tells anew.
-Remembering: Any = type(
-    "Remembering",
+CachedSignature: Any = type(
+    "CachedSignature",
     (ExportGraphSignature,),
     {
         name: cached_property(held.fget)

@@ -14,8 +14,8 @@ from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import (
     KEPT_COMPOSITES,
+    has_composite_kernel,
     is_preservable,
-    is_taken_apart,
     own_rule,
 )
 from lowerdeck.decompose.errors import DecomposeError
@@ -33,8 +33,8 @@ class Rules:
         others: By operator, for what torch keeps whole while it traces. A rule whose attribute
             ``any_size`` is true looks at how many dimensions there are and not at how long they
             are: of layers that differ in sizes alone, one is then traced.
-        composites: By composite operator, where torch would take it apart in another way than
-            asked for; a rule that returns ``NotImplemented`` keeps it whole.
+        composites: By composite operator, where torch would decompose it otherwise; a rule that
+            returns ``NotImplemented`` keeps it whole.
         by_result: Whether rules look at what the call gave in the original program, which is
             ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
             results are then distinct.
@@ -69,7 +69,7 @@ class Rules:
             return cls(others, composites, chosen=chosen)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
-            {**composites, **{op: stay for op in kept if is_taken_apart(op)}},
+            {**composites, **{op: stay for op in kept if has_composite_kernel(op)}},
             chosen=chosen,
         )
 
@@ -110,7 +110,7 @@ class Rules:
         """
         others = {known: rule for known, rule in self.others.items() if known is not operator}
         composites = dict(self.composites)
-        if is_taken_apart(operator):
+        if has_composite_kernel(operator):
             composites[operator] = stay
         return replace(self, others=others, composites=composites)
 
@@ -128,14 +128,14 @@ class Rules:
         rule = self.composites.get(operator)
         if rule is not None:
             return rule is stay
-        return calls_no_others(operator) and not is_taken_apart(operator)
+        return calls_no_others(operator) and not has_composite_kernel(operator)
 
     def keeps(self, operator: OpOverload) -> bool:
         """Return whether torch would record a call of ``operator`` as it is."""
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
-        return rule is stay or (rule is None and not is_taken_apart(operator))
+        return rule is stay or (rule is None and not has_composite_kernel(operator))
 
 
 _ATEN = torch.ops.aten
@@ -177,13 +177,13 @@ def _split(table: Table) -> tuple[Table, Table]:
     for operator in filter(is_preservable, known):
         if operator not in table:
             composites[operator] = stay
-        elif not _takes_apart_itself(table[operator]):
+        elif not _is_default_decomposition(table[operator]):
             composites[operator] = table[operator]
     others = {op: rule for op, rule in table.items() if not is_preservable(op)}
     return others, composites
 
 
-def _takes_apart_itself(rule: Callable[..., Any]) -> bool:
+def _is_default_decomposition(rule: Callable[..., Any]) -> bool:
     """Return whether a rule for a composite operator is what torch does without one."""
     function = getattr(rule, "func", rule)
     return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"

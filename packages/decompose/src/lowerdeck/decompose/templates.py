@@ -38,7 +38,7 @@ Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Undoing:
+class ViewInverse:
     """The inverse of a view: from the whole as it was, and the view as it is, the whole as it is.
 
     It takes both, and then the arguments of the view that come after what is viewed.
@@ -72,7 +72,7 @@ class Templates:
         rules: How operators are decomposed.
         fakes: Creates the tensors that calls are traced with.
         cache: Where templates outlive the program.
-        writes: Whether the program writes in place, so that it matters how a view is undone.
+        writes: Whether the program writes in place, so that it matters how a view is inverse_view.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Templates:
         rules = self._rules_of(call)
         rule = rules.others.get(target, rules.composites.get(target))
         self.traces += 1
-        if is_autocast(call.key[-1]) and not isinstance(target, (OpOverload, Undoing)):
+        if is_autocast(call.key[-1]) and not isinstance(target, (OpOverload, ViewInverse)):
             # The parts of a composite: what stays whole among them would hide theirs again.
             self._open.close()
             self._is_open = False
@@ -208,14 +208,16 @@ class Templates:
             raise
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            called = f"a write through {target.view}" if isinstance(target, Undoing) else target
-            told = called if source is None else describe_node(source)
+            called = (
+                f"a write through {target.view}" if isinstance(target, ViewInverse) else target
+            )
+            described = called if source is None else describe_node(source)
             cure = ""
             if isinstance(target, OpOverload) and not rules.keeps(target):
                 by = "" if rule is None else f" than {describe_rule(rule)}"
                 cure = f"; keep it whole, or give a table with another rule for it{by}"
             raise TemplateError(
-                f"{told} cannot be traced by itself: {type(error).__name__}: {reason}{cure}"
+                f"{described} cannot be traced by itself: {type(error).__name__}: {reason}{cure}"
             ) from error
         if rule is not None and source is not None:
             check_results(source, call, made, rule)

@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     MAKES_VIEWS_ALONE,
+    as_current_node,
     base_name,
-    is_taken_apart,
-    standing_for,
+    has_composite_kernel,
 )
 from lowerdeck.decompose.calls.agreement import has_recorded_results
 from lowerdeck.decompose.calls.facts import TensorFacts
@@ -28,8 +28,8 @@ from lowerdeck.decompose.copied import CopiedResults
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import stay
-from lowerdeck.decompose.templates import Templates, Undoing
-from lowerdeck.decompose.writer import Heritage, Writer
+from lowerdeck.decompose.templates import Templates, ViewInverse
+from lowerdeck.decompose.writer import InheritedMeta, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -54,7 +54,7 @@ _SCATTERS: Mapping[Any, Any] = MappingProxyType(
 )
 
 State = tuple[tuple[Any, Callable[[], Any]], ...]
-"""The contexts that calls run in, each with what stands for it in keys."""
+"""The contexts that calls run in, each with its part of the key."""
 
 
 class Walk:
@@ -81,7 +81,7 @@ class Walk:
         self.regions = regions
         self.state = state
         self._unchanged = unchanged
-        self._heritage: dict[tuple[Node, Node | None], Heritage] = {}
+        self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._reader: Node | None = None
         self._is_anew: bool = False
         # Numbers read from data that assertions fix to a constant, and what is computed from
@@ -130,12 +130,12 @@ class Walk:
             env: What its placeholders are; gets what all of its nodes are.
 
         Raises:
-            WholeProgramError: It does what cannot be told call by call.
+            WholeProgramError: It cannot be decomposed call by call.
         """
         for node in gm.graph.nodes:
             self._reader = node
             if node.op == "call_function":
-                env[node] = self._told(node, env)
+                env[node] = self._convert_call(node, env)
             elif node.op == "get_attr":
                 env[node] = self.regions.attribute(gm, node)
             elif node.op == "output":
@@ -144,18 +144,18 @@ class Walk:
                 raise WholeProgramError(f"{node.name!r} is a {node.op}")
         raise WholeProgramError("a graph has no output")
 
-    def heritage(self, source: Node) -> Heritage:
+    def inherited_meta(self, source: Node) -> InheritedMeta:
         """Return what nodes that come from ``source`` know of it.
 
         Args:
             source: A node of an original graph.
         """
-        # A view that is regenerated stands in the module that reads it: with the stack of the one
-        # that made it, which may have ended, it would be a second call of that.
+        # A regenerated view belongs to the module that reads it. With the stack of the module that
+        # made it, which may have ended, it would look like a second call of that module.
         at = self._reader if self._is_anew else None
-        known = self._heritage.get((source, at))
+        known = self._inherited_meta.get((source, at))
         if known is None:
-            known = self._heritage[source, at] = Heritage(source, at)
+            known = self._inherited_meta[source, at] = InheritedMeta(source, at)
         return known
 
     def current(self, value: Value) -> Node:
@@ -205,7 +205,7 @@ class Walk:
                 bases.append(self._view(bases[-1], view))
             # From the innermost view outwards: each inverse gives the new value of what it views.
             for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
-                node = self._undo(whole, node, view, writer)
+                node = self._write_through_view(whole, node, view, writer)
             memory.base = node
         return memory.base
 
@@ -234,17 +234,19 @@ class Walk:
         call = self._call(view.target, args, view.kwargs)
         return call, self.templates.find(call, self._contexts, is_plain=not self.state)
 
-    def _undo(self, whole: Node, new: Node, view: View, source: Node) -> Node:
+    def _write_through_view(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
-        undone = view.undone(self.writer.facts(whole).shape)
-        scatter = _SCATTERS.get(undone.target)
+        inverse_view = view.inverse_view(self.writer.facts(whole).shape)
+        scatter = _SCATTERS.get(inverse_view.target)
         if scatter is not None:
             scattered: Value = self.call(
-                scatter, (*values, *undone.args[1:]), undone.kwargs, source
+                scatter, (*values, *inverse_view.args[1:]), inverse_view.kwargs, source
             )
             return scattered.node
-        undoing = Undoing(undone.target, undone.index)
-        made: Value = self.call(undoing, (*values, undone.args[1:], undone.kwargs), {}, source)
+        undoing = ViewInverse(inverse_view.target, inverse_view.index)
+        made: Value = self.call(
+            undoing, (*values, inverse_view.args[1:], inverse_view.kwargs), {}, source
+        )
         return self.base(made.memory)
 
     def call(
@@ -268,7 +270,7 @@ class Walk:
             stays: Whether it stays whole, whatever the table says.
 
         Raises:
-            WholeProgramError: It does what cannot be told call by call.
+            WholeProgramError: It cannot be decomposed call by call.
         """
         contexts = self._contexts
         # What a region's context changes only tracing tells.
@@ -276,7 +278,7 @@ class Walk:
         more: tuple[Any, ...] = (STAYS,) if stays else ()
         if self.templates.rules.by_result and is_same:
             more = (*more, result_key(source.meta.get("val")))
-            contexts = (*contexts, lambda: standing_for(source))
+            contexts = (*contexts, lambda: as_current_node(source))
         call = self._call(target, args, kwargs, more)
         same = source if is_same else None
         template = self.templates.find(call, contexts, same, is_plain=is_plain)
@@ -296,7 +298,7 @@ class Walk:
 
     def _copied(self, call: Call, template: Template, source: Node) -> Any:
         """Write a copy of a template; return the result."""
-        became = self.writer.splice(template, call, self.heritage(source))
+        became = self.writer.splice(template, call, self.inherited_meta(source))
         self._write(call.key[0], template, call.inputs, became, source)
         return CopiedResults(self.writer, template, call.inputs, became, source).tree(
             template.results
@@ -323,12 +325,12 @@ class Walk:
                 raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
             # A composite writes in several steps, each of which sees what those before it wrote.
             alone = memories.count(value.memory) == 1
-            if not alone and isinstance(target, OpOverload) and is_taken_apart(target):
+            if not alone and isinstance(target, OpOverload) and has_composite_kernel(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
             value.write(became[node], source)
 
-    def _told(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return what a call of the original graph has become; name it where that fails."""
+    def _convert_call(self, node: Node, env: dict[Node, Any]) -> Any:
+        """Return the converted call; name it in errors that do not."""
         try:
             return self._node(node, env)
         except DecomposeError:
@@ -336,11 +338,11 @@ class Walk:
         except Exception as error:
             # A node that was changed by hand may be wrong in any way.
             raise TemplateError(
-                f"{describe_node(node)} cannot be taken apart: {type(error).__name__}: {error}"
+                f"{describe_node(node)} cannot be decomposed: {type(error).__name__}: {error}"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return what a call of the original graph has become."""
+        """Return the values that a call of the original graph returns in the new graph."""
         target: Any = node.target
         is_fixed = self._is_fixed(node)
         shown = ChainMap(self._fixed_numbers, env) if is_fixed else env
@@ -363,9 +365,9 @@ class Walk:
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
-            return self._kept(node, args, kwargs)
+            return self._convert_kept(node, args, kwargs)
         if node in self._unchanged and self._has_recorded_inputs(node, env):
-            return self.as_it_is(node, args, kwargs)
+            return self.copy_unchanged(node, args, kwargs)
         stays = self.templates.rules.keeps_call(node)
         if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
             return self.call(composite_parts(target), args, kwargs, node)
@@ -389,7 +391,7 @@ class Walk:
         """
         target: Any = node.target
         is_kept = stays or self.templates.rules.composites.get(target) is stay
-        if not is_kept or not is_taken_apart(target):
+        if not is_kept or not has_composite_kernel(target):
             return False
         call = self._call(target, args, kwargs, (STAYS,) if stays else ())
         try:
@@ -412,7 +414,7 @@ class Walk:
         return not self._fixed_numbers.keys().isdisjoint(node.all_input_nodes)
 
     def _number(self, node: Node, args: Any, kwargs: Any, *, is_fixed: bool) -> Any:
-        """Return what a computation with numbers has become."""
+        """Return the node of a computation with numbers, or its constant."""
         held = plain_number(node.meta["val"])
         if not isinstance(held, SYMBOLS):
             if is_fixed:
@@ -420,21 +422,21 @@ class Walk:
             return held
         # A size that is computed already is not computed twice, as in torch's retrace.
         known = self.writer.symbol(held)
-        return known if known is not None else self.as_it_is(node, args, kwargs)
+        return known if known is not None else self.copy_unchanged(node, args, kwargs)
 
-    def _kept(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return what a call has become that must not be traced: it would make new symbols."""
+    def _convert_kept(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Return the values of a call that must not be traced: it would create new symbols."""
         target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
             return self.call(node.target, args, kwargs, node, is_same=True)
-        return self.as_it_is(node, args, kwargs, target)
+        return self.copy_unchanged(node, args, kwargs, target)
 
     def _without_item(self, target: Any) -> Any:
         if target is _ATEN.item.default and target not in self.templates.rules.composites:
             return _ATEN._local_scalar_dense.default
         return target
 
-    def as_it_is(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
+    def copy_unchanged(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
         """Write a call as it stands; return its result, which has memory of its own.
 
         Args:
@@ -458,7 +460,7 @@ class Walk:
             raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")
         if isinstance(target, OpOverload):
             given = as_dispatched(target, *given)
-        made = self.writer.add(target, *given, name, held, self.heritage(node))
+        made = self.writer.add(target, *given, name, held, self.inherited_meta(node))
         self.writer.know(made, facts_of(held))
         return made
 
@@ -471,7 +473,7 @@ class Walk:
         elements = []
         for index, each in enumerate(held):
             item = self.writer.add(
-                operator.getitem, (made, index), {}, "getitem", each, self.heritage(source)
+                operator.getitem, (made, index), {}, "getitem", each, self.inherited_meta(source)
             )
             self.writer.know(item, facts_of(each))
             elements.append(self._elements(item, each, source))

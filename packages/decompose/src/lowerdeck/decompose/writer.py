@@ -27,7 +27,7 @@ from lowerdeck.torch_base import (
 )
 
 
-class Heritage:
+class InheritedMeta:
     """The meta that one node of the original program hands on.
 
     Args:
@@ -121,7 +121,13 @@ class Writer:
             self._symbols.setdefault((type(facts), expression_of(facts)), node)
 
     def add(
-        self, target: Any, args: Any, kwargs: Any, name: str, value: Any, heritage: Heritage
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        name: str,
+        value: Any,
+        origin: InheritedMeta,
     ) -> Node:
         """Write a node as it is said, with a value that is known; return it.
 
@@ -131,10 +137,10 @@ class Writer:
             kwargs: Its keywords.
             name: What it is called, before that is made unique.
             value: What it gives.
-            heritage: Where its meta comes from.
+            origin: Where its meta comes from.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
-        node.meta = heritage.meta()
+        node.meta = origin.meta()
         node.meta["val"] = value
         if isinstance(value, FakeTensor):
             node.meta["tensor_meta"] = tensor_meta(value)
@@ -142,13 +148,13 @@ class Writer:
             node.meta["original_aten"] = target
         return node
 
-    def splice(self, template: Template, call: Call, heritage: Heritage) -> Mapping[Node, Any]:
+    def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
         """Write a copy of ``template``; return what each of its nodes has become.
 
         Args:
             template: The template of the call.
             call: The call.
-            heritage: Where the meta comes from.
+            origin: Where the meta comes from.
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
@@ -162,7 +168,7 @@ class Writer:
                 # A number by now, or computed before: nothing is computed twice.
                 became[step.node] = known
             else:
-                became[step.node] = self._copy(step, became, heritage)
+                became[step.node] = self._copy(step, became, origin)
         return became
 
     def _constant(self, held: torch.Tensor) -> Node:
@@ -176,13 +182,13 @@ class Writer:
             self.know(node, TensorFacts.of(value))
         return node
 
-    def _copy(self, step: Step, became: Mapping[Node, Any], heritage: Heritage) -> Node:
+    def _copy(self, step: Step, became: Mapping[Node, Any], origin: InheritedMeta) -> Node:
         look_up: Callable[[Node], Any] = became.__getitem__
         node = step.node
         args: Any = map_arg(node.args, look_up)
         kwargs: Any = map_arg(node.kwargs, look_up)
         made = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
-        meta = made.meta = heritage.meta()
+        meta = made.meta = origin.meta()
         meta.update(step.meta)
         # The value is an element of what the source gives: nothing is computed.
         if node.target is operator.getitem:

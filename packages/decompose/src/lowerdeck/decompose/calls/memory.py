@@ -1,9 +1,9 @@
 """Values and memory of a program that is functionalized: which value aliases which memory.
 
 It is torch's own model (``FunctionalTensorWrapper``): a memory has a base, a value shows it
-through views. A write in place gives its memory a pending change; whoever shows the memory is made
-anew, from the base with all changes, when it is read next. So the operators come out that torch's
-functionalization gives.
+through views. A write in place gives its memory a pending change; a view of the memory is
+regenerated from the base with all changes when it is read next. The operators are those of torch's
+functionalization.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class View:
         args = (parent, rest[1] if len(rest) > 1 else 0, *bounds)
         return replace(self, target=_ATEN.slice.Tensor, args=args, index=None)
 
-    def undone(self, shape: Sequence[Any]) -> View:
-        """Return the view by which a write to this one is undone, of the same elements.
+    def inverse_view(self, shape: Sequence[Any]) -> View:
+        """Return the view by which a write to this one is inverse_view, of the same elements.
 
         torch undoes one of several by itself, as if an operator gave it alone.
 

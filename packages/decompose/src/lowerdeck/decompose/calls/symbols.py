@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.decompose._torch_private import let_be, raw_expression, rebind
+from lowerdeck.decompose._torch_private import raw_expression, rebind, replace_symbol
 from lowerdeck.torch_base import SYMBOLS, FakeTensorMode, expression_of, pytree
 
 
@@ -37,7 +37,7 @@ def bind(mode: FakeTensorMode, source: Node | None, graph: Graph, result: Any) -
         # Known sizes need no binding, nor does a symbol that was bound by an earlier element.
         if symbol not in made or symbol in environment.replacements:
             continue
-        let_be(environment, symbol, _expression(old, symbol))
+        replace_symbol(environment, symbol, _expression(old, symbol))
         for each in binding:
             each.pop(symbol, None)
     for node in graph.nodes:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, is_taken_apart
+from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, has_composite_kernel
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT
@@ -67,7 +67,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ViewStep:
     """One view of a tensor, as a call makes it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Result:
 
     node: Node
     root: Node
-    views: tuple[Seen, ...]
+    views: tuple[ViewStep, ...]
     returned: int | None
     requires_grad: bool = False
     fresh: bool = False
@@ -185,7 +185,7 @@ class _Results:
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
         self._recording = recording
         # Rules are called below functionalization, composites are decomposed above it.
-        self._owns = isinstance(target, OpOverload) and not is_taken_apart(target)
+        self._owns = isinstance(target, OpOverload) and not has_composite_kernel(target)
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
         self._whole = whole
         self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
@@ -206,7 +206,7 @@ class _Results:
         return pytree.tree_unflatten(results, spec)
 
     def _result(
-        self, position: int, leaf: Node, root: Node, views: tuple[Seen, ...], is_shared: bool
+        self, position: int, leaf: Node, root: Node, views: tuple[ViewStep, ...], is_shared: bool
     ) -> Result:
         recording = self._recording
         if position in recording.returned:
@@ -214,7 +214,7 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        # Below functionalization one memory may show as several, and views need not be undone.
+        # Below functionalization one memory may show as several, and views need not be inverted.
         fresh = position in recording.alone and (
             is_shared
             or root in self._inputs
@@ -232,7 +232,7 @@ class _Results:
             isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
         )
 
-    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[Seen, ...]]:
+    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[ViewStep, ...]]:
         """Return whose memory a result shows, and how."""
         if self._whole is not None and position in self._recording.shared:
             inputs = {node: index for index, node in enumerate(self._whole.inputs)}
@@ -340,16 +340,16 @@ def parent_of(node: Node) -> Node | None:
     raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")
 
 
-def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[Seen, ...]]:
+def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[ViewStep, ...]]:
     """Return the node whose memory ``node`` shows, and how it does."""
-    views: list[Seen] = []
+    views: list[ViewStep] = []
     while node not in inputs and (parent := parent_of(node)) is not None:
-        views.append(_seen(node, inputs))
+        views.append(_view_step(node, inputs))
         node = parent
     return node, tuple(reversed(views))
 
 
-def _seen(node: Node, inputs: Mapping[Node, int]) -> Seen:
+def _view_step(node: Node, inputs: Mapping[Node, int]) -> ViewStep:
     index: Any = None
     if node.target is operator.getitem:
         several: Any
@@ -360,7 +360,7 @@ def _seen(node: Node, inputs: Mapping[Node, int]) -> Seen:
         return Slot(inputs[given]) if given in inputs else given.meta["val"]
 
     given: Any = map_arg((node.args[1:], dict(node.kwargs)), said)
-    return Seen(node.target, (PARENT, *given[0]), given[1], index)
+    return ViewStep(node.target, (PARENT, *given[0]), given[1], index)
 
 
 def is_static(facts: Any) -> bool:
