@@ -391,7 +391,13 @@ CONFIGURED = (
     _seeing(
         "ConvNextModel",
         "ConvNextConfig",
-        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        # The initial scale of a layer, 1e-6, would hide what the modules in it return.
+        {
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "num_stages": 2,
+            "layer_scale_init_value": 1.0,
+        },
     ),
     _seeing("VideoMAEModel", "VideoMAEConfig", {**IMAGE, "num_frames": 4}, *(1, 4, 3, 32, 32)),
     _seeing(
