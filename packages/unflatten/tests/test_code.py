@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +147,7 @@ def test_modules_of_equal_code_share_it_and_others_do_not() -> None:
     x = torch.randn(3, 2)
     module: Any = unflatten(export(eager, (x,)))
     blocks = list(module.blocks.children())
-    codes = [block.forward.__func__.__code__ for block in blocks]
+    codes = [block.forward.__func__ for block in blocks]
     assert codes[0] is codes[2]
     assert len({id(code) for code in codes}) == 4
     # What they share is the code, not the graph.
@@ -281,3 +285,48 @@ def test_code_and_graphs_are_equal_under_every_hash_seed() -> None:
         outputs.add(made.stdout)
     assert len(outputs) == 1
     assert "def forward" in outputs.pop()
+
+
+def _uncalled() -> tuple[Any, Any, Tensor]:
+    """Return eager, its unflattened module before the first call, and an input."""
+    eager, x = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.ReLU()), -torch.ones(2)
+    return eager, unflatten(export(eager, (x,))), x
+
+
+def _pickled(module: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, _pickled])
+def test_copies_before_the_first_call_run_their_own_graphs(copied: Any) -> None:
+    eager, module, x = _uncalled()
+    assert list(inspect.signature(module.forward).parameters) == ["input"]
+    other = copied(module)
+    last = list(module.graph.find_nodes(op="call_module"))[-1]
+    last.replace_all_uses_with(last.args[0])
+    module.graph.erase_node(last)
+    module.recompile()
+    torch.testing.assert_close(other(x), eager(x))
+    torch.testing.assert_close(module(x), eager[0](x))
+
+
+def test_threads_make_the_first_call_together() -> None:
+    eager, module, x = _uncalled()
+    barrier = threading.Barrier(8)
+
+    def run(_: int) -> Tensor:
+        barrier.wait()
+        return module(x)  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(8) as pool:
+        for result in pool.map(run, range(8)):
+            torch.testing.assert_close(result, eager(x))
+
+
+def test_a_compiler_makes_the_first_call() -> None:
+    eager, module, x = _uncalled()
+    compiled = torch.compile(nn.Sequential(module), fullgraph=True, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), eager(x))
+            torch.testing.assert_close(module(x), eager(x))

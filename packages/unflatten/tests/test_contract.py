@@ -184,6 +184,15 @@ def test_the_error_has_the_record_the_result_and_the_line_of_the_model(module: A
     assert "check_input_constraints" in message
 
 
+def test_the_error_names_the_child_from_the_root_and_writes_structures_as_python() -> None:
+    eager = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
+    module = unflatten(export_preserving(eager, (X,)))
+    module.set_submodule("0.1", Returns(nn.Tanh(), lambda y: (y, {"mask": y})))
+    expected = r"'0\.1' returned \(a value, \{'mask': a value\}\); expected a value"
+    with pytest.raises(InputConstraintError, match=expected):
+        module(X)
+
+
 def test_the_same_kind_of_result_passes(module: Any) -> None:
     eager = Model().eval()
     eager.load_state_dict(module.state_dict())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -108,6 +111,48 @@ def test_graph_modules_compute_what_their_modules_do(model: Callable[[], nn.Modu
     for module in made.modules():
         if isinstance(module, InterpreterModule):
             module.graph_module.graph.lint()
+
+
+@dataclass
+class Pair:
+    """A result of a class, as transformers has it."""
+
+    first: Tensor
+    second: dict[Key, Tensor]
+
+
+class Key(Enum):
+    """Keys that torch.fx cannot print."""
+
+    ONE = 1
+
+
+torch.export.register_dataclass(Pair)
+
+
+class TakesPair(nn.Module):
+    def forward(self, pair: Pair) -> Pair:
+        return Pair(pair.first + 1, {Key.ONE: pair.second[Key.ONE] * 2})
+
+
+class PassesPairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = TakesPair(), TakesPair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair: Pair = self.two(self.one(Pair(x, {Key.ONE: x})))
+        return pair.first - pair.second[Key.ONE]
+
+
+def test_graph_modules_take_and_return_classes() -> None:
+    eager = PassesPairs()
+    made = unflatten(export_preserving(eager, (X,)))
+    for module in (made, pickle.loads(pickle.dumps(made))):
+        torch.testing.assert_close(module(X), eager(X))
+        torch.testing.assert_close(module.graph_module(X)[0], eager(X))
+    made.set_submodule("one", TakesPair())
+    torch.testing.assert_close(made(X), eager(X))
 
 
 def test_every_call_in_a_graph_names_a_module() -> None:

@@ -13,7 +13,8 @@ ROOT = 0
 """Index of the implicit outermost region: every node that no region names."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# Not frozen, which makes the creation four times as long.
+@dataclass(slots=True, eq=False)
 class Region:
     """Nodes that become one submodule, and the regions nested in it.
 

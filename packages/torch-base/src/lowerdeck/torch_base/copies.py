@@ -52,7 +52,8 @@ class OwnCopies:
         # Held, so that no identity and no address is given to another one meanwhile.
         self._held = [value for value in tensors if _is_plain(value)]
         self._sharers = Counter(map(storage_identity, self._held))
-        self._copies: dict[Extent, torch.UntypedStorage] = {}
+        self._whole: dict[object, torch.Tensor] = {}
+        self._parts: dict[Extent, torch.UntypedStorage] = {}
 
     @cached_property
     def _memory(self) -> MemoryMap:
@@ -71,27 +72,27 @@ class OwnCopies:
             # Nearly every weight has its storage to itself; whoever asks again finds it below.
             copied = shared_copy(source)
             if copied is not None:
-                self._copies[Extent(identity, 0, -1)] = copied.untyped_storage()
+                self._whole[identity] = copied
                 return _as(value, copied)
         extent = self._memory.find(_in_storage(value))
         if extent is None:
             return lazy_clone(value)
         # A lazy copy is one of the whole storage; a true one is of what is asked for, for all
         # weights read from one file may be parts of one storage.
-        whole = Extent(extent.space, 0, -1)
-        if whole not in self._copies and extent not in self._copies:
+        whole = extent.space
+        if whole not in self._whole and extent not in self._parts:
             data = _bytes(source)
             shared = shared_copy(data)
             if shared is None:
                 copied = data[extent.start : extent.end].clone()
-                self._copies[extent] = copied.untyped_storage()
+                self._parts[extent] = copied.untyped_storage()
             else:
-                self._copies[whole] = shared.untyped_storage()
-        storage = self._copies.get(whole)
-        shift = 0 if storage is not None else extent.start // source.element_size()
+                self._whole[whole] = shared
+        lazy = self._whole.get(whole)
+        shift = 0 if lazy is not None else extent.start // source.element_size()
         view = torch.empty(0, dtype=source.dtype, device=source.device)
         view.set_(
-            self._copies[extent] if storage is None else storage,
+            self._parts[extent] if lazy is None else lazy.untyped_storage(),
             source.storage_offset() - shift,
             source.shape,
             source.stride(),

@@ -10,8 +10,7 @@ from lowerdeck.unflatten.errors import (
 )
 from lowerdeck.unflatten.exporting import export_preserving
 from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
-from lowerdeck.unflatten.modules.module import InterpreterModule
-from lowerdeck.unflatten.modules.root import UnflattenedModule
+from lowerdeck.unflatten.modules.module import InterpreterModule, UnflattenedModule
 from lowerdeck.unflatten.swaps import Swap, SwapTable
 
 __all__ = [

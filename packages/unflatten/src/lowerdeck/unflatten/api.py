@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -12,11 +13,10 @@ from torch.export.graph_signature import ExportGraphSignature
 from lowerdeck.torch_base import collector_held, mended
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
 from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
-from lowerdeck.unflatten.codegen.targets import OWN_NAMES
-from lowerdeck.unflatten.contract import RecordedCall
-from lowerdeck.unflatten.cut.cutting import cut
+from lowerdeck.unflatten.codegen.names import OWN_NAMES
+from lowerdeck.unflatten.contract import RecordedCall, root_guards
+from lowerdeck.unflatten.cut.cutting import cut, delay_sizes
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
-from lowerdeck.unflatten.cut.order import delay_sizes
 from lowerdeck.unflatten.cut.signatures import (
     DECOMPOSED,
     NO_SIGNATURE,
@@ -33,9 +33,7 @@ from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.build import ModuleBuilder, install_state
 from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children
 from lowerdeck.unflatten.modules.eager_types import restore_types as restore_eager_types
-from lowerdeck.unflatten.modules.module import shadow_own_names
-from lowerdeck.unflatten.modules.root import UnflattenedModule
-from lowerdeck.unflatten.root_checks import root_guards
+from lowerdeck.unflatten.modules.module import UnflattenedModule, class_with, shadow_own_names
 from lowerdeck.unflatten.trace import Trace, trace_program
 from lowerdeck.unflatten.trace.mutations import Mutations
 
@@ -158,19 +156,18 @@ def _root(
     adapter: FlatArgsAdapter | None,
 ) -> UnflattenedModule:
     program, working, frame = trace.program, graphs.working, trace.tree.root
-    graph = graphs.build(frame)
     signature = _signature(program, working, adapter, trace.mutations)
     body = Body(
         "",
-        graph,
+        partial(graphs.build, frame),
         signature,
-        attribute_modules(graph, working.attributes),
+        attribute_modules(frame.nodes, working.attributes),
         frame.type_name,
         calls=[RecordedCall(working.inputs)],
         guards=root_guards(program, working.inputs, signature),
     )
     builder.add_sites(frame, body.sites)
-    root = UnflattenedModule(body)
+    root: UnflattenedModule = class_with(UnflattenedModule, body, [body.function()])(body)
     root.__dict__.update(
         graph_signature=_copy_signature(program.graph_signature),
         module_call_graph=[_shallow_copy(entry) for entry in program.module_call_graph],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 PRIVATE = "_lowerdeck"
 """The code of a generated module."""
 
@@ -16,3 +18,10 @@ ADAPTER = "flat_args_adapter"
 
 FUNCTIONS = "_lowerdeck_functions"
 """The functions of a generated class."""
+
+
+def full_name(module: Any, child: str) -> str:
+    """Return the name of a module's child from the root, for messages."""
+    state = module.__dict__
+    owner = state[PRIVATE].name if PRIVATE in state else state.get(NAME)
+    return f"{owner}.{child}" if owner else child

@@ -302,9 +302,9 @@ def adapt_arguments(
     adapter: FlatArgsAdapter | None = module.__dict__[ADAPTER]
     if adapter is None:
         raise InputStructureError(
-            f"The structure of the arguments differs from the exported one: found {structure}, "
-            f"expected {expected}. Pass the exported structure, or give unflatten a "
-            "flat_args_adapter."
+            f"The structure of the arguments differs from the exported one: found "
+            f"{describe_spec(structure)}; expected {describe_spec(expected)}. Pass the exported "
+            "structure, or give unflatten a flat_args_adapter."
         )
     leaves = adapter.adapt(
         target_spec=expected,
@@ -316,7 +316,7 @@ def adapt_arguments(
     if len(leaves) != expected.num_leaves:
         raise InputStructureError(
             f"{type(adapter).__name__}.adapt returned {len(leaves)} arguments; expected "
-            f"{expected.num_leaves}, one for each leaf of {expected}."
+            f"{expected.num_leaves}, one for each value of {describe_spec(expected)}."
         )
     return leaves
 
@@ -358,9 +358,9 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
             for leaf in ([item] if child.is_leaf() else flatten_like(item, child, path))
         ]
     raise InputStructureError(
-        f"{path!r} differs in structure from the recorded one: found {_describe(value)}, "
-        f"expected {_describe_spec(spec)}. Pass the recorded structure, or give unflatten a "
-        "flat_args_adapter."
+        f"{path!r} differs in structure from the recorded one: found "
+        f"{describe_spec(structure)}; expected {describe_spec(spec)}. Pass the recorded "
+        "structure, or give unflatten a flat_args_adapter."
     )
 
 
@@ -417,16 +417,16 @@ def _build_expression(
     return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
 
 
-def _describe(value: object) -> str:
-    if isinstance(value, dict):
-        return f"{type(value).__name__} with keys {list(value)}"
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__
-
-
-def _describe_spec(spec: pytree.TreeSpec) -> str:
-    name = getattr(spec.type, "__name__", str(spec.type))
+def describe_spec(spec: pytree.TreeSpec) -> str:
+    """Return how Python writes a structure, such as ``[a value, {'mask': a value}]``."""
+    if spec.is_leaf():
+        return "a value"
+    parts = [describe_spec(child) for child in spec.children()]
+    if spec.type is tuple:
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if spec.type is list:
+        return f"[{', '.join(parts)}]"
     if spec.type is dict:
-        return f"dict with keys {list(spec.context)}"
-    return f"{name} of {spec.num_children}"
+        pairs = zip(spec.context, parts, strict=True)
+        return f"{{{', '.join(f'{key!r}: {part}' for key, part in pairs)}}}"
+    return f"{getattr(spec.type, '__name__', spec.type)}({', '.join(parts)})"

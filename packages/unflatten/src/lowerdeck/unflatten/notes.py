@@ -35,13 +35,14 @@ LEAVES = "lowerdeck_leaves"
 """Leaves of calls inside mode regions: constants, and names of nodes in lists of one."""
 
 
-def notes_of(program: ExportedProgram, key: str) -> dict[str, Any]:
-    """Return the facts stored under ``key``, by module name."""
-    notes: dict[str, Any] = {}
+def read_notes(program: ExportedProgram) -> dict[str, dict[str, Any]]:
+    """Return the facts about modules, by kind and module name."""
+    notes: dict[str, dict[str, Any]] = {NOT_RECORDED: {}, MODULE_NUMBERS: {}, LEAVES: {}}
     for graph_module in graphs_of(program.graph_module):
         for node in graph_module.graph.nodes:
             if custom := node.meta.get("custom"):
-                notes.update(custom.get(key, {}))
+                for key, facts in notes.items():
+                    facts.update(custom.get(key, {}))
     return notes
 
 

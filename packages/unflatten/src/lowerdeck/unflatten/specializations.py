@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
-from lowerdeck.unflatten.call_signature import PENDING
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE, full_name
+from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
 
@@ -132,7 +132,8 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         path: The caller's name of the child.
     """
     if child is None:
-        raise UnflattenError(f"the child {path!r} was set to None. Put a module there.")
+        name = full_name(module, path)
+        raise UnflattenError(f"the child {name!r} was set to None. Put a module there.")
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
     if site is None:
         return child  # type: ignore[no-any-return]
@@ -173,13 +174,14 @@ def _call_changed(
     if isinstance(result, torch.fx.Proxy):
         return result
     leaves, structure = pytree.tree_flatten(result)
+    name = full_name(module, path)
     if structure != site.out_spec:
-        raise_for_result(f"the structure {structure}", f"{site.out_spec}", path)
+        raise_for_result(describe_spec(structure), describe_spec(site.out_spec), name)
     arguments = pytree.tree_leaves((args, kwargs))
     any_float = module.__dict__[PRIVATE].is_moved
     mismatch = check(site.calls, arguments, leaves, any_float=any_float)
     if mismatch is not None:
-        raise_for_result(describe(mismatch.value), mismatch.recorded, path)
+        raise_for_result(describe(mismatch.value), mismatch.recorded, name)
     return result
 
 
@@ -226,8 +228,9 @@ def _call_pending(
         RUN.pending = before
     if has_outputs and not pending.is_taken:
         raise UnflattenError(
-            f"a {type(child).__name__} replaced {path!r}, of which other modules read values that "
-            "are not its result. Export the model with the replacement in it."
+            f"a {type(child).__name__} replaced {full_name(module, path)!r}, of which other "
+            "modules read values that are not its result. Export the model with the replacement "
+            "in it."
         )
     return (result, pending.extra_outputs) if has_outputs else result
 

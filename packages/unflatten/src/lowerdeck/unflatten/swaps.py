@@ -9,7 +9,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from lowerdeck.unflatten._torch_private import Movable, children_of
-from lowerdeck.unflatten.attributes import NAME, PRIVATE
+from lowerdeck.unflatten.attributes import NAME, PRIVATE, full_name
 from lowerdeck.unflatten.call_signature import one_line
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
@@ -185,11 +185,11 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
         return
     body = old.__dict__.get(PRIVATE)
     if reason := refusal_of(old):
-        raise UnflattenError(f"{name!r} cannot be replaced: it {reason}.")
+        raise UnflattenError(f"{full_name(holder, name)!r} cannot be replaced: it {reason}.")
     modules = new.modules() if isinstance(new, torch.nn.Module) else ()
     needed = _exchanged(body, needed=True) if body is not None else 0
     if needed and all(inner is not old for inner in modules):
         raise UnflattenError(
-            f"{name!r} cannot be replaced: it {_EXCHANGES.format(_exchanged(body))}. Export the "
-            "model with the replacement in it."
+            f"{full_name(holder, name)!r} cannot be replaced: it "
+            f"{_EXCHANGES.format(_exchanged(body))}. Export the model with the replacement in it."
         )

@@ -216,7 +216,14 @@ CONFIGURED = (
         num_heads=[2, 2],
         window_size=4,
     ),
-    _seeing("ConvNextModel", "ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
+    _seeing(
+        *("ConvNextModel", "ConvNext"),
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        num_stages=2,
+        # The initial scale of a layer, 1e-6, would hide what the modules in it return.
+        layer_scale_init_value=1.0,
+    ),
     *(_seeing(f"{name}Model", name, 1, 4, 3, 32, 32) for name in ("VideoMAE", "Timesformer")),
     # Last: others know these by their numbers.
     Configured(

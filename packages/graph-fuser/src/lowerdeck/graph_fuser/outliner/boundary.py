@@ -177,13 +177,16 @@ def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
         region = tree.regions[index]
         if region is None:
             continue
-        wanted_in, wanted_out = dict.fromkeys(region.inputs), dict.fromkeys(region.outputs)
         if input_order == "parent":
-            found.inputs[index] = wanted_in | _by_position(found.inputs[index], position)
-        else:
-            found.inputs[index] = wanted_in | found.inputs[index]
-        found.outputs[index] = wanted_out | _by_position(found.outputs[index], position)
+            found.inputs[index] = _by_position(found.inputs[index], position)
+        found.outputs[index] = _by_position(found.outputs[index], position)
+        if region.inputs:
+            found.inputs[index] = dict.fromkeys(region.inputs) | found.inputs[index]
+        if region.outputs:
+            found.outputs[index] = dict.fromkeys(region.outputs) | found.outputs[index]
 
 
 def _by_position(nodes: dict[Node, None], position: dict[Node, int]) -> dict[Node, None]:
+    if len(nodes) < 2:
+        return nodes
     return dict.fromkeys(sorted(nodes, key=position.__getitem__))

@@ -1,15 +1,13 @@
-"""Write the Python source of one module's graph, and compile it."""
+"""Write the Python source of one module's graph."""
 
 from __future__ import annotations
 
-import linecache
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from operator import attrgetter
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,16 +17,15 @@ from lowerdeck.torch_base import source_frames
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
 from lowerdeck.unflatten.codegen.bindings import METHODS, callable_for
-from lowerdeck.unflatten.codegen.failures import (
-    FILE_PREFIX,
-    NAME_SOURCE,
-    TORCH_FOLDER,
-    location,
-    name_source,
-    with_handler,
+from lowerdeck.unflatten.codegen.functions import TORCH_FOLDER, location
+from lowerdeck.unflatten.codegen.names import (
+    BY_TEXT,
+    RESERVED_NAMES,
+    SERIAL,
+    Names,
+    lookup,
+    split_call_target,
 )
-from lowerdeck.unflatten.codegen.names import BY_TEXT, SERIAL, Names
-from lowerdeck.unflatten.codegen.targets import RESERVED_NAMES, lookup, split_call_target
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.notes import is_pass_through
 from lowerdeck.unflatten.specializations import (
@@ -40,8 +37,6 @@ from lowerdeck.unflatten.specializations import (
     start,
 )
 
-_TAKES_PARTS = (operator.getitem, flatten_like)
-_FILE_NUMBERS = count()
 _LITERALS = {bool, int, str}
 
 
@@ -73,18 +68,10 @@ class Source:
             for line, comment in zip(self.lines, self.comments, strict=True)
         )
 
-    def compile(self) -> FunctionType:
-        """Return the function; tracebacks show its lines and the model's."""
-        file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
-        text = with_handler(self.text)
-        # No __name__: a compiler would look for these names in the module of that name.
-        scope: dict[str, Any] = dict(self.names)
-        scope[NAME_SOURCE] = name_source
-        exec(compile(text, file, "exec"), scope)
-        # A None time keeps the entry: linecache cannot check a file that does not exist.
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        function: FunctionType = scope["forward"]
-        return function
+    @property
+    def parameters(self) -> str:
+        """The text of the parameter list after ``self``."""
+        return self.lines[0].removeprefix("def forward(self").removesuffix("):")
 
 
 class Identity:
@@ -183,8 +170,7 @@ class _Writer(Names):
         """Return the nodes without those that unpack unread parts of results."""
         nodes: list[Node] = []
         for node in reversed(self.graph.nodes):
-            is_part = node.op == "call_function" and node.target in _TAKES_PARTS
-            if is_part and self.unread.issuperset(node.users):
+            if _takes_part(node) and self.unread.issuperset(node.users):
                 self.unread.add(node)
             else:
                 nodes.append(node)
@@ -308,8 +294,12 @@ class _Writer(Names):
             if node.target in METHODS and node.args and not node.kwargs:
                 value, *rest = node.args
                 return f"{self.argument(value)}.{METHODS[node.target]}({self.arguments(rest, {})})"
-            function = self.object_name(callable_for(node.target, node.kwargs))
-            return f"{function}({self.arguments(node.args, node.kwargs)})"
+            target: Any = node.target
+            kwargs = node.kwargs
+            if isinstance(target, partial):
+                target, kwargs = target.func, target.keywords
+            function = self.object_name(callable_for(target, kwargs))
+            return f"{function}({self.arguments(node.args, kwargs)})"
         if node.op == "call_module":
             return self._call_child(node)
         if node.op == "call_method":
@@ -394,6 +384,12 @@ class _Writer(Names):
         """Add a line at the current depth."""
         self.lines.append(text if outer else self.indent + text)
         self.comments.append(comment)
+
+
+def _takes_part(node: Node) -> bool:
+    """Return whether a node takes one value out of a result, or all of them."""
+    target: Any = node.target
+    return target is operator.getitem or getattr(target, "func", None) is flatten_like
 
 
 def _origin(node: Node) -> Node:

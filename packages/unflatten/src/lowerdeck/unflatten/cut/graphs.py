@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -14,8 +15,7 @@ from torch.fx import Graph, Node
 from lowerdeck.graph_fuser import OutlinePlan, Region
 from lowerdeck.torch_base import add_node, copy_node, pytree
 from lowerdeck.unflatten.call_signature import CallSignature, flatten_like
-from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.cut.working_graph import Absent, Leaf, PreservedCall, WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 
 EXTRA_INPUTS = "_lowerdeck_carried"
@@ -82,23 +82,21 @@ class GraphBuilder:
             region = self.regions[frame] if frame.parent is not None else None
             call = self.working.preserved.get(frame)
             extra_outputs: Sequence[Node] = ()
-            if region is not None and call is not None:
+            inputs: Sequence[Leaf] = self.plan.inputs(region) if region is not None else ()
+            if call is not None:
                 extra_inputs, extra_outputs = self.extras(frame, call)
-                for index, leaf in enumerate(call.inputs):
-                    if isinstance(leaf, Node) and leaf not in env:
-                        _add_placeholder(graph, env, leaf)
-                    else:
-                        add_node(graph, "placeholder", f"unused_{index}", (), f"unused_{index}")
-                for node in extra_inputs:
-                    _add_placeholder(graph, env, node)
-            elif region is not None:
-                for node in self.plan.inputs(region):
-                    _add_placeholder(graph, env, node)
+                inputs = (*call.inputs, *extra_inputs)
+            for index, leaf in enumerate(inputs):
+                if isinstance(leaf, Node) and leaf not in env:
+                    _add_placeholder(graph, env, leaf)
+                else:
+                    add_node(graph, "placeholder", f"unused_{index}", (), f"unused_{index}")
             for step in self.plan.steps(region):
                 if isinstance(step, Region):
                     _CallBuilder(self, graph, env, step).add()
                 else:
-                    env[step] = copy_node(graph, step, env)
+                    name = str(step.target).replace(".", "_") if step.op == "get_attr" else None
+                    env[step] = copy_node(graph, step, env, name)
             if region is not None:
                 self._return(graph, env, region, call, extra_outputs)
             return graph
@@ -137,10 +135,7 @@ class GraphBuilder:
         call = self.working.preserved.get(frame)
         if call is not None:
             key.append(self._spec_number(call.signature))
-            key += [
-                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
-                for leaf in call.inputs
-            ]
+            key += [_frozen(leaf, numbers) for leaf in call.inputs]
         for step in plan.steps(region):
             if isinstance(step, Region):
                 self._add_call(key, step, numbers)
@@ -155,15 +150,15 @@ class GraphBuilder:
                     meta.get("stack_trace"),
                     "closes" in meta,
                     _frozen(step.kwargs, numbers) if step.kwargs else None,
-                    *[_frozen(value, numbers) for value in step.args],
+                    *[
+                        numbers[value] if type(value) is Node else _frozen(value, numbers)
+                        for value in step.args
+                    ],
                 )
             )
             numbers[step] = len(numbers)
         if call is not None:
-            key += [
-                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
-                for leaf in call.outputs
-            ]
+            key += [_frozen(leaf, numbers) for leaf in call.outputs]
         key.append((plan.returns_bare(region), *[numbers[node] for node in plan.outputs(region)]))
         return tuple(key)
 
@@ -174,10 +169,7 @@ class GraphBuilder:
         key.append((self.targets[region], plan.returns_bare(region), *inputs))
         if call is not None:
             key.append(self._spec_number(call.signature))
-            key += [
-                numbers[leaf] if isinstance(leaf, Node) else _frozen(leaf, {})
-                for leaf in call.inputs
-            ]
+            key += [_frozen(leaf, numbers) for leaf in call.inputs]
             key += [outputs.index(leaf) if leaf in outputs else None for leaf in call.outputs]
         for node in outputs:
             numbers[node] = len(numbers)
@@ -250,11 +242,11 @@ class _CallBuilder:
             return next(leaves)
         if spec.type in {tuple, list}:
             return spec.type([self._argument(child, leaves) for child in spec.children()])
-        if spec.type is dict:
+        if is_printable_dict(spec):
             children = [self._argument(child, leaves) for child in spec.children()]
             return dict(zip(spec.context, children, strict=True))
         flat = [next(leaves) for _ in range(spec.num_leaves)]
-        return self._function(pytree.tree_unflatten, (flat, cast("Any", spec)))
+        return self._function(_with_options(pytree.tree_unflatten, treespec=spec), (flat,))
 
     def _read(
         self,
@@ -269,13 +261,14 @@ class _CallBuilder:
             if isinstance(leaf, Node) and leaf not in arguments:
                 self._bind(leaf, value)
             return
-        if spec.type in {tuple, list, dict}:
+        if spec.type in {tuple, list} or is_printable_dict(spec):
             keys = spec.context if spec.type is dict else range(spec.num_children)
             for key, child in zip(keys, spec.children(), strict=True):
                 part = self._function(operator.getitem, (value, key))
                 self._read(child, part, leaves, arguments)
             return
-        flat = self._function(flatten_like, (value, spec, "the result"))
+        flatten = _with_options(flatten_like, spec=spec, path="the result")
+        flat = self._function(flatten, (value,))
         for index in range(spec.num_leaves):
             leaf = next(leaves)
             if isinstance(leaf, Node) and leaf not in arguments:
@@ -293,8 +286,19 @@ class _CallBuilder:
             node.meta.update((key, meta[key]) for key in _META[1:] if key in meta)
 
     def _function(self, target: Any, args: tuple[Any, ...]) -> Node:
-        name = getattr(target, "__name__", "value")
-        return add_node(self.graph, "call_function", target, args, name)
+        return add_node(self.graph, "call_function", target, args, target.__name__)
+
+
+def _with_options(function: Any, **options: object) -> Any:
+    """Return a function with constants that torch.fx could not print as arguments of a node."""
+    called: Any = partial(function, **options)
+    called.__name__ = function.__name__
+    return called
+
+
+def is_printable_dict(spec: pytree.TreeSpec) -> bool:
+    """Return whether ``spec`` is a dict whose keys are literals of Python."""
+    return spec.type is dict and all(type(key) in {str, int} for key in spec.context)
 
 
 def constant(leaf: Leaf) -> Any:

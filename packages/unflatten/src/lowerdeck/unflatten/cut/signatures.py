@@ -28,9 +28,14 @@ from lowerdeck.torch_base import (
 )
 from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.call_signature import CallSignature, argument_variables, flat_signature
-from lowerdeck.unflatten.cut.preserved import Absent, Leaf, PreservedCall
-from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph
-from lowerdeck.unflatten.notes import INNER, LEAVES, NOT_RECORDED, notes_of
+from lowerdeck.unflatten.cut.working_graph import (
+    Absent,
+    Leaf,
+    PreservedCall,
+    ProgramCopier,
+    WorkingGraph,
+)
+from lowerdeck.unflatten.notes import INNER, LEAVES, NOT_RECORDED
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import Frame
 
@@ -68,7 +73,7 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
             stacklevel=5,
         )
         recorded = {}
-    for path, reason in notes_of(trace.program, NOT_RECORDED).items():
+    for path, reason in trace.notes[NOT_RECORDED].items():
         working.refusals.setdefault(path, reason)
     if recorded:
         _find_recorded(trace, copier, recorded)
@@ -100,7 +105,7 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
             frame_of[leaf] = reader
         return leaf
 
-    inner = notes_of(trace.program, LEAVES)
+    inner = trace.notes[LEAVES]
     for frame in working.tree.frames()[1:]:
         name = frame.recorded if frame.recorded in recorded else frame.path
         if frame.parent is None or frame.part or name not in recorded:

@@ -15,9 +15,8 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import SYMBOLS, OpOverload, add_node, expression_of, varies
-from lowerdeck.unflatten.cut.preserved import Leaf
 from lowerdeck.unflatten.cut.signatures import flat_call
-from lowerdeck.unflatten.cut.working_graph import WorkingGraph
+from lowerdeck.unflatten.cut.working_graph import Leaf, WorkingGraph
 from lowerdeck.unflatten.trace.calls import Frame
 
 _SIZE = torch.ops.aten.sym_size.int
@@ -29,8 +28,9 @@ def localize_sizes(working: WorkingGraph) -> None:
     Args:
         working: The whole working graph; changed.
     """
-    symbolic = [node for node in working.graph.nodes if is_symbolic(node)]
-    if not symbolic or not working.preserved:
+    nodes = working.graph.nodes if working.preserved else ()
+    symbolic = [node for node in nodes if is_symbolic(node)]
+    if not symbolic:
         return
     sizes = _Sizes(working)
     sizes.move_to_owners()

@@ -6,7 +6,7 @@ Regions that run under another mode are inlined between nodes that switch the mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from lowerdeck.unflatten._torch_private import (
     SET_GRAD_MODE,
     TRACEPOINT,
 )
-from lowerdeck.unflatten.cut.preserved import PreservedCall
+from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
 from lowerdeck.unflatten.trace.items import Item, Role, Scope, region_arguments, unpacks_region
@@ -31,6 +31,34 @@ from lowerdeck.unflatten.trace.mutations import Mutation
 
 _ALIAS = torch.ops.aten.alias.default
 _DETACH = torch.ops.aten.detach.default
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """An argument or a result that the program dropped, because nothing reads it."""
+
+
+Leaf = Node | Absent | None | bool | int | float | str
+"""An argument or result: a node of the working graph, or a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreservedCall:
+    """One call with a signature.
+
+    Attributes:
+        signature: Its structure.
+        inputs: Each leaf of the arguments.
+        outputs: Each leaf of the result.
+    """
+
+    signature: CallSignature
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+
+    def nodes(self, leaves: Sequence[Leaf]) -> list[Node]:
+        """Return the distinct nodes among ``leaves``."""
+        return list(dict.fromkeys([leaf for leaf in leaves if isinstance(leaf, Node)]))
 
 
 @dataclass(slots=True)
@@ -152,21 +180,22 @@ class ProgramCopier:
             return
         if unpacks_region(node):
             return
-        env: Any = values
         through_state = self.trace.mutations.through_state
-        sources = node.all_input_nodes
-        if through_state or any(type(values[source]) is not Node for source in sources):
-            env = {}
-            for source in sources:
-                target = through_state.get((position, source), source)
-                env[source] = self.resolve(values[target], frame)
+        reads_state = False
+        env: dict[Node, Any] = {}
+        for source in node.all_input_nodes:
+            target = through_state.get((position, source), source) if through_state else source
+            value = env[source] = values[target]
+            if type(value) is not Node:
+                env[source] = self.resolve(value, frame)
+                reads_state = True
         copied = copy_node(self.graph, node, env)
         if node.target is _ALIAS and str(node.meta.get("original_aten")) == _DETACH_NAME:
             # Decomposing turns a detach into a plain alias, which lets gradients through.
             copied.target = _DETACH
         frame.nodes.append(copied)
         values[node] = copied
-        if env is not values and returns_written(node.target):
+        if reads_state and returns_written(node.target):
             # What is written in place is the state itself: later calls read it from there.
             first = values.get(node.args[0]) if isinstance(node.args[0], Node) else None
             values[node] = first if isinstance(first, StateRead) else copied
@@ -283,7 +312,7 @@ class ProgramCopier:
         key = (owner, placeholder)
         read = self._reads.get(key)
         if read is None:
-            read = self._insert_read(owner, path, owner is frame and not early)
+            read = self._insert_read(owner, path, placeholder, here=owner is frame and not early)
             read.meta["val"] = self._examples[placeholder]
             self._reads[key] = read
             self.working.reads[read] = placeholder
@@ -299,8 +328,8 @@ class ProgramCopier:
                     return outer, path
         return self.working.tree.root, names[0]
 
-    def _insert_read(self, owner: Frame, path: str, here: bool) -> Node:
-        name = path.replace(".", "_")
+    def _insert_read(self, owner: Frame, path: str, name: str, *, here: bool) -> Node:
+        # Not named for the path: a name that is taken costs more than the rest of the node.
         first = None if here else owner.first_node()
         if first is None:
             read = add_node(self.graph, "get_attr", path, (), name)
@@ -342,10 +371,10 @@ _DETACH_NAME = "aten.detach.default"
 
 
 def attribute_modules(
-    graph: Graph, modules: dict[str, torch.nn.Module]
+    nodes: Iterable[Node], modules: dict[str, torch.nn.Module]
 ) -> dict[str, torch.nn.Module]:
-    """Return the entries of ``modules`` that ``graph`` reads."""
+    """Return the entries of ``modules`` that ``nodes`` read."""
     if not modules:
         return {}
-    names: Sequence[str] = [str(node.target) for node in graph.find_nodes(op="get_attr")]
+    names: Any = [node.target for node in nodes if node.op == "get_attr"]
     return {name: modules[name] for name in names if name in modules}

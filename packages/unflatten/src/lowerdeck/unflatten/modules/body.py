@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx import Graph, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.node import map_aggregate
 
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name, pytree
+from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.call_signature import CallSignature
+from lowerdeck.unflatten.codegen.functions import deferred_function
 from lowerdeck.unflatten.codegen.source import Source, write_source
-from lowerdeck.unflatten.contract import RecordedCall, check, raise_for_argument
-from lowerdeck.unflatten.modules.pickling import (
-    record_graph,
-    record_module,
-    restore_graph,
-    restore_module,
-)
-from lowerdeck.unflatten.root_checks import RootGuards
+from lowerdeck.unflatten.contract import RecordedCall, RootGuards, check, raise_for_argument
+from lowerdeck.unflatten.cut.graphs import EXTRA_OUTPUTS, SITE
+from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.notes import PASS_THROUGH
 from lowerdeck.unflatten.specializations import Function, Site
 
 
@@ -35,7 +36,7 @@ class Body:
         signature: Structure of arguments and result; None where both are flat.
         attributes: Graph modules for operators such as ``cond``.
         type_name: Qualified name of the eager module's type.
-        source: The source generated last.
+        source: The source generated last, or a function that writes it once.
         calls: The recorded calls of this specialization.
         sites: The calls of each child, in all specializations.
         others: The further specializations of the module.
@@ -53,7 +54,7 @@ class Body:
     signature: CallSignature | None = None
     attributes: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     type_name: str | None = None
-    source: Source | None = None
+    source: Source | Callable[[], Source] | None = None
     calls: list[RecordedCall] = field(default_factory=list)
     sites: dict[str, Site] = field(default_factory=dict)
     others: Sequence[Body] = ()
@@ -77,7 +78,11 @@ class Body:
 
     @property
     def graph(self) -> Graph:
-        """The graph, built at the first access."""
+        """The graph, which may be edited from now on: its source is written before."""
+        self.latest()
+        return self._build()
+
+    def _build(self) -> Graph:
         if not isinstance(self.built, Graph):
             self.built = self.built()
         return self.built
@@ -85,20 +90,38 @@ class Body:
     def write(self) -> Source:
         """Return the source of the graph as it is now."""
         self.source = write_source(
-            self.graph, self.signature, self.attributes, is_checked=True, is_root=not self.name
+            self._build(), self.signature, self.attributes, is_checked=True, is_root=not self.name
         )
         return self.source
 
     def latest(self) -> Source:
         """Return the source generated last."""
-        return self.source or self.write()
+        if not isinstance(self.source, Source):
+            self.source = (self.source or self.write)()
+        return self.source
+
+    def function(self) -> Function:
+        """Return the function of this specialization, which is compiled at its first call.
+
+        A source that was not written yet is written then.
+        """
+        signature = self.signature
+        if signature is not None and self.source is None:
+            # Copies of this body share the function, and what it runs.
+            self.source = cache(self.write)
+            function: Any = deferred_function(signature.parameters, self.source)
+        else:
+            source = self.latest()
+            function = deferred_function(source.parameters, lambda: source)
+        if signature is not None and signature.variadic:
+            function.__signature__ = signature.python_signature()
+        return function  # type: ignore[no-any-return]
 
     def compile(self) -> list[Function]:
         """Return the functions of all specializations, generated again."""
-        functions: list[Any] = [body.write().compile() for body in self.specializations]
-        if self.signature is not None and self.signature.variadic:
-            functions[0].__signature__ = self.signature.python_signature()
-        return functions
+        for body in self.specializations:
+            body.write()
+        return [body.function() for body in self.specializations]
 
     def text(self) -> str:
         """Return the source of all specializations."""
@@ -164,3 +187,129 @@ def _restore_body(
 ) -> Body:
     modules = {path: restore_module(held) for path, held in attributes.items()}
     return Body(name, restore_graph(graph), attributes=modules, **options)
+
+
+# Graphs as plain data that pickles: operators by name, without example tensors.
+
+_KEPT_META = ("stack_trace", "nn_module_stack", "closes", SITE, EXTRA_OUTPUTS)
+
+NodeRecord = tuple[str, str, Any, Any, Any, dict[str, Any]]
+"""Kind, name, target, arguments, keyword arguments and meta of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReference:
+    """A node in recorded arguments, by its position."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorName:
+    """An operator, or a constant of torch where the namespace is empty, by name."""
+
+    namespace: str
+    name: str
+    overload: str | None
+
+    def resolve(self) -> Any:
+        """Return the operator.
+
+        Raises:
+            UnflattenError: The library that defines it is not loaded.
+        """
+        if not self.namespace:
+            return getattr(torch, self.name)
+        try:
+            packet = getattr(getattr(torch.ops, self.namespace), self.name)
+            return packet if self.overload is None else getattr(packet, self.overload)
+        except AttributeError as error:
+            raise UnflattenError(
+                f"The operator {self.namespace}::{self.name} is not registered; import the "
+                "library that defines it before loading the module."
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """A graph module, such as a branch of a cond, with the attributes that its graph reads."""
+
+    graph: tuple[NodeRecord, ...]
+    attributes: dict[str, Any]
+
+
+def record_graph(graph: Graph) -> tuple[NodeRecord, ...]:
+    """Return ``graph`` as plain data."""
+    indices = {node: index for index, node in enumerate(graph.nodes)}
+
+    def value(item: Any) -> Any:
+        return NodeReference(indices[item]) if isinstance(item, Node) else _by_name(item)
+
+    return tuple(
+        (
+            node.op,
+            node.name,
+            _by_name(node.target),
+            map_aggregate(node.args, value),
+            map_aggregate(node.kwargs, value),
+            _kept_meta(node),
+        )
+        for node in graph.nodes
+    )
+
+
+def restore_graph(record: tuple[NodeRecord, ...]) -> Graph:
+    """Return a new graph equal to the recorded one."""
+    graph = Graph()
+    nodes: list[Node] = []
+
+    def value(item: Any) -> Any:
+        if isinstance(item, NodeReference):
+            return nodes[item.index]
+        return item.resolve() if isinstance(item, OperatorName) else item
+
+    for op, name, target, args, kwargs, meta in record:
+        node = graph.create_node(
+            op, value(target), map_aggregate(args, value), map_aggregate(kwargs, value), name
+        )
+        node.meta.update(meta)
+        nodes.append(node)
+    return graph
+
+
+def record_module(module: Any) -> Any:
+    """Return a graph module as plain data, anything else as it is.
+
+    torch pickles a graph module by its tracer, which it may not be able to recreate.
+    """
+    if not isinstance(module, GraphModule):
+        return module
+    names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+    attributes = {name: record_module(attrgetter(name)(module)) for name in names}
+    return ModuleRecord(record_graph(module.graph), attributes)
+
+
+def restore_module(record: Any) -> Any:
+    """Return what ``record_module`` recorded."""
+    if not isinstance(record, ModuleRecord):
+        return record
+    attributes = {name: restore_module(value) for name, value in record.attributes.items()}
+    return GraphModule(attributes, restore_graph(record.graph))
+
+
+def _kept_meta(node: Node) -> dict[str, Any]:
+    kept = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+    if PASS_THROUGH in (node.meta.get("custom") or ()):
+        kept["custom"] = {PASS_THROUGH: True}
+    return kept
+
+
+def _by_name(item: Any) -> Any:
+    if isinstance(item, OpOverload):
+        return OperatorName(item.namespace, str(packet_name(item)), overload_name(item))
+    if isinstance(item, HigherOrderOperator):
+        return OperatorName("higher_order", item.__name__, None)
+    if isinstance(item, (torch.memory_format, torch.layout)):
+        # The protocol of torch.save cannot pickle these.
+        return OperatorName("", str(item).removeprefix("torch."), None)
+    return item

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     unsaved_buffers_of,
 )
+from lowerdeck.unflatten.codegen.names import call_target
 from lowerdeck.unflatten.codegen.source import Source, write_source
-from lowerdeck.unflatten.codegen.targets import call_target
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.working_graph import attribute_modules
@@ -57,15 +56,18 @@ class ModuleBuilder:
 
     def __init__(self, graphs: GraphBuilder, paths: ModulePaths, no_signature: str) -> None:
         self.graphs = graphs
+        # One object for the graphs of all bodies.
+        self._build_graph = graphs.build
         self.paths = paths
         self.no_signature = no_signature
         working = graphs.working
         self._refusals = {paths.canonical(path): why for path, why in working.refusals.items()}
-        self._sources: dict[object, Source] = {}
+        self._sources: dict[object, tuple[Source, int]] = {}
+        self._source_numbers: dict[object, int] = {}
+        self._unique: dict[object, Source] = {}
         self._numbers: dict[Frame, int] = {}
         self._recorded: dict[Frame, RecordedCall] = {}
         self._modules: dict[str, _Specializations] = {}
-        self._functions: dict[object, FunctionType] = {}
         self._classes: dict[object, type] = {}
 
     def share(self) -> None:
@@ -88,15 +90,16 @@ class ModuleBuilder:
         call = graphs.working.preserved.get(frame)
         signature = graphs.signature(frame)
         structure = graphs.structure(frame)
-        attributes: Mapping[str, torch.nn.Module] = {}
-        source = self._sources.get(structure)
-        if source is None:
-            graph = graphs.build(frame)
-            attributes = attribute_modules(graph, graphs.working.attributes)
-            source = write_source(graph, signature, attributes, is_checked=True)
-            self._sources[structure] = source
+        attributes = attribute_modules(frame.nodes, graphs.working.attributes)
+        written = self._sources.get(structure)
+        if written is None:
+            source = write_source(graphs.build(frame), signature, attributes, is_checked=True)
+            source = self._unique.setdefault((source.key, source.comments), source)
+            source_number = self._source_numbers.setdefault(source.key, len(self._source_numbers))
+            written = self._sources[structure] = source, source_number
+        source, source_number = written
         # Even equal parts of calls differ: each is less than the whole call.
-        key = (source.key, len(module.bodies) if frame.part else None)
+        key = (source_number, len(module.bodies) if frame.part else None)
         number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
         inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])
         outputs = call.outputs if call is not None else ()
@@ -104,9 +107,6 @@ class ModuleBuilder:
         self._recorded[frame] = recorded
         self.add_sites(frame, module.sites)
         if number == len(module.bodies):
-            if graphs.working.attributes and not attributes:
-                graph = graphs.build(frame)
-                attributes = attribute_modules(graph, graphs.working.attributes)
             refusal = self._refusals.get(name, "")
             if frame.part:
                 refusal = IN_PARTS
@@ -115,7 +115,7 @@ class ModuleBuilder:
             module.bodies.append(
                 Body(
                     name,
-                    partial(graphs.build, frame),
+                    partial(self._build_graph, frame),
                     signature,
                     attributes,
                     frame.type_name,
@@ -130,14 +130,21 @@ class ModuleBuilder:
         module.bodies[number].calls.append(recorded)
 
     def add_sites(self, frame: Frame, sites: dict[str, Site]) -> None:
-        """Add the calls that a call makes to the call sites of its module."""
+        """Add the calls that a call makes to the call sites of its module.
+
+        A child without a signature has a site if the code selects a specialization of it.
+        """
+        graphs = self.graphs
         for child in frame.children:
-            call = self.graphs.working.preserved.get(child)
-            site = sites.get(child.accessor)
+            call = graphs.working.preserved.get(child)
+            if call is None and ".." not in graphs.targets[graphs.regions[child]]:
+                continue
+            accessor = child.accessor
+            site = sites.get(accessor)
             if site is None:
                 out_spec = call.signature.out_spec if call is not None else None
                 name = self.paths.canonical(child.path)
-                site = sites[child.accessor] = Site(name, out_spec)
+                site = sites[accessor] = Site(name, out_spec)
             site.calls.append(self._recorded[child])
 
     def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -160,22 +167,13 @@ class ModuleBuilder:
         first, *others = module.bodies
         first.others = others
         kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule
-        sources = (kind, *[id(body.source) for body in module.bodies])
-        cls = self._classes.get(sources)
+        key = (kind, *[id(body.source) for body in module.bodies])
+        cls = self._classes.get(key)
         if cls is None:
-            functions = tuple([self._function(body) for body in module.bodies])
-            key = (kind, *map(id, functions))
-            cls = self._classes.get(key) or class_with(kind, first, functions)
-            self._classes[key] = self._classes[sources] = cls
-        return kind(first, cls)
-
-    def _function(self, body: Body) -> FunctionType:
-        source = body.latest()
-        key = (source.key, source.comments)
-        function = self._functions.get(key)
-        if function is None:
-            function = self._functions[key] = source.compile()
-        return function
+            functions = [body.function() for body in module.bodies]
+            cls = self._classes[key] = class_with(kind, first, functions)
+        generated: torch.nn.Module = cls(first)
+        return generated
 
 
 def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[Frame], bool]]:

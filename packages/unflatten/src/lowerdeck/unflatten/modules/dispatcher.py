@@ -47,7 +47,7 @@ def _module_of(
     module: InterpreterModuleDispatcher, body: Body, function: Any
 ) -> InterpreterModule:
     own = replace(body, others=[], view=None)
-    view = InterpreterModule(own, class_with(InterpreterModule, own, [function]))
+    view: InterpreterModule = class_with(InterpreterModule, own, [function])(own)
     for name, value in module.__dict__.items():
         if name != PRIVATE:
             view.__dict__[name] = value

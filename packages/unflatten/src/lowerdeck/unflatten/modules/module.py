@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any, Self
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.export.graph_signature import ExportGraphSignature
+from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.unflatten._torch_private import buffers_of, children_of, module_state, parameters_of
+from lowerdeck.unflatten._torch_private import (
+    buffers_of,
+    children_of,
+    module_state,
+    parameters_of,
+    share_children_and_state,
+)
 from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
-from lowerdeck.unflatten.codegen.targets import OWN_NAMES, lookup
+from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_line
+from lowerdeck.unflatten.codegen.names import OWN_NAMES, lookup
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.modules.body import Body
 from lowerdeck.unflatten.modules.container import child_at
-from lowerdeck.unflatten.modules.views import GraphView, print_readable
 from lowerdeck.unflatten.specializations import Function, dispatcher
-from lowerdeck.unflatten.swaps import Refusing
+from lowerdeck.unflatten.swaps import Refusing, SwapTable, swap_table
 
 _MARK = "_lowerdeck_generated_class"
 _SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
@@ -31,15 +40,12 @@ class GeneratedModule(Refusing):
     Each has its own class with a ``forward``, shared by modules of equal code.
     """
 
-    def __init__(self, body: Body, generated_class: type | None = None) -> None:
+    def __init__(self, body: Body) -> None:
         # Not by torch.nn.Module.__init__, which takes several times as long for the same.
-        self.__dict__.update(module_state())
-        self.__dict__[PRIVATE] = body
-        if generated_class is not None:
-            # Not by torch.nn.Module.__setattr__, which looks at the kind of value.
-            object.__setattr__(self, "__class__", generated_class)
-        else:
-            GeneratedModule.recompile(self)
+        state = module_state()
+        state[PRIVATE] = body
+        # Not by torch.nn.Module.__setattr__, which looks at the kind of value.
+        object.__setattr__(self, "__dict__", state)
 
     @property
     def check_input_constraints(self) -> bool:
@@ -80,7 +86,7 @@ class GeneratedModule(Refusing):
         body: Body = self.__dict__[PRIVATE]
         if body.view is None:
             try:
-                body.view = GraphView(self, body.graph, body.attributes, _recompiled)
+                body.view = GraphView(self, body.graph, body.attributes)
             except SyntaxError as error:
                 raise UnflattenError(
                     f"torch.fx cannot write code for the graph of a {body.type_name}: {error}. A "
@@ -178,6 +184,42 @@ class InterpreterModule(GeneratedModule):
         return child_at(self, key)
 
 
+class UnflattenedModule(GeneratedModule):
+    """An exported program as a module with eager's hierarchy; returned by ``unflatten``.
+
+    Attributes:
+        graph_signature: The meaning of the program's inputs and outputs.
+        module_call_graph: The program's modules and recorded signatures.
+        range_constraints: The range of each symbolic size.
+        flat_args_adapter: Converts arguments of another structure into the exported one.
+        meta: A copy of the metadata of the exported graph module.
+    """
+
+    graph_signature: ExportGraphSignature
+    module_call_graph: list[Any]
+    range_constraints: dict[Any, Any]
+    flat_args_adapter: FlatArgsAdapter | None
+    meta: dict[str, Any]
+
+    @property
+    def input_placeholders(self) -> list[Node]:
+        """The placeholders of the graph, one for each leaf of the arguments."""
+        return list(GeneratedModule.graph.__get__(self).find_nodes(op="placeholder"))
+
+    def swappable(self) -> SwapTable:
+        """Return which modules can be replaced and called alone, and why others cannot.
+
+        Example:
+            >>> import torch
+            >>> from lowerdeck.unflatten import export_preserving, unflatten
+            >>> eager = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+            >>> print(unflatten(export_preserving(eager, (torch.ones(1, 2),))).swappable())
+            0  replace  call
+            1  replace  call
+        """
+        return swap_table(self)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """Attributes that copies share."""
@@ -213,10 +255,77 @@ def _plain_class(cls: type) -> type:
     return cls
 
 
-def _recompiled(module: torch.nn.Module, view: GraphView) -> None:
-    if isinstance(module, GeneratedModule):
-        GeneratedModule.recompile(module)
-        module.__dict__[PRIVATE].view = view
+class GraphView(GraphModule):
+    """A module's graph with the module's own children and state, called with flat values."""
+
+    def __init__(
+        self,
+        owner: torch.nn.Module,
+        graph: Graph,
+        attributes: Mapping[str, torch.nn.Module],
+    ) -> None:
+        """Create a view.
+
+        Args:
+            owner: The module; it is not kept alive.
+            graph: Its graph.
+            attributes: Graph modules for operators such as ``cond``.
+        """
+        super().__init__({}, Graph(), class_name="GraphModule")
+        share_children_and_state(self, owner)
+        names = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+        self.__dict__.update(
+            (name, owner.__dict__[name]) for name in names & owner.__dict__.keys()
+        )
+        self.__dict__.update(attributes)
+        self.graph = graph
+        self.__dict__["_owner"] = weakref.ref(owner)
+
+    def recompile(self) -> Any:
+        """Generate the code of the graph again, here and in the module, after it was edited."""
+        code = super().recompile()
+        owner = self.__dict__["_owner"]() if "_owner" in self.__dict__ else None
+        if isinstance(owner, GeneratedModule):
+            GeneratedModule.recompile(owner)
+            owner.__dict__[PRIVATE].view = self
+        return code
+
+    def _plain(self) -> GraphModule:
+        return GraphModule(self, self.graph)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+        return copy.deepcopy(self._plain(), memo)
+
+    def __reduce__(self) -> Any:
+        return self._plain().__reduce__()
+
+
+def print_readable(module: torch.nn.Module, print_output: bool) -> str:
+    """Return the code of ``module`` and of every module below it, as classes.
+
+    Args:
+        module: The outermost module.
+        print_output: Whether to also print the text.
+    """
+    parts: list[str] = []
+    for path, inner in module.named_modules():
+        type_name = _type_of(inner)
+        name = type_name.rpartition(".")[2]
+        shown = name if is_name(name) else "Module"
+        parts.append(
+            f"class {shown}(torch.nn.Module):  # {one_line(path or '(root)')}: {type_name}"
+        )
+        body = inner.__dict__.get(PRIVATE)
+        parts.append(indent(body.text() if body is not None else "pass\n", "    "))
+    text = "\n".join(parts)
+    if print_output:
+        print(text)
+    return text
+
+
+def _type_of(module: torch.nn.Module) -> str:
+    body = module.__dict__.get(PRIVATE)
+    return one_line(str((body and body.type_name) or type(module).__name__))
 
 
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:

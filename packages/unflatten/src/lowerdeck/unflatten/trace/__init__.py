@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.export import ExportedProgram
 
+from lowerdeck.unflatten.notes import MODULE_NUMBERS, read_notes
 from lowerdeck.unflatten.trace.calls import CallTree, build_call_tree
 from lowerdeck.unflatten.trace.items import Item, flatten_regions
 from lowerdeck.unflatten.trace.modes import place_mode_switches
@@ -26,6 +28,7 @@ class Trace:
         paths: The names of its modules.
         tree: The module calls around its steps.
         mutations: The places where new values of state and inputs are written.
+        notes: What ``export_preserving`` recorded of modules.
     """
 
     program: ExportedProgram
@@ -34,6 +37,7 @@ class Trace:
     paths: ModulePaths
     tree: CallTree
     mutations: Mutations
+    notes: Mapping[str, Mapping[str, Any]]
 
 
 def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
@@ -48,11 +52,11 @@ def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
     paths = ModulePaths(module_names(program))
     for name in state.entries:
         paths.add(name.rpartition(".")[0])
-    items = list(flatten_regions(program.graph_module))
-    find_shared_modules(paths, items, state, program)
+    items, notes = list(flatten_regions(program.graph_module)), read_notes(program)
+    find_shared_modules(paths, items, state, notes[MODULE_NUMBERS])
     tree = build_call_tree(items, paths)
     place_mode_switches(tree, items)
     mutations = plan_mutations(program, items, tree, state, paths)
     if not inplace:
         mutations.keep_functional()
-    return Trace(program, items, state, paths, tree, mutations)
+    return Trace(program, items, state, paths, tree, mutations, notes)

@@ -5,6 +5,18 @@ the buffer, as eager does, but never before the last reader of the old value has
 calls of a module that updates a buffer write it too, so that all its calls are alike: the second
 call of a counter reads the buffer, and not a result of the first call. That is right because only
 the last value of a buffer is seen from outside.
+
+A counter ``self.n += 1; return x + self.n`` that is called twice, as a functional program::
+
+    add   = b_n + 1        # first call
+    out   = x + add
+    add_1 = add + 1        # second call reads a value of the first one
+    out_1 = out + add_1
+    return add_1, out_1    # the new value of the buffer, the result
+
+``all`` has the one write that the program returns, of ``add_1``, by the second call.
+``_write_before`` adds that of ``add`` by the first call, and ``through_state`` makes the second
+call read the buffer instead of ``add``: both calls are now ``n += 1; x + n``.
 """
 
 from __future__ import annotations

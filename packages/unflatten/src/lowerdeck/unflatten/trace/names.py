@@ -3,11 +3,18 @@
 Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
 Strict export keys each called module by its identity, but keeps one name of a non-persistent
 buffer, the last, and the first name of each called module. Both keep one name of a plain tensor.
+
+``ModulePaths`` has the names; ``find_shared_modules`` applies one repair after the other:
+
+- ``_read_calls``: strict, ``self.b = self.a``: calls of one identity are of one module.
+- ``_merge_equal_state``: ``a`` and ``b`` of one type, all their tensors the same: one module.
+- ``_merge_foreign_callers``: strict, ``b`` calls ``a.fc``, and ``a`` looks like ``b``: one module.
+- ``_find_lost_names``: ``b`` reads ``a.scale``, and both are called: ``b.scale`` is a lost name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,7 +23,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
-from lowerdeck.unflatten.notes import MODULE_NUMBERS, notes_of
 from lowerdeck.unflatten.trace.items import Item, Role, region_arguments
 from lowerdeck.unflatten.trace.state import ProgramState, StateEntry, StateKind
 
@@ -147,7 +153,7 @@ def is_delegate(module: object) -> bool:
     return hasattr(module, "backend_id") and hasattr(module, "original_module")
 
 
-_SAVED = frozenset({StateKind.PARAMETER, StateKind.BUFFER})
+_SAVED = (StateKind.PARAMETER, StateKind.BUFFER)
 
 
 @dataclass(slots=True)
@@ -164,7 +170,7 @@ class _Calls:
 
 
 def find_shared_modules(
-    paths: ModulePaths, items: Sequence[Item], state: ProgramState, program: ExportedProgram
+    paths: ModulePaths, items: Sequence[Item], state: ProgramState, numbers: Mapping[str, int]
 ) -> None:
     """Merge the names of shared modules in ``paths``, and add missing names to ``state``.
 
@@ -176,12 +182,11 @@ def find_shared_modules(
         paths: The names; changed.
         items: The program's steps.
         state: The program's state; changed.
-        program: The program.
+        numbers: Recorded identity of modules that share all their state.
     """
     calls = _read_calls(paths, items)
     is_strict = bool(calls.identities)
-    kinds = _SAVED if is_strict else _SAVED | {StateKind.TRANSIENT_BUFFER}
-    numbers: dict[str, int] = notes_of(program, MODULE_NUMBERS)
+    kinds = _SAVED if is_strict else (*_SAVED, StateKind.TRANSIENT_BUFFER)
     first: dict[int, str] = {}
     for path in paths.order if numbers else ():
         if path in numbers:
@@ -262,10 +267,16 @@ def _children(paths: ModulePaths) -> dict[str, list[str]]:
 def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
     calls = _Calls()
     first: dict[str, str] = {}
+    seen: set[str] = set()
     for item in items:
-        for key, (traced, type_name) in item.node.meta.get("nn_module_stack", {}).items():
+        stack = item.node.meta.get("nn_module_stack")
+        # The key of the innermost call decides the others.
+        if not stack or (innermost := next(reversed(stack))) in seen:
+            continue
+        seen.add(innermost)
+        for key, (traced, type_name) in stack.items():
             path = paths.eager(traced)
-            if not path or key == EMPTY_STACK_KEY or (path in calls.types and key in first):
+            if not path or key == EMPTY_STACK_KEY:
                 continue
             calls.types.setdefault(path, type_name)
             paths.add(path)
@@ -277,7 +288,7 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
 
 
 def _state_under(
-    state: ProgramState, kinds: frozenset[StateKind]
+    state: ProgramState, kinds: Collection[StateKind]
 ) -> dict[str, tuple[object, ...]]:
     """Return for each module the relative names, kinds and identities of the state under it."""
     states: dict[str, list[object]] = {}
@@ -295,7 +306,7 @@ def _find_lost_names(
     paths: ModulePaths,
     state: ProgramState,
     calls: _Calls,
-    kinds: frozenset[StateKind],
+    kinds: Collection[StateKind],
 ) -> None:
     """Restore names of tensors of which the program kept another name.
 

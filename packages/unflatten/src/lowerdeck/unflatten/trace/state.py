@@ -91,8 +91,9 @@ class ProgramState:
         Non-strict export lifts all buffers in eager's order. Strict export lifts only those that
         it reads, in the order of the reads.
         """
-        kinds = {StateKind.BUFFER, StateKind.TRANSIENT_BUFFER}
-        buffers = [name for name, entry in self.entries.items() if entry.kind in kinds]
+        buffers = [name for name, entry in self.entries.items() if entry.kind in _BUFFERS]
+        if not buffers:
+            return
         order = [name for name in program.graph_signature.buffers if name in self.entries]
         saved = program.state_dict
         # The state dict may list modules in another order.
@@ -141,12 +142,14 @@ class ProgramState:
             yield entry, by_identity[entry.identity]
 
 
-_STATE_KINDS = {
+# Tuples: the hash of an enumeration is a call into Python.
+_BUFFERS = (StateKind.BUFFER, StateKind.TRANSIENT_BUFFER)
+_STATE_KINDS = (
     InputKind.PARAMETER,
     InputKind.BUFFER,
     InputKind.CONSTANT_TENSOR,
     InputKind.CUSTOM_OBJ,
-}
+)
 
 
 def tensor_identity(value: Any) -> object:

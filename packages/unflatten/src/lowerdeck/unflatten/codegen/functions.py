@@ -1,21 +1,27 @@
-"""Add the line of the model to the message of an error that generated code raises."""
+"""Functions of generated source, compiled at their first call; errors name the model's line."""
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
-from lowerdeck.unflatten.attributes import PRIVATE
-from lowerdeck.unflatten.call_signature import one_line
+from lowerdeck.unflatten.attributes import PRIVATE, full_name
+from lowerdeck.unflatten.call_signature import PENDING, one_line
 from lowerdeck.unflatten.errors import UnflattenError
+
+if TYPE_CHECKING:
+    from lowerdeck.unflatten.codegen.source import Source
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Beginning of the names of generated files."""
@@ -23,31 +29,74 @@ FILE_PREFIX = "<lowerdeck.unflatten "
 NAME_SOURCE = "_lowerdeck_name_source"
 """Global name of ``name_source`` in generated code."""
 
-TORCH_FOLDER = str(Path(torch.__file__).parent)
-"""Folder of torch's own lines; lines of its layers say little about the model."""
-
-_OURS = {specializations.__file__, contract.__file__}
-_MESSAGE = "_lowerdeck_message"
-"""Attribute of an error with its original message."""
-
-
-def with_handler(text: str) -> str:
-    """Return a function's source with a handler that names the model's line in errors.
-
-    The handler costs nothing until a line fails.
-
-    Args:
-        text: The source; its first line is the whole signature.
-    """
-    head, _, body = text.rstrip("\n").partition("\n")
-    return f"{head}\n    try:\n    " + body.replace("\n", "\n    ") + _HANDLER
-
+_COMPILE, _FUNCTION = "_lowerdeck_compile", "_lowerdeck_function"
+"""Global names of a function, and of the one that compiles it at its first call."""
 
 _HANDLER = f"""
     except Exception:
         {NAME_SOURCE}(self)
         raise
 """
+
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+"""Folder of torch's own lines; lines of its layers say little about the model."""
+
+_FILE_NUMBERS = count()
+_OURS = {specializations.__file__, contract.__file__}
+_MESSAGE = "_lowerdeck_message"
+"""Attribute of an error with its original message."""
+
+
+def compile_function(text: str, scope: dict[str, Any]) -> FunctionType:
+    """Return the function ``forward`` of this source; tracebacks show its lines and the model's.
+
+    Args:
+        text: The source; its first line is the whole signature.
+        scope: The function's globals; filled.
+    """
+    head, _, body = text.rstrip("\n").partition("\n")
+    # The handler costs nothing until a line fails.
+    text = f"{head}\n    try:\n    " + body.replace("\n", "\n    ") + _HANDLER
+    file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
+    exec(compile(text, file, "exec"), scope)
+    # A None time keeps the entry: linecache cannot check a file that does not exist.
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    return scope["forward"]  # type: ignore[no-any-return]
+
+
+def deferred_function(parameters: str, write: Callable[[], Source]) -> FunctionType:
+    """Return a function that writes and compiles its source at its first call.
+
+    Its code is replaced in place, so that every class that has the function runs the new code.
+    Threads that make the first call together compile equal code.
+
+    Args:
+        parameters: The text of its parameter list after ``self``.
+        write: Returns the source.
+    """
+    # No __name__: a compiler would look for these names in the module of that name.
+    scope: dict[str, Any] = {"__builtins__": builtins, NAME_SOURCE: name_source}
+    function = FunctionType(_first_code(parameters), scope, "forward")
+
+    # Compilers call this instead of tracing it.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def compile_source() -> None:
+        source = write()
+        scope.update(source.names)
+        function.__code__ = compile_function(source.text, scope).__code__
+
+    scope[_COMPILE], scope[_FUNCTION] = compile_source, function
+    return function
+
+
+@lru_cache(4096)
+def _first_code(parameters: str) -> CodeType:
+    """Return the code of the first call of a function with these parameters."""
+    arguments = parameters.removesuffix(", /").replace(f"*, {PENDING}", f"{PENDING}={PENDING}")
+    call = f"{_COMPILE}(); return {_FUNCTION}(self{arguments})"
+    scope: dict[str, Any] = {}
+    exec(compile(f"def forward(self{parameters}): {call}", "<first call>", "exec"), scope)
+    return scope["forward"].__code__  # type: ignore[no-any-return]
 
 
 def name_source(module: torch.nn.Module) -> None:
@@ -61,9 +110,10 @@ def name_source(module: torch.nn.Module) -> None:
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None or len(error.args) != 1:
         return
-    if type(error) is KeyError and _is_last_frame_ours(error):
+    *_, (file, _) = _steps(error.__traceback__)
+    if type(error) is KeyError and file.startswith(FILE_PREFIX):
         raise UnflattenError(
-            f"this module calls its child {error.args[0]!r}, which was deleted. Put one there."
+            f"the child {full_name(module, error.args[0])!r} was deleted. Put a module there."
         ) from error
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
@@ -102,11 +152,6 @@ def _caller_of(module: torch.nn.Module, source: str) -> str:
             if own and location(frames[-1]) == source:
                 return location(own[-1])
     return ""
-
-
-def _is_last_frame_ours(error: BaseException) -> bool:
-    steps = list(_steps(error.__traceback__))
-    return bool(steps) and steps[-1][0].startswith(FILE_PREFIX)
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:
