@@ -95,7 +95,8 @@ def _dynamic(quick: bool) -> Iterator[Row]:
     layers = 2 if quick else 8
     shapes = ({0: Dim("batch"), 1: Dim("tokens", max=512)},)
     with torch.no_grad():
-        program = export(llama(layers), (torch.zeros(2, 16).long(),), dynamic_shapes=shapes)
+        inputs = (torch.zeros(2, 16).long(),)
+        program = export(Llama(64, layers, 1000), inputs, dynamic_shapes=shapes)
     mine, theirs = paired(partial(decompose, program), program.run_decompositions)
     yield Row(
         PACKAGE,
