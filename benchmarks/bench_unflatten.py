@@ -1,11 +1,18 @@
-"""Unflattening beside torch.export.unflatten and eager: growth, speed of forward, memory."""
+"""Unflattening beside torch.export.unflatten and eager: growth, speed of forward, memory.
+
+With ``LOWERDECK_FORMER`` set to another checkout, such as a worktree of b649b976, building and
+first calls are also measured beside that one's, in turn.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +37,9 @@ def rows(quick: bool) -> Iterator[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield from _layers(quick)
+        if former := os.environ.get("LOWERDECK_FORMER"):
+            yield from _beside_former(Path(former), quick)
+        yield from _exports(quick)
         yield from _shapes(quick)
         yield from _forward(quick)
         yield from _memory(quick)
@@ -155,6 +165,91 @@ def _layers(quick: bool) -> Iterator[Row]:
             PEER,
         )
     yield _growth("growth with layers", series)
+
+
+_BUILDS = """
+import gc, sys, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+from lowerdeck.unflatten import export_preserving, unflatten
+torch.set_num_threads(1)
+def timed(action):
+    gc.collect()
+    start = time.process_time()
+    result = action()
+    return time.process_time() - start, result
+programs, x = {}, torch.randn(1, 4)
+for line in sys.stdin:
+    kind, count = line.split()
+    if line not in programs:
+        parts = [part for _ in range(int(count)) for part in (nn.Linear(4, 4), nn.ReLU())]
+        record = torch.export.export if kind == "plain" else export_preserving
+        programs[line] = record(nn.Sequential(*parts).eval(), (x,))
+    with torch.no_grad():
+        build, module = timed(lambda: unflatten(programs[line]))
+        first, _ = timed(lambda: module(x))
+    print(build, first, len(programs[line].graph.nodes), flush=True)
+"""
+"""Code of a process that prints the seconds of building a module and of its first call."""
+
+
+def _beside_former(former: Path, quick: bool) -> Iterator[Row]:
+    """Yield building and first call beside another checkout, in turn, in a process each."""
+    own = Path(__file__).parents[1]
+    workers = []
+    for root in (own, former):
+        path = os.pathsep.join(map(str, sorted(root.glob("packages/*/src"))))
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _BUILDS],
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def measure(worker: Any, case: str) -> list[float]:
+        worker.stdin.write(f"{case}\n")
+        worker.stdin.flush()
+        return [float(figure) for figure in worker.stdout.readline().split()]
+
+    for kind in ("plain", "preserving"):
+        series = []
+        for count in (60, 240) if quick else (60, 240, 1000, 5000):
+            rounds = [
+                [measure(worker, f"{kind} {count}") for worker in workers]
+                for _ in range(5 if quick else 15)
+            ]
+            nodes = rounds[0][0][2]
+            # The first round warms up.
+            ours, theirs = (
+                [min(figures) / nodes * 1e6 for figures in zip(*each, strict=True)]
+                for each in zip(*rounds[1:], strict=True)
+            )
+            series.append((nodes, ours[0]))
+            note = f"{former.name}; a {kind} export"
+            met = ours[0] <= 0.6 * theirs[0]
+            case = f"{count} layers, {kind}"
+            goal = "<= 0.6 of the former"
+            yield Row(PACKAGE, f"build, {case}", ours[0], theirs[0], "us/node", goal, met, note)
+            yield Row(PACKAGE, f"first call, {case}", ours[1], theirs[1], "us/node", note=note)
+        exponent = growth_exponent([(nodes, nodes * each) for nodes, each in series])
+        case = f"growth with layers, {kind} export"
+        yield Row(PACKAGE, case, exponent, None, "exponent", "<= 1.05", exponent <= 1.05)
+    for worker in workers:
+        worker.communicate()
+
+
+def _exports(quick: bool) -> Iterator[Row]:
+    """Yield ``export_preserving`` beside torch's export."""
+    count = 100 if quick else 500
+    model, x = layers(count).eval(), torch.randn(1, 4)
+    ours, theirs = paired(partial(export_preserving, model, (x,)), partial(export, model, (x,)))
+    case = f"export_preserving, {count} layers"
+    met = ours <= 1.3 * theirs
+    yield Row(PACKAGE, case, ours, theirs, "s", "<= 1.3 torch.export", met, "torch.export.export")
 
 
 def _growth(case: str, series: Iterable[tuple[float, float]]) -> Row:

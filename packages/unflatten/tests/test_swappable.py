@@ -203,7 +203,7 @@ def test_a_child_that_is_gone_is_named(path: str, how: str) -> None:
         delattr(made.get_submodule(outer), last)
     else:
         setattr(made.get_submodule(outer), last, None)
-    with pytest.raises(UnflattenError, match=f"'{last}'"):
+    with pytest.raises(UnflattenError, match=f"'{path}'"):
         made(X)
     # What can be read of the rest still can.
     assert all(module.code for module in made.modules() if hasattr(module, "code"))
