@@ -19,16 +19,12 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import exported, official
+from lowerdeck_zoo import Holding, exported, official
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.fc = nn.Linear(8, 8)
-        self.register_buffer("seen", torch.zeros(()))
-
+class Block(
+    Holding, norm=lambda: nn.LayerNorm(8), fc=lambda: nn.Linear(8, 8), seen=lambda: torch.zeros(())
+):
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add_(1)
         return torch.add(x, self.fc(self.norm(x)).relu() * self.seen)

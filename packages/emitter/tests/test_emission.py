@@ -25,7 +25,7 @@ from lowerdeck.emitter import (
 )
 from lowerdeck.serializer import DelegateCall, JumpFalseCall, KernelCall, deserialize_pte
 from lowerdeck.serializer import Tensor as StoredTensor
-from lowerdeck_zoo import Of, Program, assert_close, exported, program, programs
+from lowerdeck_zoo import Holding, Of, Program, assert_close, exported, program, programs
 from lowerdeck_zoo.models.strides import attend
 
 
@@ -281,11 +281,7 @@ def test_weights_carry_their_names_unless_told_otherwise() -> None:
 
 
 def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes() -> None:
-    class Called(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])
-
+    class Called(Holding, norms=lambda: nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])):
         def forward(self, x: Tensor) -> Tensor:
             for norm in (*self.norms, self.norms[0]):
                 x = norm(x).relu()

@@ -32,18 +32,11 @@ from lowerdeck.lowered_module import (
     visits,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 
-class Model(nn.Module):
+class Model(Holding, scale=lambda: nn.Parameter(torch.randn(4)), total=lambda: torch.zeros(4)):
     """Some operators that Pocket has and some that it lacks."""
-
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(4))
-        self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total.add_(x.detach())

@@ -22,20 +22,14 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
-from lowerdeck_zoo import exported, saved_and_loaded
+from lowerdeck_zoo import Holding, exported, saved_and_loaded
 
 aten = torch.ops.aten
 X = torch.tensor([[1.5, -2.0], [-1.0, 3.0]])
 
 
-class Cache(nn.Module):
-    cache: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(3, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
+class Cache(Holding, cache=lambda: torch.zeros(3, 2)):
+    def forward(self, x: Tensor) -> Any:
         self.cache[1] = x[0]
         return self.cache + 1
 

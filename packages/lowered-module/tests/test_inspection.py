@@ -27,7 +27,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 MODEL = Of(lambda x: x.sin().tan().cos())
 
@@ -161,14 +161,10 @@ def relus(refused: dict[str, str] | None = None) -> TaggingPartitioner:
     return made
 
 
-class Branching(torch.nn.Module):
+class Branching(Holding, weight=lambda: torch.nn.Parameter(torch.ones(4))):
     """Two relus, a sum, and a weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return torch.relu(x) * self.weight + torch.relu(x.sin())
 
 

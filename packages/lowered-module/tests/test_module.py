@@ -42,18 +42,11 @@ from lowerdeck.lowered_module import (
 from lowerdeck.lowered_module.testing import TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore, deserialize_pte
 from lowerdeck.torch_base import graphs_of
-from lowerdeck_zoo import Of, assert_close, exported
+from lowerdeck_zoo import Holding, Of, assert_close, exported
 
 
-class Odd(nn.Module):
+class Odd(Holding, linear=lambda: nn.Linear(4, 4), state=lambda: torch.zeros(4)):
     """Nested inputs, None and int outputs, a lifted constant, state, dynamic sizes."""
-
-    state: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("state", torch.zeros(4))
 
     def forward(self, d: dict[str, Any], scale: int = 3) -> dict[str, Any]:
         y = self.linear(d["x"])
@@ -126,16 +119,8 @@ class Changing(nn.Module):
         return [x * 2, 5]
 
 
-class Swap(nn.Module):
-    one: Tensor
-    two: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("one", torch.tensor([1.0]))
-        self.register_buffer("two", torch.tensor([2.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
+class Swap(Holding, one=lambda: torch.tensor([1.0]), two=lambda: torch.tensor([2.0])):
+    def forward(self, x: Tensor) -> Any:
         one, two = self.one.clone(), self.two.clone()
         self.one.copy_(two)
         self.two.copy_(one)

@@ -26,6 +26,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
+from lowerdeck_zoo import Holding
 from lowerdeck_zoo.program import Method
 
 # torch's own, from copying a tree spec inside run_decompositions
@@ -93,12 +94,8 @@ def test_a_write_in_place_that_others_would_see_is_not_lost() -> None:
     torch.testing.assert_close(lowered.module()(X), aliased(X))
 
 
-class TwoWays(nn.Module):
+class TwoWays(Holding, layer=lambda: nn.Linear(5, 5)):
     """Something unsupported between two parts that share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(torch.cumsum(self.layer(x), 0))

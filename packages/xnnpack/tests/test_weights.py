@@ -32,6 +32,7 @@ from lowerdeck.runner import load
 from lowerdeck.torch_base import data_address, view_tensor
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.emit import scratch
+from lowerdeck_zoo import Holding
 
 Tensor = torch.Tensor
 X = torch.randn(1, 3, 8, 8)
@@ -283,15 +284,12 @@ def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
     torch.testing.assert_close(found, float(tensor.abs().max()), equal_nan=True)
 
 
-class Repeated(nn.Module):
+class Repeated(
+    Holding,
+    kinds=lambda: nn.Embedding(2, 8),
+    zeros=lambda: torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous(),
+):
     """Adds one row of a table to each token, and divides by zeros of two signs."""
-
-    zeros: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds = nn.Embedding(2, 8)
-        self.register_buffer("zeros", torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         kinds = self.kinds(torch.zeros(3, 5, dtype=torch.long))
