@@ -299,9 +299,3 @@ def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes(
             names = {info.fully_qualified_name for info in infos if info is not None}
             modules.append({name.rpartition(".")[0] for name in names if name})
     assert modules == [{"norms.0"}, {"norms.1"}, {"norms.2"}, {"norms.0"}]
-
-
-def test_what_is_shown_of_an_emission_is_short() -> None:
-    emitted = emit(exported(nn.Linear(2, 3), torch.ones(1, 2)))
-    assert repr(emitted) == "<EmittedProgram forward: 1 instructions>"
-    assert len(repr(EmitConfig())) < 600

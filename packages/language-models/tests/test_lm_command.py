@@ -50,6 +50,7 @@ def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ),
         (["lm", "export", "{empty}"], "has no tokenizer.json"),
         (["lm", "export", "{broken}"], "config.json is of no model"),
+        *((["lm", "export", one], "tokenizer.json") for one in ("{no_words}", "{blank}")),
         (["lm", "run", "nowhere.pte", "text"], "there is no file nowhere.pte"),
         (["lm", "run", __file__, "text"], "is no .pte file"),
         (["lm", "run", ".", "text"], "'.' is a folder, expected a model's file"),
@@ -71,6 +72,9 @@ def test_what_cannot_be_done_is_one_line(
     places["empty"].mkdir()
     shutil.copytree(llama, places["broken"])
     (places["broken"] / "config.json").write_text("{")
+    for name, text in {"no_words": "{}", "blank": ""}.items():
+        places[name] = shutil.copytree(llama, tmp_path / name)
+        (places[name] / "tokenizer.json").write_text(text)
     runtime = ["--runtime", "lowerdeck"] if words[1] == "run" else []
     assert lowerdeck(*(word.format(**places) for word in words), *runtime) == 3
     error = capsys.readouterr().err
@@ -203,17 +207,3 @@ def test_a_context_that_is_cut_and_what_was_quantised_are_reported(
     assert "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings" in told
     assert lowerdeck(*export, "--context", 128) == ExitStatus.DONE
     assert "made for" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("text", ["{}", ""])
-def test_a_tokenizer_that_is_none_is_named_before_the_work(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_folder(tmp_path / "in")
-    (tmp_path / "in/tokenizer.json").write_text(text)
-    output = tmp_path / "model.pte"
-    assert lowerdeck("lm", "export", tmp_path / "in", "-o", output) == ExitStatus.BAD_INPUT
-    error = capsys.readouterr().err
-    assert "tokenizer.json" in error
-    assert "again" in error
-    assert not output.exists()

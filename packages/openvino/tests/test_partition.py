@@ -28,7 +28,7 @@ from lowerdeck.openvino import (
 from lowerdeck.openvino.device import core
 from lowerdeck.openvino.precision import multiplies_in_subgraphs, text_of, with_precision_kept
 from lowerdeck.runner import load
-from lowerdeck_zoo import Holding, Of, assert_close
+from lowerdeck_zoo import Of, assert_close
 
 aten = torch.ops.aten
 IMAGE = numbers(1, 2, 6, 6)
@@ -158,18 +158,6 @@ def test_buffers_are_the_programs_own() -> None:
     loaded = load(emit(program).to_bytes())
     for _ in range(3):
         torch.testing.assert_close(loaded.run("forward", x), model(x))
-
-
-class Both(Holding, first=lambda: nn.Linear(4, 4), second=lambda: nn.Linear(4, 4)):
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.second(torch.erfinv(torch.tanh(self.first(x)) * 0.5))
-
-
-def test_an_operator_between_two_partitions_is_computed_by_another_kernel() -> None:
-    model, x = Both().eval(), numbers(2, 4)
-    program = lowered(model, (x,)).run_decompositions({})
-    assert len(get_lowered_backend_modules(program.graph_module)) == 2
-    torch.testing.assert_close(program.module()(x), model(x))
 
 
 def _branch(x: torch.Tensor) -> Any:

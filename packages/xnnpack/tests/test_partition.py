@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -235,3 +236,7 @@ def test_what_sums_on_halves_is_computed_in_float32(name: str) -> None:
     exact = HALVES[name](x.float())
     assert found.dtype == torch.float16
     torch.testing.assert_close(found.float(), exact, rtol=4e-3, atol=2e-2)
+
+
+def test_a_cache_keeps_the_results_of_releases_apart() -> None:
+    assert XnnpackBackend.version == metadata.version("lowerdeck-xnnpack")

@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from quantized_cases import IN, OUT, IntegerWeight, by_row  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import ExportedProgram
@@ -262,19 +260,6 @@ def test_memory_is_taken_where_no_file_can_be_written(
     with pytest.warns(RuntimeWarning, match="they take memory instead"):
         found = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
     assert found == in_memory
-
-
-@given(st.lists(st.integers(0, 6), max_size=4), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_pieces_are_all_elements_in_order(sizes: list[int], random: Any) -> None:
-    order = list(range(len(sizes)))
-    random.shuffle(order)
-    tensor = torch.arange(torch.Size(sizes).numel()).reshape(sizes).permute(order)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "_PIECE", 8)
-        pieces = list(scratch.pieces_of(tensor))
-    assert all(piece.numel() <= 8 for piece in pieces)
-    assert torch.equal(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), tensor.flatten())
 
 
 @pytest.mark.parametrize("number", [3.0, -5.0, float("inf"), -float("inf"), float("nan")])
