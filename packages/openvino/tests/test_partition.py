@@ -28,7 +28,7 @@ from lowerdeck.openvino import (
 from lowerdeck.openvino.device import core
 from lowerdeck.openvino.precision import multiplies_in_subgraphs, text_of, with_precision_kept
 from lowerdeck.runner import load
-from lowerdeck_zoo import Of, assert_close
+from lowerdeck_zoo import Holding, Of, assert_close
 
 aten = torch.ops.aten
 IMAGE = numbers(1, 2, 6, 6)
@@ -137,14 +137,11 @@ def test_what_is_left_has_a_reason_and_runs_all_the_same(
     assert all(torch.is_tensor(one) for one in program.module()(*inputs).unsqueeze(0))
 
 
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        # A constant may have no dimensions: it is in the payload.
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.calls: torch.Tensor
-        self.register_buffer("calls", torch.zeros(4))
+# A constant may have no dimensions: it is in the payload.
+SCALE = torch.tensor(1.5)
 
+
+class Counter(Holding, scale=lambda: nn.Parameter(SCALE), calls=lambda: torch.zeros(4)):
     def forward(self, x: torch.Tensor) -> Any:
         self.calls.add_(1)
         return torch.relu(x * self.scale) + self.calls
