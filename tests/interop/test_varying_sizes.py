@@ -22,7 +22,7 @@ from lowerdeck_zoo import Of
 
 
 class Narrowed(nn.Module):
-    """Of a model with the first elements of some dimensions; their number is an input."""
+    """Calls a model with the first elements of some dimensions; their number is an input."""
 
     def __init__(self, model: nn.Module, dimensions: list[tuple[int, int]]) -> None:
         super().__init__()
