@@ -27,8 +27,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
-from lowerdeck_zoo import Holding
-from lowerdeck_zoo.program import Method
+from lowerdeck_zoo import Holding, Of
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
@@ -178,29 +177,14 @@ def test_branches_are_left_with_the_reason() -> None:
     assert "graphs of its own" in partitioner.refused["cond"]
 
 
-class Owner(nn.Module):
-    """Reads a weight where XNNPACK needs a constant, or changes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.rand(4, 3, 3, 3))
-
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(x, self.get_buffer("weight")) * 2
-
-    def train_on(self, x: torch.Tensor) -> torch.Tensor:
-        return self.get_buffer("weight").add_(x) * 2
-
-
 @pytest.mark.parametrize("functional", [False, True])
 def test_weights_that_another_method_changes_are_no_constants(functional: bool) -> None:
-    owner = Owner()
+    weight = torch.rand(4, 3, 3, 3)
+    run = Of(lambda self, x: F.conv2d(x, self.weight) * 2, weight=weight)
+    train_on = Of(lambda self, x: self.weight.add_(x) * 2, weight=weight)
     programs = {
-        name: torch.export.export(Method(owner, name), inputs)
-        for name, inputs in {
-            "run": (torch.rand(1, 3, 8, 8),),
-            "train_on": (torch.rand(1),),
-        }.items()
+        "run": torch.export.export(run, (torch.rand(1, 3, 8, 8),)),
+        "train_on": torch.export.export(train_on, (torch.rand(1),)),
     }
     if functional:
         programs = {name: each.run_decompositions({}) for name, each in programs.items()}
