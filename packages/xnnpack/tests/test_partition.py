@@ -167,13 +167,9 @@ def test_inputs_of_a_size_that_nothing_bounds_are_taken() -> None:
 
 
 def test_branches_are_left_with_the_reason() -> None:
-    class Branching(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,))
-            return result
-
+    model = Of(lambda x: torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,)))
     partitioner = XnnpackPartitioner()
-    to_backend(torch.export.export(Branching(), (torch.ones(3),)), partitioner)
+    to_backend(torch.export.export(model, (torch.ones(3),)), partitioner)
     assert "graphs of its own" in partitioner.refused["cond"]
 
 
