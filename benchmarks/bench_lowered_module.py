@@ -21,6 +21,7 @@ from lowerdeck.lowered_module import (
     PreprocessResult,
     to_backend,
 )
+from lowerdeck_zoo import Of
 
 PACKAGE = "lowered_module"
 
@@ -33,19 +34,6 @@ class Nothing(BackendDetails):
         return PreprocessResult(b"nothing")
 
 
-class Chain(torch.nn.Module):
-    """Nodes in a row; every fifth is left to the program, so that partitions are many."""
-
-    def __init__(self, nodes: int) -> None:
-        super().__init__()
-        self.nodes = nodes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number in range(self.nodes):
-            x = x + 1.0 if number % 5 else torch.tan(x)
-        return x
-
-
 def export(module: torch.nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -53,7 +41,14 @@ def export(module: torch.nn.Module, *inputs: torch.Tensor) -> torch.export.Expor
 
 
 def chain(nodes: int) -> torch.export.ExportedProgram:
-    return export(Chain(nodes), torch.randn(4))
+    """Return nodes in a row; every fifth is left to the program, so that partitions are many."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for number in range(nodes):
+            x = x + 1.0 if number % 5 else torch.tan(x)
+        return x
+
+    return export(Of(forward), torch.randn(4))
 
 
 def tag(program: Any, chosen: Callable[[torch.fx.Node], bool]) -> list[str]:

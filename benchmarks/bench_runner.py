@@ -8,13 +8,12 @@ from functools import partial
 from time import perf_counter
 
 import torch
-from torch import nn
 
 from benchmarks.harness import Row, cpu_seconds, growth_exponent, in_rounds, paired
 from examples import resnet18
 from lowerdeck.emitter import emit
 from lowerdeck.runner import LoadedMethod, load
-from lowerdeck_zoo import assert_close, official
+from lowerdeck_zoo import Of, assert_close, official
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -25,22 +24,20 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from _resnet(64 if quick else 224)
 
 
-class Small(nn.Module):
-    """A long chain of operators on eight numbers, where nothing but overhead costs."""
+def small(length: int) -> Of:
+    """Return a long chain of operators on eight numbers, where nothing but overhead costs."""
 
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(self.length):
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(length):
             x = torch.sin(x + x)
         return x
+
+    return Of(forward)
 
 
 def _small(length: int) -> LoadedMethod:
     x = torch.randn(8)
-    return load(emit(torch.export.export(Small(length), (x,))).program).method()
+    return load(emit(torch.export.export(small(length), (x,))).program).method()
 
 
 def _overhead(length: int) -> Iterator[Row]:
@@ -76,7 +73,7 @@ def _overhead(length: int) -> Iterator[Row]:
 
 def _loading(sizes: tuple[int, ...]) -> Iterator[Row]:
     x = torch.randn(8)
-    files = [emit(torch.export.export(Small(size // 2), (x,))).to_bytes() for size in sizes]
+    files = [emit(torch.export.export(small(size // 2), (x,))).to_bytes() for size in sizes]
     loads = [partial(cpu_seconds, partial(_load, content), repeat=1) for content in files]
     costs = in_rounds(loads, repeat=5)
     exponent = growth_exponent(zip(sizes, costs, strict=True))

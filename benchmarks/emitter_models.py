@@ -9,16 +9,13 @@ from torch import nn
 
 from examples.mobilenet_v2 import MobileNetV2
 from examples.resnet18 import ResNet18
-from lowerdeck_zoo import program
+from lowerdeck_zoo import Holding, program
 from lowerdeck_zoo.models.language import GPT
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(64, 64, 2, batch_first=True)
-        self.head = nn.Linear(64, 10)
-
+class Recurrent(
+    Holding, lstm=lambda: nn.LSTM(64, 64, 2, batch_first=True), head=lambda: nn.Linear(64, 10)
+):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y, _ = self.lstm(x)
         return self.head(y[:, -1])

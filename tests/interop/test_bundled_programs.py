@@ -16,6 +16,7 @@ from lowerdeck.lowered_module import lower
 from lowerdeck.runner import check_bundle, make_bundle
 from lowerdeck.serializer import deserialize_bundle, write_bundle
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import Holding
 
 # A verdict for each file, and what the devtools read and write: all in one process.
 _DEVTOOLS = """
@@ -57,12 +58,7 @@ pickle.dump((verdicts, found.version, suites, bytes(found.program)), open(f"{fol
 """
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3)
-        self.head = nn.Linear(4, 3)
-
+class Net(Holding, conv=lambda: nn.Conv2d(2, 4, 3), head=lambda: nn.Linear(4, 3)):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.head(self.conv(x).relu().mean((2, 3)))
         return found

@@ -17,6 +17,7 @@ from lowerdeck.runner import Profile, load, save_etdump
 from lowerdeck.script import main
 from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import Holding
 
 _NEEDED = ("executorch", "pandas", "ruamel", "tabulate")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -95,12 +96,7 @@ def _expected(run: RunData) -> Any:
     return run.name, run.bundled_input_index, told
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(8, 8)
-        self.second = torch.nn.Linear(8, 4)
-
+class Net(Holding, first=lambda: torch.nn.Linear(8, 8), second=lambda: torch.nn.Linear(8, 4)):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.first(x))
         x = torch.sort(self.second(x))[0]  # no operator of XNNPACK's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,7 @@ import_torchvision()  # transformers imports it, which may be of another build
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from folders import FAMILIES, PROMPT, SMALL, greedy, save_folder, small_model, tokenizer
+    from folders import FAMILIES, PROMPT, greedy, save_folder, small_model, tokenizer
 
     from lowerdeck.language_models import export_language_model
     from lowerdeck.language_models.exporting import lower_decoder, prepared
@@ -61,18 +62,7 @@ def officially(file, folder, count=COUNT):
     return one
 
 
-def made(family, **options):
-    """Return a small model, or a mixture of experts."""
-    if family != "Mixtral":
-        return small_model(family, **options)
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
-    return transformers.MixtralForCausalLM(config).eval()
-
-
+EXPERTS = {"num_local_experts": 4}  # of mixtures
 CUSTOM = {"attention": "custom-kernel"}
 
 
@@ -89,7 +79,7 @@ CUSTOM = {"attention": "custom-kernel"}
 def test_the_official_runner_says_what_transformers_says(family, settings, tmp_path):
     words = plain_tokenizer()
     words.save(str(tmp_path / "tokenizer.json"))
-    model = made(family, tie_word_embeddings=False)
+    model = small_model(family, tie_word_embeddings=False, **EXPERTS)
     file = tmp_path / "model.pte"
     export_language_model(model, context=CONTEXT, **settings).save(file)
     wanted = words.decode(greedy(model, words.encode(PROMPT).ids, COUNT))
@@ -112,7 +102,7 @@ def test_the_official_runner_says_what_transformers_says(family, settings, tmp_p
 )
 def test_quantised_files_are_near_the_quantised_model(family, settings, tmp_path):
     """Logits of the official runtime beside those of the same weights in eager mode."""
-    model = made(family)
+    model = small_model(family, **EXPERTS)
     if family == "Llama":
         model = tmp_path / "folder"
         save_folder(model)
@@ -152,20 +142,9 @@ def near_the_model(model, file, settings):
 
 def plain_tokenizer():
     """Return a tokenizer all of whose tokens are ASCII, which the runner's binding can tell."""
-    import random
-
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<s>", "</s>"], show_progress=False
-    )
     letters, drawn = "abcdefghijklmnopqrstuvwxyz", random.Random(0)
-    made_up = [" ".join("".join(drawn.choices(letters, k=5)) for _ in range(2000))]
-    made.train_from_iterator([PROMPT * 9, *made_up], trainer)
-    return made
+    made_up = " ".join("".join(drawn.choices(letters, k=5)) for _ in range(2000))
+    return tokenizer(PROMPT * 9, made_up)
 
 
 def settled(family, folder, dtype, ids):

@@ -13,7 +13,7 @@ from torch import nn
 
 from lowerdeck.lowered_module import LoweringError, lower_fastest
 from lowerdeck.script import main
-from lowerdeck_zoo import exported, official
+from lowerdeck_zoo import Holding, exported, official
 
 
 class Convolved(nn.Module):
@@ -29,13 +29,8 @@ class Convolved(nn.Module):
         return self.second(made).mean((2, 3))
 
 
-class Counted(nn.Module):
+class Counted(Holding, calls=lambda: torch.zeros(4), dense=lambda: nn.Linear(4, 4)):
     """Counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(4))
-        self.dense = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)

@@ -19,16 +19,12 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.unflatten import unflatten
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import exported, official
+from lowerdeck_zoo import Holding, Of, exported, official
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.fc = nn.Linear(8, 8)
-        self.register_buffer("seen", torch.zeros(()))
-
+class Block(
+    Holding, norm=lambda: nn.LayerNorm(8), fc=lambda: nn.Linear(8, 8), seen=lambda: torch.zeros(())
+):
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add_(1)
         return torch.add(x, self.fc(self.norm(x)).relu() * self.seen)
@@ -104,24 +100,15 @@ def test_delegates_are_in_their_modules_and_span_no_two() -> None:
         torch.testing.assert_close(module(x), Net.forward(eager, x))
 
 
-class Repeated(nn.Module):
-    def __init__(self, *, nested: bool) -> None:
-        super().__init__()
-        self.step = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if nested else nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = self.step(x)
-        return x
-
-
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_calls_of_one_module_running_are_in_it(
     *, nested: bool, strict: bool, decomposed: bool
 ) -> None:
-    eager, x = Repeated(nested=nested).eval(), torch.randn(4, 8)
+    step = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if nested else nn.Linear(8, 8)
+    eager = Of(lambda self, x: self.step(self.step(self.step(x))), step=step).eval()
+    x = torch.randn(4, 8)
     program = torch.export.export(eager, (x,), strict=strict)
     if decomposed:
         program = program.run_decompositions()

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from lowerdeck.emitter import emit
+from lowerdeck_zoo import Of
 from tests.interop.runs import check, file_of, run
 
 WIDTHS = (1, 2, 3, 5, 8, 17, 32, 64, 65, 100, 128, 192, 300, 512, 768, 1000, 1021, 1024, 2048)
@@ -109,15 +110,9 @@ IN_DOUBLE = {"batch", "batch, with running statistics"}
 """Norms whose squares eager adds up in float64, where they do not overflow."""
 
 
-class Each(nn.Module):
-    """A function of each of several tensors."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Tensor) -> list[Tensor]:
-        return pytree.tree_leaves([self.function(one) for one in tensors])
+def each(function: Callable[[Tensor], Any]) -> Of:
+    """Return a module that is a function of each of several tensors."""
+    return Of(lambda *tensors: pytree.tree_leaves([function(one) for one in tensors]))
 
 
 def inputs() -> Iterator[tuple[Tensor, ...]]:
@@ -213,7 +208,7 @@ def test_norm_is_as_exact_as_eager(
     calls = [*calls[4:10], calls[13]] if way == "portable" else calls
     # Variances of 2,048 numbers are added up in another order than eager's.
     allowed = 2 if dtype == torch.float16 else 64 if "variance" in name else 16
-    model = Each(NORMS[name])
+    model = each(NORMS[name])
     file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
         assert_as_exact(model, call, outputs, places=allowed if way == "portable" else 0)
@@ -232,7 +227,7 @@ def test_squares_that_overflow(name: str, way: str, tmp_path: Path) -> None:
         tuple((one + one.sign()) * 1e20 for one in noise),
         tuple(torch.full_like(one, 1e20) for one in noise),
     ]
-    model = Each(NORMS[name])
+    model = each(NORMS[name])
     file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
         assert_as_exact(model, call, outputs, fewer_nans=True)
@@ -258,8 +253,8 @@ def test_rows_of_varying_number(name: str, free: tuple[int, ...], way: str) -> N
     sizes = [tuple(size if axis in free else 4 for axis in (0, 1)) for size in (4, 6, 0, 2)]
     calls = [tuple(torch.randn(*size, width) + 100 for width in widths) for size in sizes]
     half = torch.export.Dim("half", max=4)
-    shapes = {"tensors": tuple(dict.fromkeys(free, 2 * half) for _ in widths)}
-    model = Each(VARYING[name])
+    shapes = {"args": tuple(dict.fromkeys(free, 2 * half) for _ in widths)}
+    model = each(VARYING[name])
     file = file_by(way, model, calls[0], dynamic_shapes=shapes)
     for call, outputs in zip(calls, run(file, calls), strict=True):
         assert_as_exact(model, call, outputs, places=16 * (way == "portable"))
@@ -273,4 +268,4 @@ def test_pools_of_halves_do_not_overflow() -> None:
         whole = functional.avg_pool2d(x, (25, 40))
         return [flat, whole, functional.adaptive_avg_pool2d(x, (1, 2))]
 
-    check(Each(pools), (torch.full((1, 2, 25, 40), 100.0, dtype=torch.float16),), tolerance=1e-3)
+    check(each(pools), (torch.full((1, 2, 25, 40), 100.0, dtype=torch.float16),), tolerance=1e-3)

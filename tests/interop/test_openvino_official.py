@@ -15,12 +15,12 @@ from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck_zoo import Of, assert_close, program
 from tests.interop.runs import check, delegates, run
 
-from openvino_cases import CASES, Calls, Case  # isort: skip
+from openvino_cases import CASES, Case  # isort: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_operator_runs_there_and_equals_eager(case: Case, tmp_path: Path) -> None:
-    exported = torch.export.export(Calls(case.function), case.inputs)
+    exported = torch.export.export(Of(case.function), case.inputs)
     lowered = to_backend(exported, OpenvinoPartitioner())
     assert len(delegates(lowered)) == 1
     file = emit(lowered).to_bytes()

@@ -69,21 +69,6 @@ def test_what_is_marked_is_written_back_after_its_last_reader(
     torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
 
 
-class CallsInRegions(nn.Module):
-    """Calls one layer in a region of another mode and outside, and others in there alone."""
-
-    def __init__(self, mode: Any) -> None:
-        super().__init__()
-        self.mode = mode
-        self.both, self.inside = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.both(x)
-        with self.mode():
-            z: Tensor = self.inside(self.both(y))
-        return y + z
-
-
 class Rows(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x * 2, x[1:].t()

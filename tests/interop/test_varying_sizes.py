@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from openvino_cases import CASES, Calls
+from openvino_cases import CASES
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from xnnpack_cases import cases
@@ -18,6 +18,7 @@ from xnnpack_cases import cases
 from lowerdeck.lowered_module import Partitioner, to_backend
 from lowerdeck.openvino import OpenvinoPartitioner
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import Of
 
 
 class Narrowed(nn.Module):
@@ -45,10 +46,7 @@ def _models() -> Iterator[Any]:
             for case in cases()
             for one in case.apart()
         ),
-        *(
-            (f"openvino-{one}", Calls(one.function), one.inputs, OpenvinoPartitioner)
-            for one in CASES
-        ),
+        *((f"openvino-{one}", Of(one.function), one.inputs, OpenvinoPartitioner) for one in CASES),
     ]
     tensors = [one for one in every if all(isinstance(each, torch.Tensor) for each in one[2])]
     for number, (name, *values) in enumerate(tensors):

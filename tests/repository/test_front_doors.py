@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -95,3 +98,39 @@ def test_every_offered_name_is_there_and_no_other(package: str) -> None:
     assert all(hasattr(door, name) for name in door.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = door.no_such_name
+
+
+def test_runtime_halves_are_found_where_they_are_registered() -> None:
+    assert all(callable(one.load()) for one in entry_points(group="lowerdeck.runtimes"))
+
+
+KNOWN = """
+import sys
+from lowerdeck.lowered_module import BackendDetails
+exec(sys.argv[2])
+known = [BackendDetails]
+for cls in known:
+    known += cls.__subclasses__()
+mine = [cls for cls in known if cls.__module__.startswith(sys.argv[1])]
+print(*sorted(cls.__name__ for cls in mine if not cls.__abstractmethods__))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "makes"),
+    [
+        ("demo_backends", "BlobError", False),
+        ("demo_backends", "StateDemoPartitioner", True),
+        ("xnnpack", "XnnpackRuntime", False),
+        ("xnnpack", "XnnpackPartitioner", True),
+    ],
+)
+def test_only_halves_that_compile_make_backends_known(
+    package: str, name: str, makes: bool
+) -> None:
+    door = importlib.import_module(f"lowerdeck.{package}")
+    code = f"from {door.__name__} import {name}; {name}()"
+    words = [sys.executable, "-W", "ignore", "-c", KNOWN, door.__name__, code]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    backends = {one for one in door.__all__ if "Backend" in one and "Error" not in one}
+    assert {*told.split()} == (backends if makes else set())

@@ -17,16 +17,13 @@ from lowerdeck.demo_backends import (
 )
 from lowerdeck.lowered_module import CompileSpec, LoweredBackendModule
 from lowerdeck.serializer import CompileSpec as StoredSpec
+from lowerdeck_zoo import Holding
 
 RUNTIME = CompilerDemoRuntime()
 
 
-class Mixed(nn.Module):
+class Mixed(Holding, weight=lambda: nn.Parameter(torch.arange(12.0).reshape(3, 4) / 10)):
     """Two operators that the backend has around one that it lacks, and a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4) / 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.sin(torch.mm(x, self.weight)).abs() * 0.5 + 1

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.export import Dim
 
 import lowerdeck.demo_backends
 from lowerdeck.lowered_module.testing import Sample, check_backend, generated
+from lowerdeck_zoo import Holding
 
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
 
 
-class Sized(torch.nn.Module):
+class Sized(Holding, total=lambda: torch.zeros(4)):
     """Computes with a size that only a call knows, and changes a buffer."""
 
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         self.total.add_(x.sum(0))
         return torch.relu(x + x.shape[0]) + torch.tan(x) * self.total
 

@@ -39,14 +39,6 @@ def instructions(delegate: LoweredBackendModule) -> list[str]:
     return [",".join(line.split(" ")[:2]) for line in lines[2:-1]]
 
 
-def test_the_whole_test_model_is_one_delegate_that_equals_eager(
-    lowered: LoweredBackendModule,
-) -> None:
-    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
-    (output,) = run(lowered, RUNTIME, inputs)
-    torch.testing.assert_close(output, model(*inputs).detach(), rtol=0, atol=1e-5)
-
-
 def test_convolution_and_relu_are_one_instruction_and_tan_is_three(
     lowered: LoweredBackendModule,
 ) -> None:
@@ -98,15 +90,6 @@ def test_a_lone_convolution_and_a_lone_relu_are_taken_around_a_batch_norm() -> N
         *(["conv_op,0"], ["relu_op,0", "conv_op,1"])
     ]
     torch.testing.assert_close(program.module()(x), model(x))
-
-
-def test_partitions_with_equal_weights_give_equal_bytes() -> None:
-    model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
-    first, second = (
-        delegates(lower(model, inputs, DelegateMappingDemoPartitioner()))[0] for _ in range(2)
-    )
-    assert first.processed_bytes == second.processed_bytes
-    assert named_data(first) == named_data(second)
 
 
 def test_an_unsupported_operator_is_refused_with_its_node_and_source_line() -> None:

@@ -18,17 +18,14 @@ from lowerdeck.demo_backends import (
 )
 from lowerdeck.emitter import emit
 from lowerdeck.runner import load
+from lowerdeck_zoo import Holding
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
 
 
-class Small(nn.Module):
+class Small(Holding, layers=lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))):
     """Two layers and two outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.layers(x)

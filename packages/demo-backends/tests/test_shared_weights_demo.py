@@ -17,28 +17,22 @@ from lowerdeck.demo_backends import (
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.runner import load
+from lowerdeck_zoo import Of
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
 
 
-class Head(nn.Module):
-    """An encoder that two methods share, and a head of its own."""
-
-    def __init__(self, encoder: nn.Module, outputs: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(64, outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.head(torch.relu(self.encoder(x)))
-        return y
+def headed(encoder: nn.Module, outputs: int) -> Of:
+    """Return a module with an encoder that two methods share, and a head of its own."""
+    parts = {"encoder": encoder, "head": nn.Linear(64, outputs)}
+    return Of(lambda self, x: self.head(torch.relu(self.encoder(x))), **parts)
 
 
 def test_a_file_of_two_methods_holds_the_shared_weights_once_and_both_equal_eager() -> None:
     torch.manual_seed(0)
     encoder, x = nn.Linear(64, 64), torch.randn(2, 64)
-    models = {"classify": Head(encoder, 10), "embed": Head(encoder, 4)}
+    models = {"classify": headed(encoder, 10), "embed": headed(encoder, 4)}
     lowered = to_backend(
         MethodProgramsPartitionerSpec(
             {name: torch.export.export(model, (x,)) for name, model in models.items()},
@@ -57,7 +51,7 @@ def test_a_file_of_two_methods_holds_the_shared_weights_once_and_both_equal_eage
 def test_one_store_serves_all_methods() -> None:
     encoder, x = nn.Linear(64, 64), torch.randn(2, 64)
     programs = {
-        name: [torch.export.export(Head(encoder, size), (x,))]
+        name: [torch.export.export(headed(encoder, size), (x,))]
         for name, size in (("classify", 10), ("embed", 4))
     }
     results = BackendWithSharedWeightsDemo.preprocess_multimethod(

@@ -52,13 +52,6 @@ def test_every_operand_is_read_as_it_was_written() -> None:
             assert one == other
 
 
-def test_equal_tensors_are_stored_once() -> None:
-    program = TextProgram(
-        [], [Step("op", 0, [torch.ones(3), torch.ones(3), torch.ones(1, 3)])], [Value(0)]
-    )
-    assert len(round_trip(program)[1]) == 1
-
-
 @pytest.mark.parametrize(
     "operand", ["text", True, object(), [0.5], torch.ones(1, dtype=torch.cfloat)]
 )

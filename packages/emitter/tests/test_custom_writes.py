@@ -14,7 +14,7 @@ from torch.export import Dim, ExportedProgram
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter import EmitConfig, MissingKernelError, UnsupportedError, emit
 from lowerdeck.serializer import Tensor as StoredTensor
-from lowerdeck_zoo import Of, exported, saved_and_loaded
+from lowerdeck_zoo import Holding, Of, exported, saved_and_loaded
 
 KERNELS = ("test_writes::update.out", "test_writes::add_one")
 CONFIG = EmitConfig(custom_kernels=frozenset(KERNELS))
@@ -221,11 +221,7 @@ def test_what_a_kernel_may_not_write_is_refused(
 
 
 def test_what_only_a_kernel_writes_begins_as_the_model_has_it() -> None:
-    class Begins(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("held", torch.full((3,), 5.0))
-
+    class Begins(Holding, held=lambda: torch.full((3,), 5.0)):
         def forward(self, x: Tensor) -> Tensor:
             OPS.add_one(self.held)
             return self.get_buffer("held") + x

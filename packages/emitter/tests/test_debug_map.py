@@ -9,14 +9,10 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, emit
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
+class Block(Holding, linear=lambda: nn.Linear(3, 3)):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(self.linear(x))
 

@@ -22,7 +22,7 @@ from lowerdeck.emitter.ir.graph import Kernel
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.emitter.passes.fold_constants import is_repeatable
 from lowerdeck.serializer import runtime_kernels
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 from lowerdeck_zoo.models.state import Counter
 from lowerdeck_zoo.models.strides import attend, heads, joined
 
@@ -110,12 +110,8 @@ def test_what_cannot_share_memory_is_copied(name: str) -> None:
     assert ("executorch_prim::et_view" in found) is (len(names) == 1)
 
 
-class Ends(nn.Module):
+class Ends(Holding, last=lambda: torch.zeros(1, 3)):
     """Keeps a part of what it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("last", torch.zeros(1, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x + 1

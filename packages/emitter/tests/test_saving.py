@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, EmitterError, emit
 from lowerdeck.serializer import ProgramError, open_model
-from lowerdeck_zoo import exported
+from lowerdeck_zoo import Holding, exported
 
 
 def program(value: float = 1.0) -> ExportedProgram:
@@ -59,19 +59,16 @@ def test_external_data_need_a_file_beside_them(tmp_path: Path) -> None:
     assert sorted(Path("/dev").iterdir()) == before
 
 
-class Parts(nn.Module):
+class Parts(
+    Holding,
+    first=lambda: nn.Linear(4, 8),
+    last=lambda: nn.Linear(8, 2),
+    total=lambda: torch.zeros(2),
+    scale=lambda: torch.full((2,), 2.0),
+):
     """Two layers, and state that changes."""
 
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.last = nn.Linear(8, 2)
-        self.register_buffer("total", torch.zeros(2))
-        self.register_buffer("scale", torch.full((2,), 2.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y: torch.Tensor = self.last(self.first(x)) * self.get_buffer("scale")
         self.total.add_(y[0])
         return y + self.total

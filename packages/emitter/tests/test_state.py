@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram, EmitterError, UnsupportedError, emit
-from lowerdeck_zoo import assert_close, exported, program, saved_and_loaded
+from lowerdeck_zoo import Of, assert_close, exported, program, saved_and_loaded
 
 X, SQUARE = torch.arange(4.0), torch.ones(4, 4)
 NAMES = ("one", "two", "three", "four")
@@ -40,14 +40,8 @@ class Keeps(nn.Module):
         return kept * 2
 
 
-class TwoViews(nn.Module):
-    def __init__(self, memory: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("low", memory[:4])
-        self.register_buffer("high", memory[2:6])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.get_buffer("low") * x + self.get_buffer("high")
+def _two_views(memory: Tensor) -> Of:
+    return Of(lambda self, x: self.low * x + self.high, low=memory[:4], high=memory[2:6])
 
 
 def programs(*modules: nn.Module, saved: bool = False) -> dict[str, ExportedProgram]:
@@ -72,7 +66,7 @@ TOGETHER: dict[str, Callable[[Tensor], tuple[nn.Module, ...]]] = {
         *(Keeps(m.view(3, 4), "all"), Keeps(m.view(3, 4)[1:].view(8)[:4], "flat", reads=True)),
         *(Keeps(m[4:8], "row"), Keeps(m[8:], "last")),
     ),
-    "two views in one method": lambda m: (Keeps(m[1:5], "middle"), TwoViews(m[:6])),
+    "two views in one method": lambda m: (Keeps(m[1:5], "middle"), _two_views(m[:6])),
     "parameters": lambda m: (p := nn.Parameter(m[:4], False), (Keeps(p), Keeps(p)))[1],
     "two memories": lambda m: (Keeps(m[:4].clone(), "mine"), Keeps(m[:4].clone(), "yours")),
 }
@@ -144,13 +138,11 @@ def test_names_that_share_nothing_are_errors(share: Any, message: str) -> None:
 
 
 def test_two_states_of_one_method_are_not_made_one() -> None:
-    class Two(TwoViews):
-        def forward(self, x: Tensor) -> Tensor:
-            self.get_buffer("low").add_(x)
-            return self.get_buffer("high") + 1
+    def adds(self: Any, x: Tensor) -> Any:
+        self.low.add_(x)
+        return self.high + 1
 
-    two = Two(torch.zeros(8))
-    two.high = torch.zeros(4)
+    two = Of(adds, low=torch.zeros(4), high=torch.zeros(4))
     with pytest.raises(UnsupportedError, match="'low' of method 'forward' and 'high' of method"):
         emit(exported(two, X), shared_state=[("low", "high")])
 
@@ -171,24 +163,6 @@ def test_state_has_one_offset_in_all_methods() -> None:
     assert len(offsets[0]) == 2
 
 
-class Takes(nn.Module):
-    """A buffer of another type or layout than what is written to it."""
-
-    def __init__(self, memory: Tensor, fill: bool) -> None:
-        super().__init__()
-        self.register_buffer("kept", memory.clone())
-        self.fill = fill
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = self.get_buffer("kept")
-        before = kept.to(torch.float32) * 2
-        if self.fill:
-            kept.fill_(x.sum())
-        else:
-            kept.copy_(x)
-        return before
-
-
 @pytest.mark.parametrize("form", ["raw", "core", "functional"])
 @pytest.mark.parametrize("fill", [False, True])
 @pytest.mark.parametrize(
@@ -202,4 +176,13 @@ def test_state_takes_what_is_written_as_eager_converts_and_broadcasts_it(
         table: Any = {} if form == "functional" else None
         return program if form == "raw" else program.run_decompositions(table)
 
-    check(Takes(memory, fill), *((x,) for x in (X, X + 2.75, X - 3, X)), change=decomposed)
+    def takes(self: Any, x: Tensor) -> Any:
+        before = self.kept.to(torch.float32) * 2
+        if fill:
+            self.kept.fill_(x.sum())
+        else:
+            self.kept.copy_(x)
+        return before
+
+    model = Of(takes, kept=memory.clone())
+    check(model, *((x,) for x in (X, X + 2.75, X - 3, X)), change=decomposed)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.export import ExportedProgram
 
+from lowerdeck_zoo import Holding
 
-class Counting(torch.nn.Module):
+
+class Counting(Holding, linear=lambda: torch.nn.Linear(4, 4), total=lambda: torch.zeros(4)):
     """A layer, and state that is read and changed."""
 
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         y = torch.nn.functional.gelu(self.linear(x))
         self.total.add_(y.sum(0))
         return y + self.total

@@ -66,16 +66,8 @@ def test_constants_outside_are_listed_once(inputs: tuple[torch.Tensor]) -> None:
 
 
 def test_initial_values_of_state_are_listed() -> None:
-    class State(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("state", torch.ones(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.state.add_(x)  # type: ignore[operator]
-            return x + self.state  # type: ignore[operator]
-
-    program = torch.export.export(State(), (torch.ones(2),))
+    state = Of(lambda self, x: self.state.add_(x) + x, state=torch.ones(2))
+    program = torch.export.export(state, (torch.ones(2),))
     output = to_edge(program).to_executorch()._emitter_output
     assert output.mutable_data is not None
     assert bytes(output.mutable_data[1].storage) == struct.pack("<2f", 1, 1)

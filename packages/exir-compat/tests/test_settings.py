@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lowerdeck.exir_compat import (
     to_edge_transform_and_lower,
 )
 from lowerdeck.serializer import open_pte
+from lowerdeck_zoo import Of
 
 HONOURED = {
     *("passes", "memory_planning_pass", "emit_stacktrace", "extract_delegate_segments"),
@@ -137,22 +138,12 @@ def test_memory_is_planned_by_method(exported: ExportedProgram) -> None:
         to_edge(programs).to_executorch(ExecutorchBackendConfig(memory_planning_pass=passes))
 
 
-class Cache(torch.nn.Module):
-    cache: torch.Tensor
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(2))
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(self.cache, *inputs)
-
-
 def test_state_of_one_name_is_shared_where_asked() -> None:
+    fill = Of(lambda self, x: self.cache.copy_(x) + 0, cache=torch.zeros(2))
+    read = Of(lambda self: self.cache + 0, cache=torch.zeros(2))
     programs = {
-        "fill": torch.export.export(Cache(lambda held, x: held.copy_(x) + 0), (torch.ones(2),)),
-        "read": torch.export.export(Cache(lambda held: held + 0), ()),
+        "fill": torch.export.export(fill, (torch.ones(2),)),
+        "read": torch.export.export(read, ()),
     }
     config = settings("memory_planning_pass", MemoryPlanningPass(share_mutable_buffers=True))
     # tests/interop runs it.

@@ -65,18 +65,18 @@ def small_model(family: str = "Llama", **settings: Any) -> Any:
     return getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
 
 
-def tokenizer() -> Any:
-    """Return a small byte-level tokenizer."""
+def tokenizer(*texts: str) -> Any:
+    """Return a small byte-level tokenizer, which has the letters of given texts alone."""
     made: Any = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=[] if texts else pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator([f"{PROMPT} jumps over the lazy dog " * 20], trainer)
+    made.train_from_iterator(texts or [f"{PROMPT} jumps over the lazy dog " * 20], trainer)
     return made
 
 

@@ -33,6 +33,7 @@ from lowerdeck.language_models import (
 )
 from lowerdeck.runner import load
 from lowerdeck.serializer import ExitStatus, KernelCall, open_pte
+from lowerdeck_zoo import Of
 
 IDS = tokenizer().encode(PROMPT).ids
 COUNT = 12
@@ -411,22 +412,12 @@ def test_no_code_of_a_folder_runs_and_no_pickle_is_read(tmp_path: Path, llama: P
         export_language_model(tmp_path)
 
 
-class Branching(torch.nn.Module):
-    """A layer in a branch that depends on data, which torch.export refuses."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden: torch.Tensor) -> Any:
-        return self.inner(hidden if hidden.sum() < 1e9 else -hidden)
-
-
 def test_a_graph_that_cannot_be_exported_is_not_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = small_model()
-    model.model.layers[0].mlp = Branching(model.model.layers[0].mlp)
+    layer = model.model.layers[0]
+    layer.mlp = Of(lambda self, x: self.mlp(x if x.sum() < 1e9 else -x), mlp=layer.mlp)
     with pytest.raises(UnsupportedModelError, match="data-dependent"):
         export_language_model(model, context=CONTEXT)
     assert "def forward" not in capsys.readouterr().err

@@ -15,6 +15,9 @@ from transformers.utils import logging
 
 from lowerdeck.serializer import ExitStatus
 
+EXPORT = ["lm", "export", "{folder}"]
+RUN = ["lm", "run", "--runtime", "lowerdeck"]
+
 
 @pytest.fixture
 def export(llama: Path, tmp_path: Path) -> tuple[object, ...]:
@@ -40,26 +43,30 @@ def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "status", "told"),
     [
-        (["lm", "export", "nowhere"], "nowhere is no folder"),
-        (["lm", "export", "name/of-a-model"], "as `hf download NAME --local-dir FOLDER`"),
-        (
-            ["lm", "run", "{folder}", "text"],
-            "is a folder, expected a .pte file: `lowerdeck lm export",
-        ),
-        (["lm", "export", "{empty}"], "has no tokenizer.json"),
-        (["lm", "export", "{broken}"], "config.json is of no model"),
-        (["lm", "run", "nowhere.pte", "text"], "there is no file nowhere.pte"),
-        (["lm", "run", __file__, "text"], "is no .pte file"),
-        (["lm", "run", ".", "text"], "'.' is a folder, expected a model's file"),
-        (["lm", "run", "nowhere.pte", "text", "--tokenizer", "{folder}"], "nowhere.pte"),
-        (["lm", "run", "x.pte", "text", "--tokens", "0"], "--tokens is 0"),
-        (["lm", "run", "x.pte", "text", "--tokenizer", "{empty}/no"], "cannot be read"),
+        (["lm", "export", "nowhere"], 3, "nowhere is no folder"),
+        (["lm", "export", "name/of-a-model"], 3, "as `hf download NAME --local-dir FOLDER`"),
+        (["lm", "export", "{empty}"], 3, "has no tokenizer.json"),
+        (["lm", "export", "{broken}"], 3, "config.json is of no model"),
+        *((["lm", "export", one], 3, "tokenizer.json") for one in ("{no_words}", "{blank}")),
+        ([*EXPORT, "-o", "{folder}/config.json"], 2, "config.json of FOLDER"),
+        ([*EXPORT, "-o", "{folder}/model.safetensors"], 2, "model.safetensors of FOLDER"),
+        ([*EXPORT, "-o", "{empty}/no/model.pte"], 4, "there is no folder"),
+        ([*EXPORT, "--context", "8", "--check", PROMPT], 3, "16, and the context is 8: give a"),
+        ([*EXPORT, "--context", "8", "--check", ""], 3, "--check has a prompt of no tokens"),
+        ([*RUN, "{folder}", "text"], 3, "is a folder, expected a .pte file: `lowerdeck lm export"),
+        ([*RUN, "nowhere.pte", "text"], 3, "there is no file nowhere.pte"),
+        ([*RUN, __file__, "text"], 3, "is no .pte file"),
+        ([*RUN, ".", "text"], 3, "'.' is a folder, expected a model's file"),
+        ([*RUN, "nowhere.pte", "text", "--tokenizer", "{folder}"], 3, "nowhere.pte"),
+        ([*RUN, "x.pte", "text", "--tokens", "0"], 3, "--tokens is 0"),
+        ([*RUN, "x.pte", "text", "--tokenizer", "{empty}/no"], 3, "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_what_cannot_be_done_is_one_line_before_the_work(
     words: list[str],
+    status: int,
     told: str,
     llama: Path,
     tmp_path: Path,
@@ -71,12 +78,16 @@ def test_what_cannot_be_done_is_one_line(
     places["empty"].mkdir()
     shutil.copytree(llama, places["broken"])
     (places["broken"] / "config.json").write_text("{")
-    runtime = ["--runtime", "lowerdeck"] if words[1] == "run" else []
-    assert lowerdeck(*(word.format(**places) for word in words), *runtime) == 3
+    for name, text in {"no_words": "{}", "blank": ""}.items():
+        places[name] = shutil.copytree(llama, tmp_path / name)
+        (places[name] / "tokenizer.json").write_text(text)
+    before = {path.name: path.read_bytes() for path in llama.iterdir()}
+    assert lowerdeck(*(word.format(**places) for word in words)) == status
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
     assert not list(tmp_path.glob("*.pte"))
+    assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
 
 
 def test_what_a_file_of_a_model_cannot_do_is_one_line(
@@ -119,37 +130,6 @@ def test_an_interrupt_leaves_nothing_half_written(
     monkeypatch.setattr("torch.export.export", interrupted)
     assert lowerdeck(*export) == ExitStatus.INTERRUPTED
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "told"),
-    [
-        (["-o", "{llama}/config.json"], 2, "config.json of FOLDER"),
-        (["-o", "{llama}/model.safetensors"], 2, "model.safetensors of FOLDER"),
-        (["-o", "{empty}/no/model.pte"], 4, "there is no folder"),
-        (
-            ["--context", "8", "--check", PROMPT],
-            3,
-            "adds 16, and the context is 8: give a",
-        ),
-        (["--context", "8", "--check", ""], 3, "--check has a prompt of no tokens"),
-    ],
-)
-def test_what_cannot_be_written_or_checked_is_refused_before_the_work(
-    words: list[str],
-    status: int,
-    told: str,
-    export: Any,
-    llama: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = {path.name: path.read_bytes() for path in llama.iterdir()}
-    given = (word.format(llama=llama, empty=tmp_path) for word in words)
-    assert lowerdeck(*export, *given) == status
-    assert told in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
 
 
 def test_steps_are_reported_while_they_go_on(
@@ -203,17 +183,3 @@ def test_a_context_that_is_cut_and_what_was_quantised_are_reported(
     assert "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings" in told
     assert lowerdeck(*export, "--context", 128) == ExitStatus.DONE
     assert "made for" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("text", ["{}", ""])
-def test_a_tokenizer_that_is_none_is_named_before_the_work(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_folder(tmp_path / "in")
-    (tmp_path / "in/tokenizer.json").write_text(text)
-    output = tmp_path / "model.pte"
-    assert lowerdeck("lm", "export", tmp_path / "in", "-o", output) == ExitStatus.BAD_INPUT
-    error = capsys.readouterr().err
-    assert "tokenizer.json" in error
-    assert "again" in error
-    assert not output.exists()

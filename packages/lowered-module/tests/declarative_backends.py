@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch.fx import Node
 
 from lowerdeck.lowered_module import (
@@ -18,6 +17,7 @@ from lowerdeck.lowered_module import (
     operator_name,
     visits,
 )
+from lowerdeck_zoo import Holding
 
 FLOAT = {torch.float32}
 
@@ -80,15 +80,9 @@ class PocketRuntime:
         return [values[number] for number in program["outputs"]]
 
 
-class Counting(nn.Module):
+class Counting(Holding, count=lambda: torch.zeros(2)):
     """Counts its calls."""
 
-    count: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         self.count.add_(1)
         return x * self.count

@@ -24,7 +24,7 @@ from lowered_helpers import (
 from torch import nn
 
 from lowerdeck.lowered_module import LoweredProgram, LoweringError, Trial, lower_fastest
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 RUNTIME = """
 import json, os, sys, time, torch
@@ -51,11 +51,7 @@ A, B = "FirstBackend", "SecondBackend"
 Runtime = Callable[..., tuple[LoweredProgram, list[Trial]]]
 
 
-class Steps(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
+class Steps(Holding, steps=lambda: nn.ModuleList(nn.Linear(4, 4) for _ in range(3))):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
             x = step(x).relu()

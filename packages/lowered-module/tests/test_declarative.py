@@ -32,18 +32,11 @@ from lowerdeck.lowered_module import (
     visits,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 
-class Model(nn.Module):
+class Model(Holding, scale=lambda: nn.Parameter(torch.randn(4)), total=lambda: torch.zeros(4)):
     """Some operators that Pocket has and some that it lacks."""
-
-    total: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.randn(4))
-        self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total.add_(x.detach())
@@ -207,13 +200,6 @@ def test_a_refused_operator_of_many_results_has_one_reason(
     assert all(len(found) == 1 for found in delegation_summary(lowered).reasons.values())
 
 
-def test_partitions_that_are_too_small_have_one_reason() -> None:
-    model = Of(lambda x: x.tanh().sin().tanh())
-    partitioner = TablePartitioner("Pocket", (SupportedOp("aten.tanh"),), min_nodes=2)
-    summary = delegation_summary(to_backend(core(model, torch.ones(2)), partitioner))
-    assert summary.reasons["aten.tanh.default"] == ("its partition would have fewer than 2 nodes",)
-
-
 class Short(TablePartitioner):
     """Takes whatever has a short name."""
 
@@ -285,6 +271,10 @@ def test_the_table_gives_a_reason(op: SupportedOp, reason: str | None) -> None:
 _entry: Any = SupportedOp
 
 
+def _lowered_by(given: Any) -> Any:
+    return lambda: to_backend(exported(nn.Tanh(), torch.ones(2)), given)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -301,6 +291,10 @@ _entry: Any = SupportedOp
             PartitionError,
             r"'aten\.relu' in the table of Names",
         ),
+        (_lowered_by(Pocket), PartitionError, r"class Pocket .*give Pocket\.partitioner\(\)"),
+        (_lowered_by(RunPartitioner), PartitionError, r"class RunPart.* give RunPartitioner\(\)"),
+        (_lowered_by(Pocket.partitioner), PartitionError, "call it"),
+        (_lowered_by([Pocket.partitioner()]), PartitionError, "once for each"),
         (lambda: delegation_summary(nn.Tanh()), LoweringError, "found a Tanh, expected an exp"),  # type: ignore[arg-type]
         (lambda: graph_html(nn.Tanh()), LoweringError, "found a Tanh, expected an exp"),  # type: ignore[arg-type]
     ],
@@ -357,17 +351,3 @@ def test_constants_are_plain_tensors_on_the_programs_memory_and_can_be_stored() 
     for tensor in PartitionView(program, []).constants.values():
         assert not tensor.requires_grad
         assert tensor.data_ptr() in held
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (Pocket, r"the class Pocket .*give Pocket\.partitioner\(\)"),
-        (RunPartitioner, r"the class RunPartitioner .*give RunPartitioner\(\)"),
-        (Pocket.partitioner, "call it"),
-        ([Pocket.partitioner()], "once for each"),
-    ],
-)
-def test_what_is_no_partitioner_is_refused_with_what_to_give(given: Any, message: str) -> None:
-    with pytest.raises(PartitionError, match=message):
-        to_backend(exported(nn.Tanh(), torch.ones(2)), given)

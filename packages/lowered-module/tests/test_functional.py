@@ -22,20 +22,14 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
-from lowerdeck_zoo import exported, saved_and_loaded
+from lowerdeck_zoo import Holding, Of, exported, saved_and_loaded
 
 aten = torch.ops.aten
 X = torch.tensor([[1.5, -2.0], [-1.0, 3.0]])
 
 
-class Cache(nn.Module):
-    cache: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(3, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
+class Cache(Holding, cache=lambda: torch.zeros(3, 2)):
+    def forward(self, x: Tensor) -> Any:
         self.cache[1] = x[0]
         return self.cache + 1
 
@@ -137,28 +131,18 @@ def test_a_partitioner_is_asked_once_about_a_functional_program(model: type[nn.M
     assert list(lowered.graph_signature.buffers_to_mutate.values()) == written
 
 
-class Overlapping(nn.Module):
-    """Two buffers that are views of one memory, of which one is changed."""
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(self, start: int) -> None:
-        super().__init__()
-        memory = torch.arange(8.0)
-        self.register_buffer("low", memory[:4])
-        self.register_buffer("high", memory[start : start + 4])
-
-    def forward(self, x: Tensor) -> Tensor:
-        before = (self.high * x).relu()
-        self.low.add_(x)
-        return self.high * before + 1
+def _shows(self: Any, x: Tensor) -> Any:
+    """Change one of two buffers, which are views of one memory."""
+    before = (self.high * x).relu()
+    self.low.add_(x)
+    return self.high * before + 1
 
 
 @pytest.mark.parametrize("chosen", ["mul", "relu", "add", "add_"])
 @pytest.mark.parametrize("start", [2, 4, 0])
 def test_overlapping_buffers_are_lowered_right_or_refused_by_name(start: int, chosen: str) -> None:
-    model = Overlapping(start)
+    memory = torch.arange(8.0)
+    model = Of(_shows, low=memory[:4], high=memory[start : start + 4])
     program = exported(model, torch.ones(4))
     before = str(program.graph)
     partitioner = by_calls(lambda node: chosen in str(node.target).split("."))
@@ -173,30 +157,15 @@ def test_overlapping_buffers_are_lowered_right_or_refused_by_name(start: int, ch
     assert str(program.graph) == before
 
 
-class Reads(nn.Module):
-    cache: Tensor
-
-    def __init__(self, cache: Cache) -> None:
-        super().__init__()
-        self.register_buffer("cache", cache.cache)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.cache.t()
+def _writes(self: Any, x: Tensor) -> Tensor:
+    self.cache[1] = x[0]
+    return x + 1
 
 
-class Writes(Reads):
-    def forward(self, x: Tensor) -> Tensor:
-        self.cache[1] = x[0]
-        return x + 1
-
-
-def methods(read: type[Reads] = Reads) -> dict[str, ExportedProgram]:
+def methods(read: Any = lambda self, x: x @ self.cache.t()) -> dict[str, ExportedProgram]:
     """Return programs that share a buffer, which the second one writes."""
-    state = Cache()
-    return {
-        "read": exported(read(state), torch.ones(2, 2)),
-        "write": exported(Writes(state), torch.ones(2, 2)),
-    }
+    functions, cache = {"read": read, "write": _writes}, torch.zeros(3, 2)
+    return {n: exported(Of(one, cache=cache), torch.ones(2, 2)) for n, one in functions.items()}
 
 
 @pytest.mark.parametrize("partitioner", [everything(state=False), by_calls(lambda _: False)])
@@ -229,7 +198,7 @@ def test_methods_lowered_apart_of_which_one_compiled_the_state_are_refused(loade
 
 def test_state_that_two_methods_use_is_no_delegates_own() -> None:
     def programs() -> dict[str, ExportedProgram]:
-        return {n: one.run_decompositions({}) for n, one in methods(Writes).items()}
+        return {n: one.run_decompositions({}) for n, one in methods(_writes).items()}
 
     together = programs()
     lowered = to_backend(
@@ -243,21 +212,6 @@ def test_state_that_two_methods_use_is_no_delegates_own() -> None:
         emit(apart)
 
 
-class SharedMemory(nn.Module):
-    whole: Tensor
-    part: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        memory = torch.zeros(4)
-        self.register_buffer("whole", memory[:3])
-        self.register_buffer("part", memory[2:])
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.whole.add_(1)
-        return x + self.part
-
-
 def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> None:
     def insists(program: ExportedProgram) -> PartitionResult:
         result = runs_of("add.Tensor")(program)
@@ -266,5 +220,11 @@ def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> N
                 node.meta["delegation_tag"] = next(iter(result.partition_tags))
         return result
 
+    def adds(self: Any, x: Tensor) -> Any:
+        self.whole.add_(1)
+        return x + self.part
+
+    memory = torch.zeros(4)
+    model = Of(adds, whole=memory[:3], part=memory[2:])
     with pytest.raises((OwnershipError, AliasingError), match="part"):
-        to_backend(exported(SharedMemory(), torch.ones(2)), insists)
+        to_backend(exported(model, torch.ones(2)), insists)

@@ -27,7 +27,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 MODEL = Of(lambda x: x.sin().tan().cos())
 
@@ -82,23 +82,19 @@ def test_the_summary_shows_what_a_partitioner_says_of_what_it_took() -> None:
     assert "done slowly: aten.tan.default at tan: it is odd" in str(summary)
 
 
-class HalfQuantized(torch.nn.Module):
-    """A layer of stored integers, one of floats and a table, each of more than 1 kB."""
+def half_quantized(*, quantized: bool) -> Of:
+    """Return a layer of stored integers, one of floats and a table, each of more than 1 kB."""
 
-    def __init__(self, *, quantized: bool) -> None:
-        super().__init__()
-        self.quantized = quantized
-        self.table, self.layer = torch.nn.Embedding(30, 20), torch.nn.Linear(20, 15)
-        self.register_buffer("stored", torch.ones(20, 20, dtype=torch.int8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Any, x: torch.Tensor) -> Any:
         weight = self.stored.float()
-        if self.quantized:
+        if quantized:
             weight = torch.ops.quantized_decomposed.dequantize_per_tensor.default(
                 self.stored, 0.1, 0, -128, 127, torch.int8
             )
-        result: torch.Tensor = self.layer((self.table(x) @ weight).sin())
-        return result
+        return self.layer((self.table(x) @ weight).sin())
+
+    layers = {"table": torch.nn.Embedding(30, 20), "layer": torch.nn.Linear(20, 15)}
+    return Of(forward, **layers, stored=torch.ones(20, 20, dtype=torch.int8))
 
 
 @pytest.mark.parametrize("quantized", [True, False])
@@ -107,7 +103,7 @@ def test_the_summary_names_what_stays_float_in_a_quantised_program(
     delegated: str, quantized: bool
 ) -> None:
     importlib.import_module("torch.ao.quantization.fx._decomposed")
-    model, x = HalfQuantized(quantized=quantized), torch.zeros(2, dtype=torch.long)
+    model, x = half_quantized(quantized=quantized), torch.zeros(2, dtype=torch.long)
     # A weight that a partition alone reads goes with it, as it does for every backend.
     tagged = (
         {delegated, "p_layer_weight", "p_layer_bias"} if delegated == "linear" else {delegated}
@@ -161,14 +157,10 @@ def relus(refused: dict[str, str] | None = None) -> TaggingPartitioner:
     return made
 
 
-class Branching(torch.nn.Module):
+class Branching(Holding, weight=lambda: torch.nn.Parameter(torch.ones(4))):
     """Two relus, a sum, and a weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return torch.relu(x) * self.weight + torch.relu(x.sin())
 
 

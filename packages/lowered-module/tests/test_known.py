@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lowered_helpers import delegates
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
@@ -26,7 +26,7 @@ from lowerdeck.lowered_module import (
     visits,
 )
 from lowerdeck.torch_base import Behaviours
-from lowerdeck_zoo import exported
+from lowerdeck_zoo import Of, exported
 
 
 class Held(DeclarativeBackend):
@@ -58,26 +58,10 @@ def backend() -> None:
     Held.shared.clear()
 
 
-class Holding(nn.Module):
-    """A function of an input and of constant and changing buffers."""
-
-    weight: Tensor
-    wide: Tensor
-    count: Tensor
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.register_buffer("weight", torch.ones(4, 4))
-        self.register_buffer("wide", torch.ones(1200, 1200))
-        self.register_buffer("count", torch.zeros(4, 4))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
-
-
 def program_of(function: Callable[..., Any], **options: Any) -> ExportedProgram:
-    return exported(Holding(function), torch.ones(4, 4), **options)
+    held = {"weight": torch.ones(4, 4), "wide": torch.ones(1200, 1200)}
+    module = Of(function, **held, count=torch.zeros(4, 4))  # which is written
+    return exported(module, torch.ones(4, 4), **options)
 
 
 def blobs(program: ExportedProgram, partitioner: Any = None, **options: Any) -> list[str]:
@@ -87,32 +71,32 @@ def blobs(program: ExportedProgram, partitioner: Any = None, **options: Any) -> 
     return [one.processed_bytes.decode() for one in delegates(lowered)]
 
 
-def masked(_: Holding, x: Tensor) -> Tensor:
+def masked(_: Any, x: Tensor) -> Tensor:
     rows = torch.arange(4).unsqueeze(1)
     mask = ((rows > 0) & (rows < 3) & (torch.arange(4) < 2)).to(torch.float32)
     return (x + torch.zeros(4, 4).masked_fill(mask != 0, 1.0)) * 3.0
 
 
-def twice(_: Holding, x: Tensor) -> Tensor:
+def twice(_: Any, x: Tensor) -> Tensor:
     mask = torch.arange(4).eq(2).float()
     return (x + mask).sin() + mask
 
 
-def returned(_: Holding, x: Tensor) -> Any:
+def returned(_: Any, x: Tensor) -> Any:
     mask = torch.arange(4).eq(2).float()
     return x + mask, mask
 
 
-def positions(_: Holding, x: Tensor) -> Tensor:
+def positions(_: Any, x: Tensor) -> Tensor:
     return x + torch.arange(x.shape[0]).unsqueeze(1).float() + torch.arange(4).eq(2).float()
 
 
-def halves(_: Holding, x: Tensor) -> Tensor:
+def halves(_: Any, x: Tensor) -> Tensor:
     low, high = torch.arange(8.0).chunk(2)
     return (x + high) * low
 
 
-DYNAMIC = {"dynamic_shapes": ({0: Dim("rows", max=8)},)}
+DYNAMIC = {"dynamic_shapes": (({0: Dim("rows", max=8)},),)}
 # The sums of the values that partitions hold computed ahead of time.
 AHEAD: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "a mask": (masked, {}, ["4"]),
@@ -146,7 +130,7 @@ def test_it_crosses_to_other_processes() -> None:
 
 @pytest.mark.parametrize("within", [False, True])
 def test_what_is_read_in_another_mode_is_computed_in_its_own(within: bool) -> None:
-    def moded(self: Holding, x: Tensor) -> Tensor:
+    def moded(self: Any, x: Tensor) -> Tensor:
         mask = torch.arange(4).eq(2).float()
         # A branch in a mode lets export write the mode's calls out.
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -171,7 +155,7 @@ def test_what_is_read_in_another_mode_is_computed_in_its_own(within: bool) -> No
 
 
 def test_random_numbers_and_state_are_left() -> None:
-    def drawn(self: Holding, x: Tensor) -> Any:
+    def drawn(self: Any, x: Tensor) -> Any:
         self.count.add_(1)
         noise = torch.rand(4, 4)
         return x + noise * 0, x + self.count.eq(1).float()
@@ -183,7 +167,7 @@ def test_random_numbers_and_state_are_left() -> None:
 
 
 def test_weights_are_not_copied() -> None:
-    def turned(self: Holding, x: Tensor) -> Tensor:
+    def turned(self: Any, x: Tensor) -> Any:
         return x + self.wide.t()[:4, :4] + self.wide.sin()[:4, :4]
 
     found = blobs(program_of(turned))
@@ -193,7 +177,7 @@ def test_weights_are_not_copied() -> None:
 
 
 def test_partitions_of_nothing_else_are_none() -> None:
-    def alone(_: Holding, x: Tensor) -> Tensor:
+    def alone(_: Any, x: Tensor) -> Tensor:
         return x.sin() * torch.arange(4).eq(2).float()
 
     partitioner = TablePartitioner("Held", Held.supported, min_nodes=2, computes_ahead=True)

@@ -22,7 +22,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
 from lowerdeck.torch_base import MemoryUse
-from lowerdeck_zoo import exported
+from lowerdeck_zoo import Holding, exported
 
 
 def lowered_by(program: ExportedProgram, tags: dict[str, str], **options: Any) -> ExportedProgram:
@@ -43,18 +43,12 @@ def lowered_by(program: ExportedProgram, tags: dict[str, str], **options: Any) -
     return lowered
 
 
-class Weighted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(2, 2))
+class Weighted(Holding, weight=lambda: nn.Parameter(torch.randn(2, 2))):
+    """Has a weight."""
 
 
-class Shared(Weighted):
+class Shared(Weighted, unused=lambda: torch.ones(3)):
     """A weight that is read twice, in a list, and returned; a buffer that is not read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("unused", torch.ones(3))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         first = x + self.weight
@@ -94,14 +88,8 @@ class Tied(nn.Module):
         return self.two(self.one(x))
 
 
-class Counter(nn.Module):
+class Counter(Holding, count=lambda: torch.zeros(2)):
     """A buffer that is read, changed, returned, and read once more."""
-
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         before = self.count * 2
@@ -109,31 +97,19 @@ class Counter(nn.Module):
         return x.sin() * self.count, before, self.count.clone()
 
 
-class Rows(nn.Module):
+class Rows(Holding, row=lambda: torch.ones(4)):
     """Views of a buffer that are read before it changes."""
 
-    row: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("row", torch.ones(4))
-
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second = self.row.split(2)  # type: ignore[no-untyped-call]
+        first, second = self.row.split(2)
         tail = self.row[1:]
         read = first.sin() + second, tail.cos()
         self.row.add_(x)
         return read
 
 
-class Last(nn.Module):
+class Last(Holding, last=lambda: torch.zeros(2)):
     """A buffer that is only written."""
-
-    last: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("last", torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
         self.last.copy_(x * 3)
@@ -246,19 +222,15 @@ def test_partitioners_see_shapes_and_no_weights() -> None:
     assert kinds == {"FakeTensor"}
 
 
-class Mixed(nn.Module):
+class Mixed(
+    Holding,
+    weight=lambda: nn.Parameter(torch.full((2,), 3.0)),
+    still=lambda: torch.ones(2),
+    written=lambda: torch.zeros(4, 2),
+):
     """A parameter, a constant buffer, one that is written through a view, and a lifted tensor."""
 
-    still: Tensor
-    written: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((2,), 3.0))
-        self.register_buffer("still", torch.ones(2))
-        self.register_buffer("written", torch.zeros(4, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.written[1].add_(x)
         # A tensor that a write in place to another one reads stays a constant.
         return (self.weight * x).add_(self.still) + torch.tensor([5.0, 6.0])

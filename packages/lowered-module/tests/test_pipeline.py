@@ -25,7 +25,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.lowered_module.testing import RunPartitioner
 from lowerdeck.serializer import deserialize_pte
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Holding, Of, exported
 
 ATEN = torch.ops.aten
 X = (torch.linspace(-2, 2, 8).reshape(2, 4),)
@@ -215,12 +215,7 @@ class SaysTooLittle(RunPartitioner):
         (Classifier(), None, LoweringError, "give its example inputs too"),
         (3, None, LoweringError, "found a int as method 'forward'"),
         ((Classifier(), X, 3), None, LoweringError, r"found \(Classifier, tuple, int\)"),
-        (
-            {"a": (Of(lambda x: x + 1 if x.sum() > 0 else x), X)},
-            None,
-            LoweringError,
-            "torch.export cannot export method 'a'",
-        ),
+        ({"a": (BRANCHING, X)}, None, LoweringError, "torch.export cannot export method 'a'"),
         ((Classifier(), X), "Nobody", BackendNotFoundError, "Nobody"),
         ((Classifier(), X), {"other": []}, LoweringError, "for methods other"),
         ((Classifier(), X), RunPartitioner, PartitionError, "the class RunPartitioner"),
@@ -262,15 +257,12 @@ def test_what_cannot_be_lowered_is_one_error(
         lower(programs, partitioners, **options)
 
 
-class Mixed(nn.Module):
+class Mixed(
+    Holding,
+    weight=lambda: nn.Parameter(torch.full((2,), 3.0)),
+    offset=lambda: torch.full((2,), 5.0),
+):
     """Reads inputs by position and by name, a parameter and a buffer, each with its own factor."""
-
-    offset: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((2,), 3.0))
-        self.register_buffer("offset", torch.full((2,), 5.0))
 
     def forward(self, x: torch.Tensor, pair: list[torch.Tensor], *, y: torch.Tensor) -> Any:
         return x + 2 * pair[0] + 4 * pair[1] + 8 * y + 16 * self.weight + 32 * self.offset

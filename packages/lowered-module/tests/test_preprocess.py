@@ -38,7 +38,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
 from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import data_address, graphs_of
-from lowerdeck_zoo import Program, exported, programs
+from lowerdeck_zoo import Of, Program, exported, programs
 
 
 class Counting:
@@ -313,14 +313,10 @@ def test_arguments_keep_their_names_elsewhere() -> None:
         assert blobs(to_backend(program, everything("Custom")))[0][0] == b"['input', 'dict']"
 
 
-class Calling(torch.nn.Module):
-    def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.call = call
-        self.norm = torch.nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.call(self.norm(x)) if x.ndim == 4 else self.call(x)
+def calling(call: Callable[[torch.Tensor], Any]) -> Of:
+    """Return a module that calls a function, of images with a norm before it."""
+    norm = torch.nn.BatchNorm2d(4)
+    return Of(lambda self, x: call(self.norm(x) if x.ndim == 4 else x), norm=norm)
 
 
 def described(program: ExportedProgram, specs: Any) -> bytes:
@@ -344,7 +340,7 @@ def test_programs_of_the_zoo_arrive_as_they_were_sent(program: Program) -> None:
 
 def results_apart() -> ExportedProgram:
     """Return a program whose results are late, taken twice, swapped, with names of their own."""
-    module = Calling(lambda x: sum(torch.split(x.relu(), 2, -1)[1:], x.max(-1, keepdim=True)[0]))
+    module = calling(lambda x: sum(torch.split(x.relu(), 2, -1)[1:], x.max(-1, keepdim=True)[0]))
     program: ExportedProgram = exported(module, torch.randn(2, 8)).run_decompositions()
     graph = program.graph
     taken = [node for node in graph.nodes if node.target is operator.getitem]
@@ -380,7 +376,7 @@ class Damaging(ThreadPoolExecutor):
 
 
 def test_what_cannot_travel_is_an_error() -> None:
-    program = exported(Calling(lambda x: x.relu()), torch.ones(2, 3))
+    program = exported(calling(lambda x: x.relu()), torch.ones(2, 3))
     with Damaging(1) as executor, pytest.raises(PreprocessError, match="a worker cannot read"):
         to_backend(program, everything("Counting"), executor=executor)
     calls_of(program)[0].meta["custom"] = {"called": lambda: None}

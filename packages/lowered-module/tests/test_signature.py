@@ -19,17 +19,13 @@ from lowerdeck.lowered_module import (
     create_exported_program_from_submodule,
     create_submodule_from_nodes,
 )
+from lowerdeck_zoo import Holding
 
 
-class Model(torch.nn.Module):
+class Model(
+    Holding, weight=lambda: torch.nn.Parameter(torch.randn(2)), count=lambda: torch.zeros(2)
+):
     """Reads its weights late, so that first use and declaration differ."""
-
-    count: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(2))
-        self.register_buffer("count", torch.zeros(2))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = x * y + torch.tensor([1.0, 2.0])

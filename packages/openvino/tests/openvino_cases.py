@@ -23,18 +23,6 @@ class Case(NamedTuple):
         return self.operator
 
 
-class Calls(torch.nn.Module):
-    """Calls a function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        """Call it."""
-        return self.function(*inputs)
-
-
 def numbers(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Return the same numbers for the same sizes, on both sides of zero."""
     made = torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes) + seed))

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from openvino_cases import CASES, Calls, Case  # type: ignore[import-not-found]
+from openvino_cases import CASES, Case  # type: ignore[import-not-found]
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_non_lowered_nodes, to_backend
 from lowerdeck.openvino import OpenvinoBackend, OpenvinoPartitioner
 from lowerdeck.runner import load
 from lowerdeck.torch_base import pytree
+from lowerdeck_zoo import Of
 
 TOGETHER = 12
 
@@ -35,7 +36,7 @@ def check(cases: list[Case], exact: bool = False, **tolerances: Any) -> None:
         return [pytree.tree_leaves(one) for one in results]
 
     partitioner = OpenvinoPartitioner()
-    program = to_backend(torch.export.export(Calls(together), inputs), partitioner)
+    program = to_backend(torch.export.export(Of(together), inputs), partitioner)
     left = [node for node in get_non_lowered_nodes(program.graph) if "getitem" not in node.name]
     assert not left, f"{left}: {partitioner.refused}"
     found = load(emit(program).to_bytes()).run("forward", *inputs)

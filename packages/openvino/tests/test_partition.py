@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import openvino
 import pytest
 import torch
-from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
+from openvino_cases import numbers  # type: ignore[import-not-found]
 from torch import nn
 
 from lowerdeck.emitter import emit
@@ -28,7 +28,7 @@ from lowerdeck.openvino import (
 from lowerdeck.openvino.device import core
 from lowerdeck.openvino.precision import multiplies_in_subgraphs, text_of, with_precision_kept
 from lowerdeck.runner import load
-from lowerdeck_zoo import assert_close
+from lowerdeck_zoo import Holding, Of, assert_close
 
 aten = torch.ops.aten
 IMAGE = numbers(1, 2, 6, 6)
@@ -40,7 +40,7 @@ def lowered(
     partitioner: OpenvinoPartitioner | None = None,
     **options: Any,
 ) -> torch.export.ExportedProgram:
-    model = function if isinstance(function, nn.Module) else Calls(function)
+    model = function if isinstance(function, nn.Module) else Of(function)
     return to_backend(
         torch.export.export(model, inputs, **options), partitioner or OpenvinoPartitioner()
     )
@@ -137,14 +137,11 @@ def test_what_is_left_has_a_reason_and_runs_all_the_same(
     assert all(torch.is_tensor(one) for one in program.module()(*inputs).unsqueeze(0))
 
 
-class Counter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        # A constant may have no dimensions: it is in the payload.
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.calls: torch.Tensor
-        self.register_buffer("calls", torch.zeros(4))
+# A constant may have no dimensions: it is in the payload.
+SCALE = torch.tensor(1.5)
 
+
+class Counter(Holding, scale=lambda: nn.Parameter(SCALE), calls=lambda: torch.zeros(4)):
     def forward(self, x: torch.Tensor) -> Any:
         self.calls.add_(1)
         return torch.relu(x * self.scale) + self.calls
@@ -158,22 +155,6 @@ def test_buffers_are_the_programs_own() -> None:
     loaded = load(emit(program).to_bytes())
     for _ in range(3):
         torch.testing.assert_close(loaded.run("forward", x), model(x))
-
-
-class Both(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.second(torch.erfinv(torch.tanh(self.first(x)) * 0.5))
-
-
-def test_an_operator_between_two_partitions_is_computed_by_another_kernel() -> None:
-    model, x = Both().eval(), numbers(2, 4)
-    program = lowered(model, (x,)).run_decompositions({})
-    assert len(get_lowered_backend_modules(program.graph_module)) == 2
-    torch.testing.assert_close(program.module()(x), model(x))
 
 
 def _branch(x: torch.Tensor) -> Any:
@@ -224,7 +205,7 @@ def test_a_device_that_is_not_there() -> None:
 
 
 def test_what_no_visitor_knows_is_named() -> None:
-    program = torch.export.export(Calls(torch.erfinv), (numbers(3),))
+    program = torch.export.export(Of(torch.erfinv), (numbers(3),))
     with pytest.raises(Exception, match="erfinv"):
         OpenvinoBackend.preprocess(program, [CompileSpec("device", b"CPU")])
 
@@ -492,19 +473,19 @@ def test_fewer_positions_than_elements(dim: int, sizes: tuple[int, ...]) -> None
 
 DYNAMIC = [
     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(),
-    Calls(lambda x: x.unsqueeze(0).transpose(0, -2).squeeze(-2) * 2),
-    Calls(lambda x: x[None, None].transpose(1, -2).squeeze((-2, 0))),
-    Calls(lambda x: torch.relu(x + x.shape[1])),
-    Calls(lambda x: x == x.shape[1]),
-    Calls(lambda x: x.clamp(0, x.shape[1])),
-    Calls(lambda x: torch.gather(x, 0, torch.zeros(1, 2, 3, dtype=torch.int64))),
+    Of(lambda x: x.unsqueeze(0).transpose(0, -2).squeeze(-2) * 2),
+    Of(lambda x: x[None, None].transpose(1, -2).squeeze((-2, 0))),
+    Of(lambda x: torch.relu(x + x.shape[1])),
+    Of(lambda x: x == x.shape[1]),
+    Of(lambda x: x.clamp(0, x.shape[1])),
+    Of(lambda x: torch.gather(x, 0, torch.zeros(1, 2, 3, dtype=torch.int64))),
 ]
 
 
 @pytest.mark.parametrize("model", DYNAMIC)
 def test_dynamic_lengths(model: nn.Module) -> None:
     length = torch.export.Dim("length", min=2, max=16)
-    shapes: Any = (({1: length},),) if isinstance(model, Calls) else ({1: length},)
+    shapes: Any = (({1: length},),) if isinstance(model, Of) else ({1: length},)
     partitioner = OpenvinoPartitioner(dynamic_sizes=True)
     program = lowered(model, (numbers(2, 5, 8),), partitioner, dynamic_shapes=shapes)
     for size in (5, 2, 16):
@@ -553,6 +534,6 @@ def test_a_cast_of_a_bfloat16_weight_alone_is_known_ahead_or_left() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_of_a_constant_is_computed_ahead(bias: bool) -> None:
     conv, linear = nn.Conv1d(1, 4, 5, padding=2, bias=bias), nn.Linear(4, 8)
-    held = Calls(lambda x: x + linear(conv(torch.arange(14.0).reshape(2, 1, 7)).transpose(1, 2)))
+    held = Of(lambda x: x + linear(conv(torch.arange(14.0).reshape(2, 1, 7)).transpose(1, 2)))
     x = numbers(2, 7, 8)
     torch.testing.assert_close(run(lowered(held, (x,)), x), held(x), rtol=1e-5, atol=1e-5)

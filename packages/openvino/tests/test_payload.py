@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import openvino
 import pytest
 import torch
-from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
+from openvino_cases import numbers  # type: ignore[import-not-found]
 from torch import nn
 
 from lowerdeck.emitter import emit
@@ -25,6 +25,7 @@ from lowerdeck.openvino.payload import HEADER, crossed
 from lowerdeck.openvino.precision import text_of
 from lowerdeck.script import main
 from lowerdeck.serializer import PayloadGraph
+from lowerdeck_zoo import Of
 
 QD, STEP = torch.ops.quantized_decomposed, (0.5, 3, -128, 127, torch.int8)
 
@@ -61,7 +62,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 def lowered(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Any:
-    model = function if isinstance(function, nn.Module) else Calls(function)
+    model = function if isinstance(function, nn.Module) else Of(function)
     exported = torch.export.export(model, inputs)
     return to_backend(exported, OpenvinoPartitioner())
 

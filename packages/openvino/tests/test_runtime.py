@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from openvino_cases import Calls, numbers  # type: ignore[import-not-found]
+from openvino_cases import numbers  # type: ignore[import-not-found]
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
@@ -26,6 +26,7 @@ from lowerdeck.openvino import (
 )
 from lowerdeck.runner import compare, load
 from lowerdeck.serializer import CompileSpec, deserialize_pte, html_report
+from lowerdeck_zoo import Of
 
 _DATA = re.compile(r'id="report-data">(.*?)</script>', re.DOTALL)
 CPU = [CompileSpec("device", b"CPU")]
@@ -33,7 +34,7 @@ CPU = [CompileSpec("device", b"CPU")]
 
 @pytest.fixture(scope="module")
 def blob() -> bytes:
-    program = torch.export.export(Calls(torch.relu), (numbers(2, 3),))
+    program = torch.export.export(Of(torch.relu), (numbers(2, 3),))
     (delegate,) = get_lowered_backend_modules(
         to_backend(program, OpenvinoPartitioner()).graph_module
     )

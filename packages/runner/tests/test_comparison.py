@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import InputError, compare, load
+from lowerdeck_zoo import Of
 
 
 class Model(torch.nn.Module):
@@ -215,22 +216,16 @@ def test_the_layer_that_differs_is_named_whatever_the_order(method: Any) -> None
 
 
 def test_what_a_module_does_more_often_in_eager_is_not_compared(method: Any) -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return torch.mul(torch.mul(x, 2.0), 3.0)
-
+    layer = Of(lambda x: torch.mul(torch.mul(x, 2.0), 3.0))
     m = method
     x, out = m.tensor([2]), m.tensor([2])
     m.call("aten::mul.out", x, m.constant(torch.tensor(6.0)), out, out)
     program = m.ends([x], [out])
     maps = Maps({"forward": {0: Source((1,), "mul", "", "layer")}}, {"forward": {}})
 
-    class Layer(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return model(x)
-
     comparison = compare(
         load(program, debug=maps),
-        torch.nn.Sequential(OrderedDict(layer=Layer())),
+        torch.nn.Sequential(OrderedDict(layer=layer)),
         (torch.ones(2),),
     )
     assert comparison.first is None

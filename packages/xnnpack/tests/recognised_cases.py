@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from lowerdeck_zoo import Of
+
 HEADS, GROUPED, ROWS = (2, 4, 6, 8), (2, 2, 6, 8), (2, 9)
 EPS = 1e-5
 
@@ -159,27 +161,16 @@ NEAR: dict[str, tuple[Any, ...]] = {
 """An operator that is not there, a function that looks like it, and the sizes of inputs."""
 
 
-class Constants(torch.nn.Module):
-    """Calls a function with its first input, or its first few, and with weights for the others.
-
-    Args:
-        function: The function.
-        weights: What it takes after its inputs.
-    """
-
-    def __init__(self, function: Callable[..., Any], weights: tuple[Tensor, ...]) -> None:
-        super().__init__()
-        self.function = function
-        self.weights = torch.nn.ParameterList(weights)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs, *self.weights)
+def with_weights(function: Callable[..., Any], weights: tuple[Tensor, ...]) -> Of:
+    """Return a module that calls a function with its inputs, and with weights after them."""
+    held = torch.nn.ParameterList(weights)
+    return Of(lambda self, *inputs: function(*inputs, *self.weights), weights=held)
 
 
 def model_of(
     function: Callable[..., Any], *shapes: tuple[int, ...]
-) -> tuple[Constants, tuple[Tensor, ...]]:
+) -> tuple[Of, tuple[Tensor, ...]]:
     """Return a model and its inputs; attention has three, all else one, the others are weights."""
     tensors = [torch.randn(shape) for shape in shapes]
     count = 3 if len(shapes) >= 3 and len(shapes[0]) == len(shapes[2]) > 1 else 1
-    return Constants(function, tuple(tensors[count:])).eval(), tuple(tensors[:count])
+    return with_weights(function, tuple(tensors[count:])).eval(), tuple(tensors[:count])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
-from lowerdeck_zoo.program import Method
+from lowerdeck_zoo import Holding, Of
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
@@ -93,12 +94,8 @@ def test_a_write_in_place_that_others_would_see_is_not_lost() -> None:
     torch.testing.assert_close(lowered.module()(X), aliased(X))
 
 
-class TwoWays(nn.Module):
+class TwoWays(Holding, layer=lambda: nn.Linear(5, 5)):
     """Something unsupported between two parts that share a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(torch.cumsum(self.layer(x), 0))
@@ -170,39 +167,20 @@ def test_inputs_of_a_size_that_nothing_bounds_are_taken() -> None:
 
 
 def test_branches_are_left_with_the_reason() -> None:
-    class Branching(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,))
-            return result
-
+    model = Of(lambda x: torch.cond(x.sum() > 0, torch.tanh, torch.neg, (x + 1,)))
     partitioner = XnnpackPartitioner()
-    to_backend(torch.export.export(Branching(), (torch.ones(3),)), partitioner)
+    to_backend(torch.export.export(model, (torch.ones(3),)), partitioner)
     assert "graphs of its own" in partitioner.refused["cond"]
-
-
-class Owner(nn.Module):
-    """Reads a weight where XNNPACK needs a constant, or changes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.rand(4, 3, 3, 3))
-
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        return F.conv2d(x, self.get_buffer("weight")) * 2
-
-    def train_on(self, x: torch.Tensor) -> torch.Tensor:
-        return self.get_buffer("weight").add_(x) * 2
 
 
 @pytest.mark.parametrize("functional", [False, True])
 def test_weights_that_another_method_changes_are_no_constants(functional: bool) -> None:
-    owner = Owner()
+    weight = torch.rand(4, 3, 3, 3)
+    run = Of(lambda self, x: F.conv2d(x, self.weight) * 2, weight=weight)
+    train_on = Of(lambda self, x: self.weight.add_(x) * 2, weight=weight)
     programs = {
-        name: torch.export.export(Method(owner, name), inputs)
-        for name, inputs in {
-            "run": (torch.rand(1, 3, 8, 8),),
-            "train_on": (torch.rand(1),),
-        }.items()
+        "run": torch.export.export(run, (torch.rand(1, 3, 8, 8),)),
+        "train_on": torch.export.export(train_on, (torch.rand(1),)),
     }
     if functional:
         programs = {name: each.run_decompositions({}) for name, each in programs.items()}
@@ -238,3 +216,7 @@ def test_what_sums_on_halves_is_computed_in_float32(name: str) -> None:
     exact = HALVES[name](x.float())
     assert found.dtype == torch.float16
     torch.testing.assert_close(found.float(), exact, rtol=4e-3, atol=2e-2)
+
+
+def test_a_cache_keeps_the_results_of_releases_apart() -> None:
+    assert XnnpackBackend.version == metadata.version("lowerdeck-xnnpack")

@@ -14,8 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from quantized_cases import IN, OUT, IntegerWeight, by_row  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import ExportedProgram
@@ -32,6 +30,7 @@ from lowerdeck.runner import load
 from lowerdeck.torch_base import data_address, view_tensor
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.emit import scratch
+from lowerdeck_zoo import Holding
 
 Tensor = torch.Tensor
 X = torch.randn(1, 3, 8, 8)
@@ -263,19 +262,6 @@ def test_memory_is_taken_where_no_file_can_be_written(
     assert found == in_memory
 
 
-@given(st.lists(st.integers(0, 6), max_size=4), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_pieces_are_all_elements_in_order(sizes: list[int], random: Any) -> None:
-    order = list(range(len(sizes)))
-    random.shuffle(order)
-    tensor = torch.arange(torch.Size(sizes).numel()).reshape(sizes).permute(order)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "_PIECE", 8)
-        pieces = list(scratch.pieces_of(tensor))
-    assert all(piece.numel() <= 8 for piece in pieces)
-    assert torch.equal(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), tensor.flatten())
-
-
 @pytest.mark.parametrize("number", [3.0, -5.0, float("inf"), -float("inf"), float("nan")])
 def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
     tensor = torch.tensor([1.0, number, -2.0])
@@ -283,15 +269,12 @@ def test_the_largest_number_is_found_without_a_copy(number: float) -> None:
     torch.testing.assert_close(found, float(tensor.abs().max()), equal_nan=True)
 
 
-class Repeated(nn.Module):
+class Repeated(
+    Holding,
+    kinds=lambda: nn.Embedding(2, 8),
+    zeros=lambda: torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous(),
+):
     """Adds one row of a table to each token, and divides by zeros of two signs."""
-
-    zeros: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds = nn.Embedding(2, 8)
-        self.register_buffer("zeros", torch.tensor([[0.0], [-0.0]]).expand(2, 8).contiguous())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         kinds = self.kinds(torch.zeros(3, 5, dtype=torch.long))

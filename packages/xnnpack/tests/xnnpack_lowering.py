@@ -9,7 +9,12 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module import LoweredBackendModule, Partitioner, to_backend
+from lowerdeck.lowered_module import (
+    LoweredBackendModule,
+    Partitioner,
+    get_lowered_backend_modules,
+    to_backend,
+)
 from lowerdeck.serializer import XnnGraph, decode_payload
 from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 
@@ -29,9 +34,7 @@ def lower(
 
 def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
     """Return the delegates of the outermost graph, in order."""
-    reads = [node for node in program.graph.nodes if node.op == "get_attr"]
-    found = [getattr(program.graph_module, str(node.target)) for node in reads]
-    return [one for one in found if isinstance(one, LoweredBackendModule)]
+    return get_lowered_backend_modules(program.graph_module)
 
 
 def whole(program: ExportedProgram) -> LoweredBackendModule:

@@ -40,7 +40,7 @@ from lowerdeck_zoo.models import (
     video,
     vision,
 )
-from lowerdeck_zoo.program import Call, Method, Of, Program, Result, copied, drawn, normal
+from lowerdeck_zoo.program import Call, Holding, Method, Of, Program, Result, copied, drawn, normal
 
 TAGS: dict[str, str] = {
     # By domain: the module that has the program.
@@ -134,6 +134,7 @@ __all__ = [
     "PROGRAMS",
     "TAGS",
     "Call",
+    "Holding",
     "Method",
     "Of",
     "Program",

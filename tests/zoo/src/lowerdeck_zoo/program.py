@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -202,6 +202,32 @@ class Of(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(self, *args) if self.takes_self else self.function(*args)
+
+
+class Holding(nn.Module):
+    """A module with the layers, parameters and buffers that its class names, made anew for each.
+
+    class Counter(Holding, count=lambda: torch.zeros(2)): ...
+    """
+
+    _made: ClassVar[dict[str, Callable[[], nn.Module | torch.Tensor]]] = {}
+
+    def __init_subclass__(cls, **made: Callable[[], nn.Module | torch.Tensor]) -> None:
+        super().__init_subclass__()
+        cls._made = {**cls._made, **made}
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, make in self._made.items():
+            value = make()
+            if isinstance(value, nn.Module | nn.Parameter):
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def together(*functions: Callable[..., Any]) -> Callable[[], nn.Module]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from lowerdeck_zoo.program import Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Program, drawn, normal
 
 
 class ConvTasNet(nn.Module):
@@ -101,12 +101,8 @@ class _StreamingLayer(nn.Module):
         )
 
 
-class Emformer(nn.Module):
+class Emformer(Holding, layers=lambda: nn.ModuleList(_StreamingLayer(16, 2) for _ in range(2))):
     """One call of streaming recognition: a segment, what comes after it, and the states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_StreamingLayer(16, 2) for _ in range(2))
 
     def forward(self, x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         now, ahead = x[:-1], x[-1:]
@@ -146,13 +142,8 @@ class Wav2Letter(nn.Module):
         return letters, letters.argmax(1)
 
 
-class Spectrogram(nn.Module):
+class Spectrogram(Holding, window=lambda: torch.hann_window(64), bands=lambda: torch.rand(33, 12)):
     """Power in bands of frequency, and the wave back from its spectrum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("window", torch.hann_window(64))
-        self.register_buffer("bands", torch.rand(33, 12))
 
     def forward(self, wave: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         spectrum = torch.stft(wave, 64, 16, window=self.window, return_complex=True)

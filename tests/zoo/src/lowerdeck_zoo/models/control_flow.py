@@ -8,18 +8,14 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-from lowerdeck_zoo.program import Of, Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Of, Program, drawn, normal
 
 
 def _signs():
     return [(torch.randn(3) + shift,) for shift in (2.0, -2.0, 2.0)]
 
 
-class Branch(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.yes, self.no = nn.Linear(3, 3), nn.Linear(3, 3)
-
+class Branch(Holding, yes=lambda: nn.Linear(3, 3), no=lambda: nn.Linear(3, 3)):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.cond(x.sum() > 0, lambda t: self.yes(t).sin(), lambda t: self.no(t).cos(), (x,))
         return y * 2

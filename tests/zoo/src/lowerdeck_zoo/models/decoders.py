@@ -10,7 +10,7 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
-from lowerdeck_zoo.program import Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Program, drawn, normal
 
 
 class Experts(nn.Module):
@@ -140,13 +140,10 @@ class Speculative(nn.Module):
         return scores.softmax(-1) @ self.cache, self.length.clone()
 
 
-class Ring(nn.Module):
+class Ring(
+    Holding, keys=lambda: torch.zeros(2, 4, 3), count=lambda: torch.zeros((), dtype=torch.int64)
+):
     """A cache of the last four tokens, written round and round."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("keys", torch.zeros(2, 4, 3))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.index_put_((torch.arange(2), (self.count % 4).expand(2)), key)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from lowerdeck_zoo.program import Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Program, drawn, normal
 
 
 class VAE(nn.Module):
@@ -73,13 +73,10 @@ class Diffusion(nn.Module):
         return self.out(y)
 
 
-class Sampler(nn.Module):
+class Sampler(
+    Holding, model=lambda: nn.Conv2d(3, 3, 3, padding=1), kept=lambda: torch.linspace(0.9, 0.3, 4)
+):
     """Steps of denoising in a loop, with tables looked up by the step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.Conv2d(3, 3, 3, padding=1)
-        self.register_buffer("kept", torch.linspace(0.9, 0.3, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def more(step: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -94,13 +91,10 @@ class Sampler(nn.Module):
         return torch.while_loop(more, once, (start, x))[1]
 
 
-class StyleLayer(nn.Module):
+class StyleLayer(
+    Holding, weight=lambda: nn.Parameter(torch.randn(6, 4, 3, 3)), style=lambda: nn.Linear(5, 4)
+):
     """Weights made for each picture: a convolution by groups, demodulated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 4, 3, 3))
-        self.style = nn.Linear(5, 4)
 
     def forward(self, x: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
         weight = self.weight * self.style(style)[:, None, :, None, None]

@@ -7,15 +7,11 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 from torch.export import Dim
 
-from lowerdeck_zoo.program import Of, Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Of, Program, drawn, normal
 
 
-class GraphConv(nn.Module):
+class GraphConv(Holding, own=lambda: nn.Linear(5, 8), other=lambda: nn.Linear(5, 8)):
     """Messages along edges, added and divided by the number of neighbours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.other = nn.Linear(5, 8), nn.Linear(5, 8)
 
     def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
         source, target = edges
@@ -55,12 +51,8 @@ class GraphPool(nn.Module):
         )
 
 
-class Viterbi(nn.Module):
+class Viterbi(Holding, moves=lambda: nn.Parameter(torch.randn(4, 4))):
     """The best path through a chain of labels: forward, then back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moves = nn.Parameter(torch.randn(4, 4))
 
     def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best, back = scores[:, 0], []
@@ -76,12 +68,8 @@ class Viterbi(nn.Module):
         return total, torch.stack(path[::-1], 1)
 
 
-class Chain(nn.Module):
+class Chain(Holding, moves=lambda: nn.Parameter(torch.randn(4, 4))):
     """How likely a sequence of labels is: sums in logarithms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moves = nn.Parameter(torch.randn(4, 4))
 
     def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         known = scores.gather(2, labels.unsqueeze(2)).sum((1, 2))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from lowerdeck_zoo.program import Program
+from lowerdeck_zoo.program import Holding, Program
 
 
 def _tokens(count: int, length: int = 12, batch: int = 1):
@@ -135,12 +135,8 @@ def _masked():
     return [(torch.randint(0, 50, (2, 9)), one) for one in (mask, mask.flip(0), mask)]
 
 
-class EmbeddingBag(nn.Module):
+class EmbeddingBag(Holding, left=lambda: nn.Embedding(50, 16), right=lambda: nn.Embedding(50, 16)):
     """A two-tower scorer: gather, mean, normalise, score."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Embedding(50, 16), nn.Embedding(50, 16)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         a = F.normalize(self.left(tokens).mean(1), dim=-1)

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from lowerdeck_zoo.program import Of, Program, drawn
+from lowerdeck_zoo.program import Holding, Of, Program, drawn
 
 
-class Builtins(nn.Module):
+class Builtins(Holding, layer=lambda: nn.Linear(4, 4), sum=lambda: torch.zeros(4)):
     """Every input, a buffer and an output are called as something of Python's is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("sum", torch.zeros(4))
 
     def forward(self, input: Tensor, dict: dict[str, Tensor], max: Tensor) -> Any:
         self.sum.add_(input[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lowerdeck_zoo.program import Of, Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Of, Program, drawn, normal
 
 
 def _nested_inputs(x: dict[str, torch.Tensor], y: list[torch.Tensor]) -> torch.Tensor:
@@ -24,25 +24,18 @@ def _top(x: torch.Tensor):
     return torch.topk(x, 2), torch.sort(x, descending=True), torch.max(x, 1)
 
 
-class Constants(nn.Module):
+class Constants(
+    Holding, weight=lambda: nn.Parameter(torch.randn(3)), table=lambda: torch.arange(3.0)
+):
     """Returns a weight and a buffer as they are, one value twice, and an input untouched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3))
-        self.register_buffer("table", torch.arange(3.0))
 
     def forward(self, x: torch.Tensor):
         y = x + 1
         return self.weight, self.table, y, y, x
 
 
-class Shared(nn.Module):
+class Shared(Holding, layer=lambda: nn.Linear(4, 4)):
     """One layer called three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(self.layer(self.layer(x)).relu())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lowerdeck_zoo.program import Program, normal
+from lowerdeck_zoo.program import Holding, Program, normal
 
 
 class Last(nn.Module):
@@ -19,11 +19,7 @@ class Last(nn.Module):
         return self.network(x)
 
 
-class Cells(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTMCell(8, 8), nn.GRUCell(8, 8)
-
+class Cells(Holding, lstm=lambda: nn.LSTMCell(8, 8), gru=lambda: nn.GRUCell(8, 8)):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h, c = self.lstm(x[:, 0])
         for step in range(1, x.shape[1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lowerdeck_zoo.program import Program, normal
+from lowerdeck_zoo.program import Holding, Program, normal
 
 
 class Counter(nn.Module):
@@ -33,13 +33,8 @@ class KVCache(nn.Module):
         return scores.softmax(-1) @ self.values
 
 
-class Swap(nn.Module):
+class Swap(Holding, a=lambda: torch.tensor([1.0, 2.0]), b=lambda: torch.tensor([10.0, 20.0])):
     """Two buffers trade places: the writes must be parallel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("a", torch.tensor([1.0, 2.0]))
-        self.register_buffer("b", torch.tensor([10.0, 20.0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.a.clone()
@@ -48,12 +43,8 @@ class Swap(nn.Module):
         return self.a + x
 
 
-class OldValue(nn.Module):
+class OldValue(Holding, last=lambda: torch.ones(2)):
     """Returns the value from before the write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("last", torch.ones(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         old = self.last * 1
@@ -72,12 +63,8 @@ class NotPersistent(nn.Module):
         return x * self.table + self.steps
 
 
-class BatchStatistics(nn.Module):
+class BatchStatistics(Holding, mean=lambda: torch.zeros(4, 3)):
     """An exponential average, written by slices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.mean[1:3] = 0.9 * self.mean[1:3] + 0.1 * x

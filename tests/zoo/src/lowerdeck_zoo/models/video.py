@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import nn
 
-from lowerdeck_zoo.program import Program, drawn, normal
+from lowerdeck_zoo.program import Holding, Program, drawn, normal
 
 
 class Residual3d(nn.Module):
@@ -66,12 +66,8 @@ class UNet3D(nn.Module):
         return self.out(torch.cat([wide, x], 1)).softmax(1)
 
 
-class VoxelMorph(nn.Module):
+class VoxelMorph(Holding, field=lambda: nn.Conv3d(2, 3, 3, padding=1)):
     """Bends a volume by a field of displacements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.field = nn.Conv3d(2, 3, 3, padding=1)
 
     def forward(self, moving: torch.Tensor, fixed: torch.Tensor) -> torch.Tensor:
         field = self.field(torch.cat([moving, fixed], 1)).permute(0, 2, 3, 4, 1) * 0.1
@@ -80,11 +76,7 @@ class VoxelMorph(nn.Module):
         return F.grid_sample(moving, grid + field, align_corners=True)
 
 
-class ConvLSTM(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gates = nn.Conv2d(2 + 4, 16, 3, padding=1)
-
+class ConvLSTM(Holding, gates=lambda: nn.Conv2d(2 + 4, 16, 3, padding=1)):
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         hidden = cell = torch.zeros(frames.shape[0], 4, *frames.shape[3:])
         for step in range(frames.shape[1]):
