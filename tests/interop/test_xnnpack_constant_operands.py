@@ -29,13 +29,13 @@ STATISTICS = ((4,),) * 4
 ZEROS, ONES = [0, 0], [1, 1]
 RECURRENT = (True, 1, 0.0, False, False, False)
 CPU, FLOAT = torch.device("cpu"), torch.float32
-_SAME = "add.Tensor add_.Tensor sub.Tensor sub_.Tensor rsub.Tensor mul.Tensor mul_.Tensor"
+_SAME = "add.Tensor sub.Tensor rsub.Tensor mul.Tensor"
 _ALONE = (
-    "abs ceil cos exp floor hardswish hardswish_ log neg rsqrt sigmoid sigmoid_ sin sqrt square"
-    " tanh tanh_ elu elu_ gelu hardsigmoid hardsigmoid_ leaky_relu leaky_relu_ reciprocal silu"
-    " silu_ relu relu_ relu6 relu6_ hardtanh hardtanh_ alias alias_copy clone contiguous detach"
-    " detach_copy _to_copy squeeze squeeze_copy mean sum amax amin max min celu celu_ mish mish_"
-    " selu selu_ softplus glu mT std var std_mean var_mean lift_fresh_copy positive"
+    "abs ceil cos exp floor hardswish log neg rsqrt sigmoid sin sqrt square"
+    " tanh elu gelu hardsigmoid leaky_relu reciprocal silu"
+    " relu relu6 hardtanh alias alias_copy clone contiguous detach"
+    " detach_copy _to_copy squeeze squeeze_copy mean sum amax amin max min celu mish"
+    " selu softplus glu mT std var std_mean var_mean lift_fresh_copy positive"
     " to.dtype_layout"
 )
 # Operators, with overloads where they are not the default, and arguments for each of several
@@ -60,9 +60,9 @@ TABLE: list[tuple[Any, ...]] = [
     ("lstm_cell", ((3, 4), [(3, 5), (3, 5)], (20, 4), (20, 5), (20,), (20,))),
     ("gru_cell", ((3, 4), (3, 5), (15, 4), (15, 5), (15,), (15,))),
     ("rnn_tanh_cell rnn_relu_cell", ((3, 4), (3, 5), (5, 4), (5, 5), (5,), (5,))),
-    ("clamp clamp_", (ROWS, -0.5, 0.5)),
+    ("clamp", (ROWS, -0.5, 0.5)),
     ("clamp_min clamp_max", (ROWS, 0.1)),
-    (f"{_SAME} div.Tensor div_.Tensor maximum minimum", (ROWS, ROWS), (ROWS, (4,))),
+    (f"{_SAME} div.Tensor maximum minimum", (ROWS, ROWS), (ROWS, (4,))),
     ("add.Scalar sub.Scalar rsub.Scalar mul.Scalar div.Scalar", (ROWS, 0.5)),
     ("pow.Tensor_Scalar", (ROWS, 3)),
     ("prelu", (IMAGE, (4,)), (IMAGE, (1,))),
@@ -127,7 +127,7 @@ TABLE: list[tuple[Any, ...]] = [
     ("max.dim", (IMAGE, 3)),
     ("amax", (IMAGE, [3])),
     ("mean.dim sum.dim_IntList", (ROWS, [-1])),
-    ("dropout dropout_ alpha_dropout feature_dropout", (ROWS, 0.5, False)),
+    ("dropout alpha_dropout feature_dropout", (ROWS, 0.5, False)),
     ("to.dtype", (ROWS, FLOAT)),
     ("to.device", (ROWS, CPU, FLOAT)),
     ("view view_copy reshape _unsafe_view", (ROWS, [6, 4])),
@@ -176,7 +176,6 @@ class OneCall(nn.Module):
             if not is_sizes(value):
                 return value
             number = next(numbers)
-            # Computed in the partition, so that operators in place may write it.
             return self.get_buffer(f"c{number}") if number in self.constant else next(given) * 2
 
         result = self.target(*map(operand, self.arguments))

@@ -62,6 +62,9 @@ def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
         ATEN._assert_tensor_metadata.default, ("x",), {"dtype": torch.int64, "layout": None}
     )
     assert told == (("x", None, None, torch.int64), {})
+    # The last argument is optional and has no default.
+    given = (None, [6, 8, 8], False, None)
+    assert as_dispatched(ATEN.upsample_trilinear3d.vec, given, {}) == (given, {})
 
 
 def test_composites_are_known_in_both_languages() -> None:

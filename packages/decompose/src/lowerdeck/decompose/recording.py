@@ -55,8 +55,11 @@ def as_dispatched(
     needed = 0
     for index, argument in enumerate(schema_of(operator).arguments):
         given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
+        # An optional argument without a default has the default value None all the same.
         is_default = given is _MISSING or (
-            type(given) is type(argument.default_value) and given == argument.default_value
+            argument.has_default_value()
+            and type(given) is type(argument.default_value)
+            and given == argument.default_value
         )
         value = argument.default_value if given is _MISSING else given
         if argument.kwarg_only:

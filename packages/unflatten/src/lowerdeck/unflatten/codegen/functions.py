@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,9 +19,6 @@ from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten.attributes import PRIVATE, full_name
 from lowerdeck.unflatten.call_signature import PENDING, one_line
 from lowerdeck.unflatten.errors import UnflattenError
-
-if TYPE_CHECKING:
-    from lowerdeck.unflatten.codegen.source import Source
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Beginning of the names of generated files."""
@@ -47,6 +44,16 @@ _MESSAGE = "_lowerdeck_message"
 """Attribute of an error with its original message."""
 
 
+class _Source(Protocol):
+    """The source of one function, and what it refers to by name."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def names(self) -> Mapping[str, object]: ...
+
+
 def compile_function(text: str, scope: dict[str, Any]) -> FunctionType:
     """Return the function ``forward`` of this source; tracebacks show its lines and the model's.
 
@@ -64,7 +71,7 @@ def compile_function(text: str, scope: dict[str, Any]) -> FunctionType:
     return scope["forward"]  # type: ignore[no-any-return]
 
 
-def deferred_function(parameters: str, write: Callable[[], Source]) -> FunctionType:
+def deferred_function(parameters: str, write: Callable[[], _Source]) -> FunctionType:
     """Return a function that writes and compiles its source at its first call.
 
     Its code is replaced in place, so that every class that has the function runs the new code.

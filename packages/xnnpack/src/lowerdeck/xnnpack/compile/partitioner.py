@@ -101,7 +101,6 @@ class XnnpackPartitioner(Partitioner):
                 break
             kept = {node.name for node in within}
         taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
-        self.refused = {node.name: reason for node, reason in reasons.items() if reason}
         names = {node.name for node in taken}
         self.in_float = {
             **{name: why for name, why in weights.in_float.items() if name in names},
@@ -124,6 +123,12 @@ class XnnpackPartitioner(Partitioner):
         _tag_pieces(whole)
         _take_sizes(exported_program)
         _take_assertions(exported_program)
+        given = {one.name for one in exported_program.graph.nodes if "delegation_tag" in one.meta}
+        self.refused = {
+            node.name: reason
+            for node, reason in reasons.items()
+            if reason and node.name not in given
+        }
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 

@@ -57,7 +57,7 @@ def turns(pattern: Pattern, name: str) -> tuple[Piece, ...]:
     return (
         Piece((_aten.permute.default,), pattern, ANY, name=name),
         Piece((_aten.transpose.int,), pattern, ANY, ANY, name=name),
-        Piece((_aten.t.default,), pattern, name=name),
+        Piece((_aten.t.default, _aten.mT.default), pattern, name=name),
     )
 
 
@@ -74,7 +74,8 @@ def order_of(node: Node) -> list[int]:
         return [int(one) % rank for one in args["dims"]]
     order = list(range(rank))
     if rank > 1:
-        first, second = int(args.get("dim0", 0)), int(args.get("dim1", 1))
+        # `t` and `mT` have no dimensions; the last two are all that `t` has.
+        first, second = int(args.get("dim0", -2)), int(args.get("dim1", -1))
         order[first], order[second] = order[second], order[first]
     return order
 
