@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import DecomposeError, decompose, explain
 from lowerdeck.decompose.written_names import merge_written_names
+from lowerdeck.torch_base import MemoryUse
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/decompose/tests"))
 from program_likeness import differences
@@ -50,9 +51,9 @@ class Finding:
             ``said`` if ours is torch's result of the program with
             its aliases said: what eager's dropout returns; ``laid`` if it also copies what torch
             puts in a buffer's place, whose strides are then others;
-            ``wrong in torch`` if both are the same and wrong; ``beyond torch`` if we can take it
-            apart and torch cannot, as it is or with its aliases said, ``torch`` if neither can,
-            ``no export`` if there is no program, or eager fails;
+            ``wrong in torch`` if both have the same wrong numbers; ``beyond torch`` if we can
+            take it apart and torch cannot, as it is or with its aliases said, ``torch`` if
+            neither can, ``no export`` if there is no program, or eager fails;
             ``refused``, ``differs``, ``wrong`` or ``failed``.
         detail: What differs, or the message.
         whole: Why it went torch's way; empty if it did not.
@@ -106,8 +107,10 @@ def judge(
         theirs = _convert_call(error)
         if found is None:
             return Finding(group, name, "torch", f"{theirs}; ours: {ours}")
-        right = eager is None or _numbers(found, eager)
-        return Finding(group, name, "beyond torch" if right else "wrong", theirs, reason)
+        if eager is None or _numbers(found, eager):
+            return Finding(group, name, "beyond torch", theirs, reason)
+        outcome = "wrong in torch" if _is_wrong_in_torch(found, export, eager) else "wrong"
+        return Finding(group, name, outcome, theirs, reason)
     if found is None:
         outcome = "refused" if ours.startswith(DecomposeError.__name__) else "failed"
         return Finding(group, name, outcome, ours)
@@ -119,7 +122,8 @@ def judge(
     right = eager is None or _numbers(found, eager)
     if not right:
         wrong = f"wrong numbers; {said or 'as torch has them'}"
-        return Finding(group, name, "wrong" if unlike else "wrong in torch", wrong, reason)
+        in_torch = not unlike or _is_wrong_in_torch(found, export, eager)
+        return Finding(group, name, "wrong in torch" if in_torch else "wrong", wrong, reason)
     if not unlike:
         return Finding(group, name, "same", "", reason)
     if (
@@ -249,7 +253,13 @@ def _laid_by_torch(program: ExportedProgram, *, alike: bool = False) -> Exported
 
 
 def _said_by_torch(program: ExportedProgram) -> ExportedProgram:
-    return merge_written_names(program).run_decompositions()
+    return merge_written_names(program, MemoryUse.of_program(program)).run_decompositions()
+
+
+def _is_wrong_in_torch(found: ExportedProgram, export: Any, eager: Any) -> bool:
+    """Return whether torch's result of the program with its aliases said has the same numbers."""
+    theirs = _said_by_torch(export())
+    return _numbers(found, lambda: (theirs.module(), eager()[1]))
 
 
 def _numbers(

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
-from lowerdeck.decompose import can_keep, decompose, explain
-from lowerdeck.torch_base import OpOverload, graphs_of, pytree
+from lowerdeck.decompose import decompose, explain
+from lowerdeck.torch_base import pytree
 from lowerdeck_zoo import Of, exported
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -35,40 +34,16 @@ LINES: tuple[Callable[[torch.Tensor], Any], ...] = (
 )
 
 
-def _every(program: ExportedProgram) -> list[OpOverload]:
-    called = {
-        node.target for graph in graphs_of(program.graph_module) for node in graph.graph.nodes
-    }
-    return [target for target in called if can_keep(target, some=True)]
-
-
-WAYS: dict[str, Callable[[ExportedProgram], dict[str, Any]]] = {
-    "core": lambda program: {},
-    "all composites stay": lambda program: {"table": {}},
-    "all stays": lambda program: {"keep": _every(program)},
-    "each call stays": lambda program: {"keep": dict.fromkeys(_every(program), lambda call: True)},
-}
-
-
-@pytest.mark.parametrize(
-    ("way", "dtype"),
-    [
-        ("core", torch.float16),
-        ("core", None),
-        *((way, torch.bfloat16) for way in WAYS),
-    ],
-    ids=str,
-)
-def test_dtypes_are_those_of_eager(dtype: torch.dtype | None, way: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None], ids=str)
+def test_dtypes_are_those_of_eager(dtype: torch.dtype | None) -> None:
     def forward(x: torch.Tensor) -> Any:
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             return [line(x) for line in LINES]
 
     model, x = Of(forward), torch.rand(2, 2, 3, 3)
     program = torch.export.export(model, (x,))
-    told = WAYS[way](program)
-    assert explain(program, **told).reason is None
-    made = decompose(program, **told)
+    assert explain(program).reason is None
+    made = decompose(program)
     found, expected = made.module()(x), model(x)
     assert [leaf.dtype for leaf in pytree.tree_leaves(found)] == [
         leaf.dtype for leaf in pytree.tree_leaves(expected)
@@ -78,15 +53,16 @@ def test_dtypes_are_those_of_eager(dtype: torch.dtype | None, way: str) -> None:
     assert said == [leaf.dtype for leaf in pytree.tree_leaves(found)]
 
 
-def test_a_call_that_stays_in_a_region_is_cast_as_one_outside_is_not() -> None:
+def test_a_call_that_stays_in_a_region_goes_torchs_way() -> None:
     def both(own: Any, x: torch.Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             inside = own.linear(x)
-        return inside, own.linear(x), own.linear(x + 1)
+        return inside, own.linear(x)
 
     program = exported(Of(both, linear=nn.Linear(3, 3)), torch.rand(2, 3))
-    calls = program.graph.find_nodes(op="call_function", target=ATEN.linear.default)
-    made = decompose(program, keep={ATEN.linear.default: lambda call: call is not calls[-1]})
-    kept = made.graph.find_nodes(op="call_function", target=ATEN.linear.default)
+    keep = {ATEN.linear.default: lambda call: True}
+    assert "in a region of autocast" in str(explain(program, keep=keep))
+    kept = decompose(program, keep=keep).graph.find_nodes(
+        op="call_function", target=ATEN.linear.default
+    )
     assert [node.meta["val"].dtype for node in kept] == [torch.bfloat16, torch.float32]
-    assert len(made.graph.find_nodes(op="call_function", target=ATEN.addmm.default)) == 1

@@ -15,7 +15,6 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import (
-    DecomposeError,
     DecompositionCache,
     decompose,
     devices,
@@ -128,7 +127,7 @@ def test_sizes_and_what_is_conjugated_are_kept() -> None:
         if isinstance(value, torch.Tensor):
             plain = value.conj() if value.is_conj() else value
             made = replace(TensorFacts.of(plain), device=torch.device("cuda:0"))
-            moved = made.input_fake(fakes, with_offset=True)
+            moved = made.input_fake(fakes)
             node.meta["val"] = moved.conj() if value.is_conj() else moved
     found = on_cpu(given)
     assert not differences(found, program)
@@ -138,7 +137,6 @@ def test_sizes_and_what_is_conjugated_are_kept() -> None:
         if isinstance(n.meta.get("val"), torch.Tensor)
     ]
     assert all(one.is_conj() is other.is_conj() for one, other in values)
-    assert all(one.storage_offset() == other.storage_offset() for one, other in values)
 
 
 def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,23 +163,6 @@ def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None
     for name, program in programs.items():
         assert found[name] is not program
         torch.testing.assert_close(found[name].state_dict, program.state_dict)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
-@pytest.mark.parametrize("taken_apart", [decompose, on_cpu])
-def test_autocast_of_a_device_that_is_not_here(taken_apart: Callable[..., Any]) -> None:
-    def cast(module: Any, x: torch.Tensor) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return module.linear(x) @ x
-
-    program = on_cuda(_exported(cast))
-    with (
-        pytest.warns(UserWarning, match="CUDA is not available"),
-        pytest.raises(
-            DecomposeError, match=r"autocast on cuda that gave torch\.bfloat16.*float32"
-        ),
-    ):
-        taken_apart(program)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -107,8 +107,11 @@ def test_nothing_is_lost_that_is_written_through_a_chain_of_views(base: Any, len
 
 
 @pytest.mark.parametrize(
-    "chain", [("integers", "first two"), ("rest", "integers", "rows of two", "steps")]
+    ("chain", "reason"),
+    [
+        (("integers", "first two"), "writes through an as_strided of a view"),
+        (("rest", "integers", "rows of two", "steps"), "from the start of another's storage"),
+    ],
 )
-def test_a_write_through_as_strided_of_a_view_goes_torchs_way(chain: Any) -> None:
-    program = _export(torch.clone, [chain])
-    assert "writes through an as_strided of a view" in str(explain(program).reason)
+def test_a_write_through_as_strided_of_a_view_goes_torchs_way(chain: Any, reason: str) -> None:
+    assert reason in str(explain(_export(torch.clone, [chain])).reason)

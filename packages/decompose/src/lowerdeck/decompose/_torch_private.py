@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from threading import RLock
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch._export.verifier import Verifier
-from torch._guards import TracingContext, tracing
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -33,7 +32,6 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
-from torch.torch_version import TorchVersion
 
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.results import CachedSignature, Parts
@@ -61,7 +59,6 @@ from lowerdeck.torch_base import (
 __all__ = [
     "COPIED_META",
     "KEPT_COMPOSITES",
-    "MAKES_VIEWS_ALONE",
     "WRITING_CUSTOM",
     "FakeTensors",
     "assemble",
@@ -70,12 +67,9 @@ __all__ = [
     "insert_assertions",
     "has_composite_kernel",
     "is_preservable",
-    "replace_symbol",
     "node_source",
     "overriding",
     "own_rule",
-    "raw_expression",
-    "rebind",
     "record",
     "replace_view",
     "run_fake",
@@ -93,9 +87,6 @@ COPIED_META: Sequence[str] = tuple(
 
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch's default table leaves whole."""
-
-MAKES_VIEWS_ALONE: bool = TorchVersion(torch.__version__) >= "2.15"
-"""Whether functionalization makes one of several views anew by an operator that gives it alone."""
 
 tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
 """Returns what tracing records of a tensor besides its value."""
@@ -159,7 +150,7 @@ class FakeTensors:
     """Creates fake tensors of one mode, without guards on symbolic sizes.
 
     torch computes the number of bytes, a product of symbols, for each new tensor (0.2 ms each). A
-    copy of a tensor with the same sizes has it already (5 us), and so has a view (15 us).
+    copy of a tensor with the same sizes has it already (5 us).
 
     Args:
         mode: The mode.
@@ -184,36 +175,12 @@ class FakeTensors:
         key = (tuple(map(expression_of, numbers)), dtype)
         prototype = self._prototypes.get(key)
         if prototype is None:
-            # From 2.15 on torch asks whether it is empty, which the program's sizes have answered.
-            with _unguarded(self.mode, numbers):
+            # From 2.15 on torch asks whether it is empty: that is no guard of the program.
+            environment: Any = self.mode.shape_env
+            with environment.suppress_guards():
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             self._prototypes[key] = prototype
         return FakeTensor(self.mode, lazy_clone(prototype), device)
-
-    def view(
-        self,
-        parent: FakeTensor,
-        size: Sequence[Any],
-        stride: Sequence[Any],
-        offset: Any,
-        dtype: torch.dtype,
-    ) -> FakeTensor:
-        """Return a fake tensor on the memory of another one of the mode."""
-        # That it lies within the storage is known of a view, and no guard of the program's.
-        with _unguarded(self.mode, (*size, *stride, offset)), torch._C._DisableTorchDispatch():
-            inner = torch.empty((0,), dtype=dtype, device="meta")
-            inner.set_(parent.untyped_storage(), 0, (0,), (1,))
-            inner = inner.as_strided(size, stride, offset)
-        return FakeTensor(self.mode, inner, parent.fake_device)
-
-
-def _unguarded(mode: FakeTensorMode, numbers: Iterable[Any]) -> AbstractContextManager[Any]:
-    """Return a context in which conditions on ``numbers`` leave no guard in the program."""
-    environment = mode.shape_env
-    if environment is None or all(isinstance(number, int) for number in numbers):
-        return nullcontext()
-    suppressed: AbstractContextManager[Any] = environment.suppress_guards()
-    return suppressed
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:
@@ -266,7 +233,6 @@ def record(
     rules: Mapping[OperatorBase, Callable[..., Any]],
     differentiable: Container[int] = (),
     contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
-    bind: Callable[[Graph, Any], bool] = lambda graph, result: False,  # noqa: ARG005
 ) -> Recording:
     """Return what ``function`` does on fake tensors, as torch's own retrace would record it.
 
@@ -278,8 +244,6 @@ def record(
         differentiable: Positions of tensors that require gradients although their fake tensors do
             not: views of such.
         contexts: What makes further contexts to be in.
-        bind: Is given the graph and what was returned; says by which symbols sizes go that are
-            known only at run time, and whether there are such.
     """
     tracer: Any = PythonKeyTracer()
     tracer.root = torch.nn.Module()
@@ -293,15 +257,11 @@ def record(
     entered: Sequence[Callable[[], AbstractContextManager[Any]]] = (
         unset_fake_temporarily,
         lambda: mode,
-        lambda: tracing(TracingContext(mode)),
         torch.no_grad,
         enable_python_dispatcher,
         lambda: functional,
         lambda: ProxyTorchDispatchMode(tracer, "real", decomposition_table=table),
         fx_traceback.preserve_node_meta,
-        lambda: torch._C._ExcludeDispatchKeyGuard(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-        ),
         *contexts,
     )
     with ExitStack() as stack:
@@ -312,65 +272,28 @@ def record(
             if index in differentiable:
                 leaf.requires_grad_()
         result = function(*wrapped)
-        unbacked = bind(tracer.graph, result)
         outcome = _outcome(tracer, wrapped, result)
-    constants = {
-        str(node.target): getattr(tracer.root, str(node.target))
-        for node in tracer.graph.find_nodes(op="get_attr")
-    }
-    reshaped = any(
-        isinstance(leaf, torch.Tensor)
-        and (not _is_as_before(leaf, wrapped[index]) or _has_other_storage(wrapped[index]))
-        for index, leaf in enumerate(given)
-    )
     return Recording(
-        tracer.graph, inputs, *outcome, constants, unbacked, bool(functional._tokens), reshaped
+        tracer.graph,
+        inputs,
+        *outcome,
+        _creates_sizes(mode, tracer.graph),
+        bool(functional._tokens),
     )
+
+
+def _creates_sizes(mode: FakeTensorMode, graph: Graph) -> bool:
+    """Return whether symbols were created for sizes known only at run time; forget these."""
+    pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
+    found = bool(pending) or any(node.meta.get("unbacked_bindings") for node in graph.nodes)
+    pending.clear()
+    return found
 
 
 def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
     """Return what ``operator`` gives for fake tensors, as it does while it is traced."""
     with unset_fake_temporarily(), mode, torch.no_grad(), enable_python_dispatcher():
         return operator(*args, **kwargs)
-
-
-def rebind(environment: Any, source: Node, result: Any) -> None:
-    """Let the symbols that ``source`` binds be what stands in their places in ``result``."""
-    _loaded("torch.fx.experimental.symbolic_shapes").rebind_unbacked(environment, source, result)
-
-
-def raw_expression(number: Any) -> Any:
-    """Return the expression of a symbol as it was made, before anything was known of it."""
-    return number.node._expr
-
-
-def replace_symbol(environment: Any, symbol: Any, known: Any) -> None:
-    """Let an unbacked symbol be what the program knows it as from now on.
-
-    Args:
-        environment: Of both.
-        symbol: It.
-        known: Another, or an expression.
-    """
-    shapes = _loaded("torch.fx.experimental.symbolic_shapes")
-    if known.is_Symbol and shapes.free_unbacked_symbols(known):
-        environment._rename_unbacked_to(symbol, known)
-    else:
-        environment._eliminate_unbacked(symbol, known)
-
-
-def _is_as_before(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same sizes and strides, as far as numbers tell."""
-    pairs = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=False)
-    return one.dim() == other.dim() and all(
-        this == that for this, that in pairs if isinstance(this, int) and isinstance(that, int)
-    )
-
-
-def _has_other_storage(tensor: Any) -> bool:
-    """Return whether ``set_`` let a functional tensor show the memory of another one."""
-    found: bool = torch._functionalize_was_storage_changed(tensor.elem)
-    return found
 
 
 def replace_view(view: Any, new: Any) -> None:

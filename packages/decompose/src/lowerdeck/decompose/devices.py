@@ -80,7 +80,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
         if value.is_conj():
             return moved_value(value.conj()).conj()
         try:
-            return replace(TensorFacts.of(value), device=_CPU).input_fake(fakes, with_offset=True)
+            return replace(TensorFacts.of(value), device=_CPU).input_fake(fakes)
         except WholeProgramError as error:
             raise DecomposeError(f"{error}: export the module after module.cpu()") from error
 

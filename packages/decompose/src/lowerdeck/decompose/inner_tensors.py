@@ -23,7 +23,6 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import (
     copy_graph_module,
-    graphs_of,
     is_traceable_wrapper_subclass,
     set_program_parts,
     with_graph_module,
@@ -49,27 +48,11 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
         >>> unwrap_subclass_parameters(program) is program
         True
     """
-    return unwrapped(program)[0]
-
-
-def unwrapped(program: ExportedProgram) -> tuple[ExportedProgram, dict[Node, Node]]:
-    """Return what ``unwrap_subclass_parameters`` returns, and the original node of each node.
-
-    Args:
-        program: Any program; not changed.
-    """
     held = {**program.constants, **program.state_dict}
     wrapped = {name for name, tensor in held.items() if is_subclass(tensor)}
     if not wrapped or subclass_reader(program) is not None:
-        return program, {}
+        return program
     copied = with_graph_module(program, copy_graph_module(program.graph_module))
-    originals = {
-        node: source
-        for new, old in zip(
-            graphs_of(copied.graph_module), graphs_of(program.graph_module), strict=True
-        )
-        for node, source in zip(new.graph.nodes, old.graph.nodes, strict=True)
-    }
     state_dict, constants = dict(program.state_dict), dict(program.constants)
     specs: list[InputSpec] = []
     placeholders = copied.graph.find_nodes(op="placeholder")
@@ -90,7 +73,7 @@ def unwrapped(program: ExportedProgram) -> tuple[ExportedProgram, dict[Node, Nod
         _erase(node)
     signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
     set_program_parts(copied, signature=signature, state_dict=state_dict, constants=constants)
-    return copied, originals
+    return copied
 
 
 def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:

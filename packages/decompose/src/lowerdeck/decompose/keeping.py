@@ -53,13 +53,8 @@ def check_kept(operator: Any, which: Any) -> None:
             f"keep says {which!r} of {operator}, expected a function from a node to whether that "
             "call is kept, or None for all calls"
         )
-    if which is not None and _shares_memory(operator):
+    if not can_keep(operator, some=which is not None):
         raise DecomposeError(
-            f"some calls of {operator} cannot be kept, since it returns a view or writes: keep "
-            "all of them, or none"
-        )
-    if not can_keep(operator):
-        raise DecomposeError(
-            f"{operator} cannot be kept: it may return its argument or a view of it, or writes, "
-            "and torch decomposes it before tracing; leave it out of keep"
+            f"{operator} cannot be kept{'' if which is None else ' in part'}: it may return its "
+            "argument or a view of it, or writes; leave it out of keep"
         )

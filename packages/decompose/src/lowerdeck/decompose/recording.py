@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
@@ -25,10 +24,8 @@ class Recording:
         shared: By position among the leaves, the inputs that share memory with it.
         alone: Positions among the leaves of what shares memory with no input and no other result.
         differentiable: Positions among the leaves of what requires gradients.
-        constants: Tensors that were made while tracing, by the target of their get_attr node.
-        unbacked: Whether symbols came up whose value is known only when the program runs.
+        unbacked: Whether it created sizes that are known only when the program runs.
         tokens: Whether it has effects that torch orders by tokens.
-        reshaped: Whether it changed in place how an input shows its memory, or which.
     """
 
     graph: Graph
@@ -39,10 +36,8 @@ class Recording:
     shared: dict[int, list[int]]
     alone: set[int]
     differentiable: set[int]
-    constants: dict[str, torch.Tensor]
     unbacked: bool
     tokens: bool
-    reshaped: bool
 
 
 def as_dispatched(

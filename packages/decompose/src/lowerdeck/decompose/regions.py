@@ -10,12 +10,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
-from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import facts_of
-from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
-from lowerdeck.torch_base import SYMBOLS, attribute_of, describe_node, pytree
+from lowerdeck.torch_base import SYMBOLS, attribute_of
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"
@@ -66,9 +65,7 @@ class Regions:
             return _inlined(walk, body, given, _grad(enabled))
         if name == "wrap_with_autocast":
             *mode, body = args[:5]
-            made = _inlined(walk, body, args[5:], _autocast(*mode))
-            _check_autocast(walk, node, body, made, mode[0])
-            return made
+            return _inlined(walk, body, args[5:], _autocast(*mode))
         if name == _DELEGATE:
             return walk.copy_unchanged(
                 node, self._registered(walk, node, args, lambda held: held), kwargs
@@ -115,25 +112,6 @@ def _inlined(walk: Walk, body: GraphModule, given: Any, state: State) -> Any:
     return inner.run(body, dict(zip(placeholders, given, strict=True)))
 
 
-def _check_autocast(walk: Walk, node: Node, body: GraphModule, made: Any, device: str) -> None:
-    """Refuse what autocast of a device gives where there is none: torch turns it off, unsaid."""
-    if device == "cpu":
-        return
-    expected = pytree.tree_leaves(body.graph.output_node().args[0])
-    for value, source in zip(_leaves(made), expected, strict=False):
-        said = source.meta.get("val") if isinstance(source, Node) else None
-        if not isinstance(value, Value) or not isinstance(said, torch.Tensor):
-            continue
-        found = walk.writer.facts(value.node)
-        if isinstance(found, TensorFacts) and found.dtype is not said.dtype:
-            raise DecomposeError(
-                f"{describe_node(node)} is a region of autocast on {device} that gave "
-                f"{said.dtype} where the program was exported, and gives {found.dtype} here: "
-                f"torch turns autocast off where it finds no {device}; decompose the program "
-                "where it was exported"
-            )
-
-
 def _grad(enabled: bool) -> State:
     if not enabled:
         # All is traced so.
@@ -154,11 +132,7 @@ def _autocast(device: str, dtype: Any, enabled: bool, cache_enabled: Any) -> Sta
 
 def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     """Return a graph that a higher-order operator is given, decomposed."""
-    if not isinstance(body, GraphModule):
-        raise WholeProgramError(f"a region is a {type(body).__name__}")
     placeholders = body.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(operands):
-        raise WholeProgramError("a region takes other inputs than its operator")
     inner = walk.nested(Graph(), Regions())
     env = {
         node: inner.placeholder(node, requires_grad=_requires_grad(walk, node, operand))
@@ -184,17 +158,12 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
 
 
 def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
-    """Return whether a region is given what requires gradients; check what it is given."""
+    """Return whether a region is given what requires gradients."""
     if not isinstance(operand, Value):
         return False
     known = walk.writer.facts(operand.node)
-    expected = node.meta.get("val")
-    if not isinstance(expected, torch.Tensor) or not isinstance(known, TensorFacts):
-        raise WholeProgramError(
-            f"a region is given other values than it has inputs: {node.name!r}"
-        )
     # Slices and what a loop carries are regenerated, and so require no gradients.
-    return known.requires_grad and facts_of(expected).shape == known.shape
+    return bool(known.requires_grad and facts_of(node.meta["val"]).shape == known.shape)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.keeping import Keep, check_kept
-from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions, describe_node
+from lowerdeck.torch_base import OperatorBase, OpOverload, core_decompositions
 
 Table = Mapping[OperatorBase, Callable[..., Any]]
 
@@ -59,6 +59,8 @@ class Rules:
         Raises:
             DecomposeError: An operator cannot be kept.
         """
+        if not isinstance(keep, Iterable):
+            raise DecomposeError(f"found {keep!r} as keep, expected a collection of operators")
         said = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(keep)
         for operator, which in said.items():
             check_kept(operator, which)
@@ -87,32 +89,9 @@ class Rules:
 
         Args:
             call: A call in the original graph.
-
-        Raises:
-            DecomposeError: What was asked fails on it.
         """
         which = self.chosen.get(call.target)
-        if which is None:
-            return False
-        try:
-            return bool(which(call))
-        except Exception as error:
-            raise DecomposeError(
-                f"what keep says of calls fails on {describe_node(call)}, expected whether that "
-                f"call is kept: {type(error).__name__}: {error}"
-            ) from error
-
-    def keeping(self, operator: OpOverload) -> Rules:
-        """Return the same rules, by which an operator stays whole.
-
-        Args:
-            operator: One that can be kept.
-        """
-        others = {known: rule for known, rule in self.others.items() if known is not operator}
-        composites = dict(self.composites)
-        if has_composite_kernel(operator):
-            composites[operator] = stay
-        return replace(self, others=others, composites=composites)
+        return which is not None and bool(which(call))
 
     def leaves(self, operator: object) -> bool:
         """Return whether tracing a call of ``operator`` is known to give the call itself.
@@ -123,12 +102,11 @@ class Rules:
         Args:
             operator: What is called.
         """
-        if not isinstance(operator, OpOverload) or operator in self.others:
-            return False
-        rule = self.composites.get(operator)
-        if rule is not None:
-            return rule is stay
-        return calls_no_others(operator) and not has_composite_kernel(operator)
+        return (
+            isinstance(operator, OpOverload)
+            and self.keeps(operator)
+            and (operator in self.composites or calls_no_others(operator))
+        )
 
     def keeps(self, operator: OpOverload) -> bool:
         """Return whether torch would record a call of ``operator`` as it is."""

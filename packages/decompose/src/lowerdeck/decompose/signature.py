@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from itertools import islice
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ from torch.export.graph_signature import (
     ConstantArgument,
     ExportGraphSignature,
     InputKind,
-    InputSpec,
     OutputKind,
     OutputSpec,
     SymBoolArgument,
@@ -21,12 +18,17 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import parent_of
 from lowerdeck.decompose.errors import WholeProgramError
 
+_SYMBOL_ARGUMENTS: Mapping[Any, Any] = {
+    torch.SymInt: SymIntArgument,
+    torch.SymFloat: SymFloatArgument,
+    torch.SymBool: SymBoolArgument,
+}
 _MUTATION_OF = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
     InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
@@ -34,61 +36,6 @@ _MUTATION_OF = {
 }
 _MUTATIONS = frozenset(_MUTATION_OF.values())
 _CALLS = _MUTATIONS | {OutputKind.USER_OUTPUT}
-
-
-class LiftedConstants:
-    """Tensors that decompositions make, or have from outside: inputs of the new program.
-
-    torch's own way fails on them: what ``run_decompositions`` lifts is in no signature.
-
-    Args:
-        graph: The graph, with its placeholders.
-        specs: What these are.
-        taken: Names of the program's own tensors.
-    """
-
-    def __init__(self, graph: Graph, specs: Sequence[InputSpec], taken: Iterable[str]) -> None:
-        self._graph = graph
-        self._taken = set(taken)
-        self._nodes: dict[int, Node] = {}
-        kinds = [spec.kind for spec in specs]
-        # The inputs of the user are the last, by which torch knows them.
-        self._position = (
-            kinds.index(InputKind.USER_INPUT) if InputKind.USER_INPUT in kinds else len(kinds)
-        )
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.specs: list[InputSpec] = []
-
-    def placeholder(self, held: torch.Tensor) -> tuple[Node, bool]:
-        """Return the placeholder of a constant, and whether it is new.
-
-        Args:
-            held: The constant.
-        """
-        known = self._nodes.get(id(held))
-        if known is not None:
-            return known, False
-        count = len(self.specs)
-        while (target := f"lifted_by_rule_{count}") in self._taken:
-            count += 1
-        self._taken.add(target)
-        following = next(islice(self._graph.nodes, self._position + len(self.specs), None), None)
-        with nullcontext() if following is None else self._graph.inserting_before(following):
-            made = self._graph.placeholder(f"c_{target}")
-        made.target = made.name
-        self._nodes[id(held)] = made
-        self.tensors[target] = held
-        argument = TensorArgument(name=made.name)
-        self.specs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, target))
-        return made, True
-
-    def added_to(self, specs: Sequence[InputSpec]) -> list[InputSpec]:
-        """Return what all inputs are.
-
-        Args:
-            specs: What those of the original program are.
-        """
-        return [*specs[: self._position], *self.specs, *specs[self._position :]]
 
 
 def new_outputs(
@@ -235,10 +182,5 @@ def _argument(spec: OutputSpec, node: Any) -> Any:
     if not isinstance(node, Node):
         return ConstantArgument(name=spec.arg.name, value=node)
     held = node.meta.get("val")
-    if isinstance(held, torch.SymInt):
-        return SymIntArgument(name=node.name)
-    if isinstance(held, torch.SymFloat):
-        return SymFloatArgument(name=node.name)
-    if isinstance(held, torch.SymBool):
-        return SymBoolArgument(name=node.name)
-    return TensorArgument(name=node.name)
+    kinds = (kind for symbol, kind in _SYMBOL_ARGUMENTS.items() if isinstance(held, symbol))
+    return next(kinds, TensorArgument)(name=node.name)

@@ -19,7 +19,7 @@ from torch.fx import Graph, Node, map_arg
 from lowerdeck.decompose._torch_private import FakeTensors, run_fake, traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill
-from lowerdeck.decompose.calls.template import Result, Step, Template, facts_of
+from lowerdeck.decompose.calls.template import Result, Template, facts_of
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.torch_base import FakeTensor, OpOverload, overload_name, returns_alias, schema_of
@@ -80,12 +80,11 @@ def record_unchanged(call: Call, rules: Rules, fakes: FakeTensors) -> Recording 
         if (known.dtype, known.shape) != (result.dtype, result.shape):
             return None
         return Recording(
-            graph, inputs, node, {written: node}, {0: written}, {}, set(), set(), {}, False, False,
-            False,
+            graph, inputs, node, {written: node}, {0: written}, {}, set(), set(), False, False
         )  # fmt: skip
     shared = {0: [inputs.index(args[0])]} if is_view else {}
     alone = set() if is_view else {0}
-    return Recording(graph, inputs, node, {}, {}, shared, alone, set(), {}, False, False, False)
+    return Recording(graph, inputs, node, {}, {}, shared, alone, set(), False, False)
 
 
 @cache
@@ -151,7 +150,6 @@ class Resized:
         values: dict[Node, Any] = dict(zip(traced.inputs, _values(call, self._fakes), strict=True))
         steps = []
         for step in traced.steps:
-            assert isinstance(step, Step)  # as ``learn`` has seen
             args: Sequence[Any] = map_arg(step.node.args, values.__getitem__)
             value = run_fake(step.node.target, args, {}, self._fakes.mode)
             values[step.node] = value
@@ -169,7 +167,7 @@ class Resized:
         if key is None or not isinstance(results, Result) or results.views or results.fresh:
             return
         first = steps[0]
-        is_part = isinstance(first, Step) and first.node.target is _PARTS[call.key[0]]
+        is_part = first.node.target is _PARTS[call.key[0]]
         is_call = len(steps) == 1 or (len(steps) == 2 and steps[1].node.args == (first.node, 0))
         if is_part and is_call and results.node is steps[-1].node:
             self._templates[key] = traced
@@ -177,7 +175,7 @@ class Resized:
     def _key(self, call: Call) -> Any:
         """Return a key without sizes; None for calls of other operators."""
         target, *arguments, _, differentiable, _ = call.key
-        if target not in _PARTS or call.stays or target in self._rules.composites:
+        if target not in _PARTS or target in self._rules.composites:
             return None
         rule = self._rules.others.get(_PARTS[target])
         if rule is not None and not getattr(rule, "any_size", False):

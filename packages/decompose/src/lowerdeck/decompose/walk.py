@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
@@ -14,20 +13,18 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
-    MAKES_VIEWS_ALONE,
     as_current_node,
     base_name,
     has_composite_kernel,
+    run_fake,
 )
-from lowerdeck.decompose.calls.agreement import has_recorded_results
 from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.keys import STAYS, Call, call_of, is_autocast, result_key
+from lowerdeck.decompose.calls.keys import Call, call_of, is_autocast, result_key
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template, facts_of
-from lowerdeck.decompose.copied import CopiedResults
+from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
-from lowerdeck.decompose.rules import stay
 from lowerdeck.decompose.templates import Templates, ViewInverse
 from lowerdeck.decompose.writer import InheritedMeta, Writer
 from lowerdeck.torch_base import (
@@ -35,7 +32,6 @@ from lowerdeck.torch_base import (
     FakeTensor,
     HigherOrderOperator,
     OpOverload,
-    composite_parts,
     describe_node,
     plain_number,
     pytree,
@@ -84,9 +80,6 @@ class Walk:
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._reader: Node | None = None
         self._is_anew: bool = False
-        # Numbers read from data that assertions fix to a constant, and what is computed from
-        # these alone: the constant stands for them everywhere but in the assertions.
-        self._fixed_numbers: dict[Node, Node] = {}
 
     def nested(self, graph: Graph, regions: Any) -> Walk:
         """Return a walk that writes another graph, in the same contexts.
@@ -95,7 +88,8 @@ class Walk:
             graph: The graph.
             regions: As for the class.
         """
-        return Walk(self.writer.beside(graph), self.templates, regions, self.state)
+        writer = Writer(graph, self.templates.fakes)
+        return Walk(writer, self.templates, regions, self.state)
 
     def placeholder(self, source: Node, *, requires_grad: bool | None = None) -> Any:
         """Add a placeholder like ``source``; return what it is: a value, a node or a constant.
@@ -220,9 +214,6 @@ class Walk:
         return made.node
 
     def _view(self, parent: Node, view: View) -> Node:
-        # torch 2.15 replays ``unbind`` and ``split`` as ``select`` and ``slice``.
-        if MAKES_VIEWS_ALONE:
-            view = view.alone()
         call, template = self._found(view, parent)
         result = self._copied(call, template, view.source)
         chosen: Value = result if view.index is None else result[view.index]
@@ -236,17 +227,16 @@ class Walk:
 
     def _write_through_view(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
-        inverse_view = view.inverse_view(self.writer.facts(whole).shape)
-        scatter = _SCATTERS.get(inverse_view.target)
-        if scatter is not None:
-            scattered: Value = self.call(
-                scatter, (*values, *inverse_view.args[1:]), inverse_view.kwargs, source
-            )
-            return scattered.node
-        undoing = ViewInverse(inverse_view.target, inverse_view.index)
-        made: Value = self.call(
-            undoing, (*values, inverse_view.args[1:], inverse_view.kwargs), {}, source
-        )
+        target, args, index = view.target, view.args[1:], view.index
+        if target is _ATEN.unbind.int:
+            # torch's own inverse of ``unbind`` makes sizes that vary constants (2.13).
+            dim = (args[0] if args else 0) % len(self.writer.facts(whole).shape)
+            target, args, index = _ATEN.select.int, (dim, index), None
+        made: Value
+        if target in _SCATTERS:
+            made = self.call(_SCATTERS[target], (*values, *args), view.kwargs, source)
+            return made.node
+        made = self.call(ViewInverse(target, index), (*values, args, view.kwargs), {}, source)
         return self.base(made.memory)
 
     def call(
@@ -257,7 +247,6 @@ class Walk:
         source: Node,
         *,
         is_same: bool = False,
-        stays: bool = False,
     ) -> Any:
         """Write what a call becomes; return its result: a tree of values, nodes and constants.
 
@@ -267,7 +256,6 @@ class Walk:
             kwargs: Its keywords.
             source: The node of the original graph that it is written for.
             is_same: Whether it is the call of that node.
-            stays: Whether it stays whole, whatever the table says.
 
         Raises:
             WholeProgramError: It cannot be decomposed call by call.
@@ -275,9 +263,9 @@ class Walk:
         contexts = self._contexts
         # What a region's context changes only tracing tells.
         is_plain = not contexts
-        more: tuple[Any, ...] = (STAYS,) if stays else ()
+        more: tuple[Any, ...] = ()
         if self.templates.rules.by_result and is_same:
-            more = (*more, result_key(source.meta.get("val")))
+            more = (result_key(source.meta.get("val")),)
             contexts = (*contexts, lambda: as_current_node(source))
         call = self._call(target, args, kwargs, more)
         same = source if is_same else None
@@ -300,9 +288,7 @@ class Walk:
         """Write a copy of a template; return the result."""
         became = self.writer.splice(template, call, self.inherited_meta(source))
         self._write(call.key[0], template, call.inputs, became, source)
-        return CopiedResults(self.writer, template, call.inputs, became, source).tree(
-            template.results
-        )
+        return copied_results(self.writer, template, call.inputs, became, source)
 
     def _write(
         self, target: Any, template: Template, inputs: Any, became: Any, source: Node
@@ -344,18 +330,16 @@ class Walk:
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
         """Return the values that a call of the original graph returns in the new graph."""
         target: Any = node.target
-        is_fixed = self._is_fixed(node)
-        shown = ChainMap(self._fixed_numbers, env) if is_fixed else env
         args: Any
         kwargs: Any
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), shown.__getitem__)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         # Regions have graphs of their own, which are walked in turn.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
-            return self._number(node, args, kwargs, is_fixed=is_fixed)
+            return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
             called = getattr(target, "__name__", target)
             if called == "_enter_autocast":
@@ -364,14 +348,26 @@ class Walk:
                     "flow (cond, while_loop and the like) as such calls, which are no operators"
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
+        if target is _ATEN.as_strided.default and _has_offset(node):
+            raise WholeProgramError(f"{node.name!r} counts from the start of another's storage")
+        if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
+            raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._convert_kept(node, args, kwargs)
-        if node in self._unchanged and self._has_recorded_inputs(node, env):
+        is_kept = self.templates.rules.keeps_call(node)
+        if is_kept and is_autocast(self._keys):
+            raise WholeProgramError(f"{node.name!r} is to be kept in a region of autocast")
+        if (is_kept or node in self._unchanged) and self._has_recorded_inputs(node, env):
             return self.copy_unchanged(node, args, kwargs)
-        stays = self.templates.rules.keeps_call(node)
-        if is_autocast(self._keys) and self._is_cast_inside(node, args, kwargs, stays):
-            return self.call(composite_parts(target), args, kwargs, node)
-        return self.call(target, args, kwargs, node, is_same=True, stays=stays)
+        if is_kept:
+            return self.copy_unchanged(node, args, kwargs, value=self._run(target, args, kwargs))
+        return self.call(target, args, kwargs, node, is_same=True)
+
+    def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return what a call returns for inputs of other strides than the recorded ones."""
+        given: Any = self.read((tuple(args), dict(kwargs)))
+        args, kwargs = map_arg(given, lambda node: node.meta["val"])
+        return run_fake(target, args, kwargs, self.templates.fakes.mode)
 
     def _has_recorded_inputs(self, node: Node, env: Mapping[Node, Any]) -> bool:
         """Return whether the inputs have the recorded shapes, strides and dtypes."""
@@ -384,41 +380,13 @@ class Walk:
                     return False
         return True
 
-    def _is_cast_inside(self, node: Node, args: Any, kwargs: Any, stays: bool) -> bool:
-        """Return whether autocast casts the parts of a composite, but not the composite itself.
-
-        Kept whole it would give other dtypes than eager does, or fail.
-        """
-        target: Any = node.target
-        is_kept = stays or self.templates.rules.composites.get(target) is stay
-        if not is_kept or not has_composite_kernel(target):
-            return False
-        call = self._call(target, args, kwargs, (STAYS,) if stays else ())
-        try:
-            template = self.templates.find(call, self._contexts)
-        except TemplateError:
-            return True
-        return not has_recorded_results(node, call, template)
-
-    def _is_fixed(self, node: Node) -> bool:
-        """Return whether a node reads a number that an assertion fixes, or computes with one.
-
-        After ``torch._check(n == 3)`` export uses 3 for ``n``, but the assertion must go on
-        reading ``n`` from the data.
-        """
-        if not _is_symbolic(node):
-            is_assertion = isinstance(node.target, OpOverload) and _gives_nothing(node.target)
-            return is_assertion and not self._fixed_numbers.keys().isdisjoint(node.args)
-        if _reads_data(node.target):
-            return True
-        return not self._fixed_numbers.keys().isdisjoint(node.all_input_nodes)
-
-    def _number(self, node: Node, args: Any, kwargs: Any, *, is_fixed: bool) -> Any:
+    def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return the node of a computation with numbers, or its constant."""
         held = plain_number(node.meta["val"])
         if not isinstance(held, SYMBOLS):
-            if is_fixed:
-                self._fixed_numbers[node] = self._written(node, args, kwargs, held)
+            if _reads_data(node.target):
+                # The number is fixed, but the assertion must go on reading it from the data.
+                raise WholeProgramError(f"an assertion fixes {node.name!r}, a number from data")
             return held
         # A size that is computed already is not computed twice, as in torch's retrace.
         known = self.writer.symbol(held)
@@ -428,6 +396,8 @@ class Walk:
         """Return the values of a call that must not be traced: it would create new symbols."""
         target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
+            if "unbacked_bindings" in node.meta or _depends_on_data(target):
+                raise WholeProgramError(f"{node.name!r} has sizes that are known only at run time")
             return self.call(node.target, args, kwargs, node, is_same=True)
         return self.copy_unchanged(node, args, kwargs, target)
 
@@ -436,7 +406,9 @@ class Walk:
             return _ATEN._local_scalar_dense.default
         return target
 
-    def copy_unchanged(self, node: Node, args: Any, kwargs: Any, target: Any = None) -> Any:
+    def copy_unchanged(
+        self, node: Node, args: Any, kwargs: Any, target: Any = None, value: Any = None
+    ) -> Any:
         """Write a call as it stands; return its result, which has memory of its own.
 
         Args:
@@ -444,8 +416,9 @@ class Walk:
             args: Its arguments: trees of values, nodes and constants.
             kwargs: Its keywords.
             target: What is called instead; None for the same.
+            value: What it returns, on fake tensors; None for what was recorded.
         """
-        held = node.meta.get("val")
+        held = node.meta.get("val") if value is None else value
         made = self._written(node, args, kwargs, held, target)
         if "unbacked_bindings" in node.meta:
             made.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
@@ -488,6 +461,12 @@ def _is_symbolic(node: Node) -> bool:
         return node.target in _SIZES or (_reads_data(node.target) and _is_number(node))
     # Other functions may act, as those that enter and leave autocast do: they give no number.
     return _is_number(node)
+
+
+def _has_offset(node: Node) -> bool:
+    parent: Any = node.args[0]
+    offset = parent.meta["val"].storage_offset()
+    return not isinstance(offset, int) or offset != 0
 
 
 def _is_number(node: Node) -> bool:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Constant, Step, Template, is_static
-from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.signature import LiftedConstants
+from lowerdeck.decompose.calls.template import Step, Template, is_static
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -65,32 +61,17 @@ class Writer:
     Args:
         graph: The graph that is written.
         fakes: Creates the values of nodes.
-        constants: Gets what decompositions make, by name; None where a graph cannot hold any.
 
     Attributes:
         is_dynamic: Whether a symbol was met.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        fakes: FakeTensors,
-        constants: LiftedConstants | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, fakes: FakeTensors) -> None:
         self.graph = graph
-        self._constants = constants
         self._fakes = fakes
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
         self.is_dynamic: bool = False
-
-    def beside(self, graph: Graph) -> Writer:
-        """Return what writes another graph of the same program.
-
-        Args:
-            graph: The graph.
-        """
-        return Writer(graph, self._fakes)
 
     def facts(self, node: Node) -> Any:
         """Return the facts of a node that was written.
@@ -158,9 +139,6 @@ class Writer:
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
-            if isinstance(step, Constant):
-                became[step.node] = self._constant(step.held)
-                continue
             known = plain_number(step.facts)
             if isinstance(known, SYMBOLS):
                 known = self.symbol(known)
@@ -171,17 +149,6 @@ class Writer:
                 became[step.node] = self._copy(step, became, origin)
         return became
 
-    def _constant(self, held: torch.Tensor) -> Node:
-        """Return the placeholder of a constant that a decomposition makes."""
-        if self._constants is None:
-            raise WholeProgramError("a decomposition makes a constant tensor in a region")
-        node, is_new = self._constants.placeholder(held)
-        if is_new:
-            value = self._fakes.empty(held.size(), held.stride(), held.dtype, held.device)
-            node.meta["val"] = value
-            self.know(node, TensorFacts.of(value))
-        return node
-
     def _copy(self, step: Step, became: Mapping[Node, Any], origin: InheritedMeta) -> Node:
         look_up: Callable[[Node], Any] = became.__getitem__
         node = step.node
@@ -190,33 +157,20 @@ class Writer:
         made = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
         meta = made.meta = origin.meta()
         meta.update(step.meta)
-        # The value is an element of what the source gives: nothing is computed.
         if node.target is operator.getitem:
+            # The value is an element of what the source returns.
             source: Any
             index: Any
             source, index = made.args
-            meta["val"] = source.meta["val"][index]
-            self.know(made, self._facts[source][index])
-            return made
-        parent = None if step.parent is None else became[step.parent]
-        facts = step.facts if parent is None else _moved(step.facts, self._facts[parent])
-        meta["val"] = self._value(facts, None if parent is None else parent.meta["val"])
+            meta["val"], facts = source.meta["val"][index], self._facts[source][index]
+        else:
+            meta["val"], facts = self._value(step.facts), step.facts
         self.know(made, facts)
         return made
 
-    def _value(self, facts: Any, parent: Any) -> Any:
+    def _value(self, facts: Any) -> Any:
         if isinstance(facts, TensorFacts):
-            return facts.fake(self._fakes, parent if isinstance(parent, FakeTensor) else None)
+            return facts.fake(self._fakes)
         if isinstance(facts, (tuple, list)):
-            return type(facts)(self._value(each, parent) for each in facts)
+            return type(facts)(map(self._value, facts))
         return facts
-
-
-def _moved(facts: Any, parent: TensorFacts) -> Any:
-    """Return the facts of a view whose offset is told from its parent's first element."""
-    if isinstance(facts, (tuple, list)):
-        return type(facts)(_moved(each, parent) for each in facts)
-    if isinstance(parent.offset, int) and parent.offset == 0:
-        return facts
-    start = parent.offset * parent.dtype.itemsize // facts.dtype.itemsize
-    return replace(facts, offset=facts.offset + start)

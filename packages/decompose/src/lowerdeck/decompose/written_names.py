@@ -15,7 +15,7 @@ from lowerdeck.torch_base import (
 )
 
 
-def merge_written_names(program: ExportedProgram) -> ExportedProgram:
+def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> ExportedProgram:
     """Return ``program`` with one placeholder for each tensor that it writes.
 
     Caches of language models hold their buffers in plain objects, too, which ``torch.export``
@@ -23,8 +23,8 @@ def merge_written_names(program: ExportedProgram) -> ExportedProgram:
 
     Args:
         program: Any program; not changed, and returned itself where no tensor has two names.
+        memory: How the program uses memory.
     """
-    memory = MemoryUse.of_program(program)
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     written = [item for item in held_tensors(program).items() if memory.writers(item[0])]
     # Buffers come first: the signature has no mutation of a constant.

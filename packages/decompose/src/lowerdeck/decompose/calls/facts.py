@@ -19,7 +19,6 @@ class TensorFacts:
     Attributes:
         shape: Sizes, symbols among them.
         stride: Strides, likewise.
-        offset: Where the first element lies in the storage.
         dtype: The type of the elements.
         device: Where it would lie.
         requires_grad: Whether it does; what is computed while tracing never does.
@@ -27,7 +26,6 @@ class TensorFacts:
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
-    offset: Any
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool = False
@@ -53,7 +51,6 @@ class TensorFacts:
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),
-            tensor.storage_offset(),
             tensor.dtype,
             tensor.device,
             tensor.requires_grad,
@@ -62,15 +59,10 @@ class TensorFacts:
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is in it."""
-        return not any(
-            isinstance(number, SYMBOLS) for number in (*self.shape, *self.stride, self.offset)
-        )
+        return not any(isinstance(number, SYMBOLS) for number in (*self.shape, *self.stride))
 
     def key(self) -> tuple[Any, ...]:
-        """Return what two tensors have in common that no operator can tell apart.
-
-        Where the first element lies is left out: only ``as_strided`` asks for it.
-        """
+        """Return what two tensors have in common that no operator can tell apart."""
         return (
             # Expressions, since comparing symbols would add guards.
             tuple(map(number_key, self.shape)),
@@ -80,30 +72,21 @@ class TensorFacts:
             self.requires_grad,
         )
 
-    def fake(self, fakes: FakeTensors, parent: FakeTensor | None = None) -> FakeTensor:
-        """Return a new fake tensor with these facts.
+    def fake(self, fakes: FakeTensors) -> FakeTensor:
+        """Return a new fake tensor with these facts, which requires no gradients.
 
         Args:
             fakes: Creates it.
-            parent: The tensor whose memory it shows; None for memory of its own.
         """
-        if parent is not None:
-            return fakes.view(parent, self.shape, self.stride, self.offset, self.dtype)
         return fakes.empty(self.shape, self.stride, self.dtype, self.device)
 
-    def input_fake(self, fakes: FakeTensors, *, with_offset: bool = False) -> torch.Tensor:
-        """Return a fake tensor to trace a call with.
+    def input_fake(self, fakes: FakeTensors) -> torch.Tensor:
+        """Return a new fake tensor to trace a call with.
 
         Args:
             fakes: Creates it.
-            with_offset: Whether its first element is where the facts say.
         """
-        made: torch.Tensor
-        if with_offset and not (isinstance(self.offset, int) and self.offset == 0):
-            storage = fakes.empty((self.offset,), (1,), self.dtype, self.device)
-            made = self.fake(fakes, storage)
-        else:
-            made = self.fake(fakes)
+        made: torch.Tensor = self.fake(fakes)
         return made.requires_grad_() if self.requires_grad else made
 
 

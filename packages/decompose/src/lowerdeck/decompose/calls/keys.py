@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import TensorFacts, number_key
+from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.torch_base import SYMBOLS, expression_of
@@ -23,10 +23,6 @@ class Slot:
     """Stands for a distinct input among the arguments of a call."""
 
     index: int
-
-
-STAYS = "stays"
-"""In the state of a call: it stays whole, whatever the table says of its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +51,6 @@ class Call:
     def is_static(self) -> bool:
         """Return whether no symbol is among the inputs."""
         return all(isinstance(each, TensorFacts) and each.is_static for each in self.facts)
-
-    @property
-    def stays(self) -> bool:
-        """Return whether just this call stays whole."""
-        return STAYS in self.key[-1]
-
-    @property
-    def offsets(self) -> tuple[Any, ...]:
-        """Return where in their storages the inputs begin; empty where all begin at the first."""
-        found = tuple(
-            number_key(each.offset) for each in self.facts if isinstance(each, TensorFacts)
-        )
-        return found if any(offset != 0 for offset in found) else ()
 
 
 def call_of(

@@ -8,14 +8,11 @@ functionalization.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import Node
-
-_ATEN = torch.ops.aten
 
 PARENT = object()
 """Stands, among the arguments of a view, for what is viewed."""
@@ -23,66 +20,21 @@ PARENT = object()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """One way to see a tensor.
+    """One view of a tensor.
 
     Attributes:
         target: The operator.
-        args: Its arguments, with ``PARENT``.
+        args: Its arguments, with ``PARENT``; in a template with ``Slot`` for an input of the call.
         kwargs: Its keywords.
         index: Which of several results; None where there is one.
-        source: The node of the original program that made it.
+        source: The node of the original program that made it; None in a template.
     """
 
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     index: int | None
-    source: Node
-
-    def alone(self) -> View:
-        """Return the same view by an operator that gives it by itself, where there is one.
-
-        From torch 2.15 on, that is how one of several views is regenerated.
-        """
-        if self.index is None or self.kwargs or not _are_numbers(self.args[1:]):
-            return self
-        parent, *rest = self.args
-        args: tuple[Any, ...]
-        if self.target is _ATEN.unbind.int:
-            args = (parent, rest[0] if rest else 0, self.index)
-            return replace(self, target=_ATEN.select.int, args=args, index=None)
-        if self.target is _ATEN.split.Tensor:
-            bounds = self.index * rest[0], (self.index + 1) * rest[0]
-        elif self.target is _ATEN.split_with_sizes.default:
-            start = sum(rest[0][: self.index])
-            bounds = start, start + rest[0][self.index]
-        else:
-            return self
-        args = (parent, rest[1] if len(rest) > 1 else 0, *bounds)
-        return replace(self, target=_ATEN.slice.Tensor, args=args, index=None)
-
-    def inverse_view(self, shape: Sequence[Any]) -> View:
-        """Return the view by which a write to this one is inverse_view, of the same elements.
-
-        torch undoes one of several by itself, as if an operator gave it alone.
-
-        Args:
-            shape: Of what is viewed.
-        """
-        alone = self.alone()
-        if alone is self:
-            return self
-        parent, dim, first, *past = alone.args
-        dim %= len(shape)
-        if past and not isinstance(shape[dim], int):
-            return self
-        return replace(alone, args=(parent, dim, first, *(min(end, shape[dim]) for end in past)))
-
-
-def _are_numbers(tree: Any) -> bool:
-    if isinstance(tree, (tuple, list)):
-        return all(map(_are_numbers, tree))
-    return isinstance(tree, int)
+    source: Any = None
 
 
 @dataclass(slots=True, eq=False)

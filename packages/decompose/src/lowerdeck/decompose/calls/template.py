@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.fx import Graph, Node, map_arg
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, has_composite_kernel
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
-from lowerdeck.decompose.calls.memory import PARENT
+from lowerdeck.decompose.calls.memory import PARENT, View
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
@@ -38,49 +38,14 @@ class Step:
     Attributes:
         node: The recorded node: its target, and arguments that are nodes of the template.
         name: What copies are called, before that is made unique.
-        facts: Of what it gives: ``TensorFacts`` or a symbol, or a tuple of these. The offset of a
-            view is counted from the first element of its parent.
-        parent: The node whose memory its tensor shows, for a view.
+        facts: Of what it gives: ``TensorFacts`` or a symbol, or a tuple of these.
         meta: What copies have in their meta besides what their call has.
     """
 
     node: Node
     name: str
     facts: Any
-    parent: Node | None
     meta: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A tensor that a decomposition makes, or has from outside.
-
-    Attributes:
-        node: The recorded node.
-        held: The tensor.
-        name: None: it is called after what holds it.
-    """
-
-    node: Node
-    held: torch.Tensor
-    name: None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ViewStep:
-    """One view of a tensor, as a call makes it.
-
-    Attributes:
-        target: The operator.
-        args: Its arguments: ``PARENT`` for what is viewed, ``Slot`` for an input of the call.
-        kwargs: Its keywords.
-        index: Which of several results; None where there is one.
-    """
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    index: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +64,7 @@ class Result:
 
     node: Node
     root: Node
-    views: tuple[ViewStep, ...]
+    views: tuple[View, ...]
     returned: int | None
     requires_grad: bool = False
     fresh: bool = False
@@ -115,24 +80,21 @@ class Template:
         results: What it returns: a tree with ``Result`` for tensors and symbols.
         written: What inputs that it writes are afterwards.
         opaque: Inputs that may share memory with a result in a way that views do not tell.
-        by_offset: Whether it may hold only where inputs begin at the same elements of their
-            storages: ``as_strided`` counts from the storage's first.
         by_base: Whether it may hold only where what it writes are no views: torch tells a custom
             operator that writes a view by the whole of the memory, and where in it the view is.
     """
 
     inputs: tuple[Node, ...]
-    steps: tuple[Step | Constant, ...]
+    steps: tuple[Step, ...]
     results: Any
     written: Mapping[int, Node]
     opaque: frozenset[int]
-    by_offset: bool
     by_base: bool
 
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is in it, so that other programs may have it."""
-        return all(is_static(step.facts) for step in self.steps if isinstance(step, Step))
+        return all(is_static(step.facts) for step in self.steps)
 
     @classmethod
     def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
@@ -152,12 +114,12 @@ class Template:
         nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
         # What is written counts as an output, so that dead code elimination keeps it.
         graph.output((tuple(nodes), tuple(recording.written.values())))
-        _fold_lifting(recording, nodes)
         _check_functional(graph)
         graph.eliminate_dead_code()
         alive = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
-        steps = tuple(_step(node, recording) for node in alive)
-        by_offset = any("as_strided" in str(node.target) for node in alive)
+        steps = tuple(map(_step, alive))
+        if any(map(_reads_storage, alive)) and "as_strided" not in str(target):
+            raise WholeProgramError(f"{target} is decomposed into as_strided with an offset")
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
         found = _Results(recording, target, whole)
         results = found.tree()
@@ -170,7 +132,6 @@ class Template:
             results,
             recording.written,
             frozenset(found.opaque),
-            by_offset,
             by_base,
         )
 
@@ -206,7 +167,7 @@ class _Results:
         return pytree.tree_unflatten(results, spec)
 
     def _result(
-        self, position: int, leaf: Node, root: Node, views: tuple[ViewStep, ...], is_shared: bool
+        self, position: int, leaf: Node, root: Node, views: tuple[View, ...], is_shared: bool
     ) -> Result:
         recording = self._recording
         if position in recording.returned:
@@ -232,7 +193,7 @@ class _Results:
             isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
         )
 
-    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[ViewStep, ...]]:
+    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[View, ...]]:
         """Return whose memory a result shows, and how."""
         if self._whole is not None and position in self._recording.shared:
             inputs = {node: index for index, node in enumerate(self._whole.inputs)}
@@ -243,10 +204,10 @@ class _Results:
 
 
 def _check(recording: Recording) -> None:
-    if recording.reshaped:
-        raise WholeProgramError(
-            "an operator changes in place how its argument shows memory, or which memory"
-        )
+    if recording.unbacked:
+        raise WholeProgramError("an operator creates sizes that are known only at run time")
+    if recording.graph.find_nodes(op="get_attr"):
+        raise WholeProgramError("a decomposition holds a tensor: create it with torch.full")
     if recording.tokens:
         raise WholeProgramError("an operator has effects that torch orders by tokens")
 
@@ -260,46 +221,19 @@ def _check_functional(graph: Graph) -> None:
             )
 
 
-# What torch.tensor calls on a constant, which nobody writes here.
-_LIFTING = frozenset({_ATEN.lift_fresh_copy.default, _ATEN.detach_.default})
-
-
-def _fold_lifting(recording: Recording, results: Sequence[Node]) -> None:
-    """Let constants be read as they are."""
-    for node in recording.graph.nodes:
-        if node.target not in _LIFTING or node in results:
-            continue
-        source: Any = node.args[0]
-        if source.op == "get_attr":
-            node.replace_all_uses_with(source)
-            recording.graph.erase_node(node)
-
-
-def _step(node: Node, recording: Recording) -> Step | Constant:
-    if node.op == "get_attr":
-        return Constant(node, recording.constants[str(node.target)].detach())
+def _step(node: Node) -> Step:
     if isinstance(node.target, HigherOrderOperator) and node.target is not WRITING_CUSTOM:
         raise WholeProgramError(f"a decomposition calls {node.target}")
-    value = node.meta.get("val")
-    parent = parent_of(node)
     meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
-    facts = facts_of(value)
-    if parent is not None and node.target is not operator.getitem:
-        facts = _relative(facts, parent.meta["val"])
-    return Step(node, base_name(node.target), facts, parent, meta)
+    return Step(node, base_name(node.target), facts_of(node.meta.get("val")), meta)
 
 
-def _relative(facts: Any, parent: torch.Tensor) -> Any:
-    if isinstance(facts, (tuple, list)):
-        return type(facts)(_relative(each, parent) for each in facts)
-    offset = parent.storage_offset()
-    if not isinstance(facts, TensorFacts) or (isinstance(offset, int) and offset == 0):
-        return facts
-    start = offset * parent.dtype.itemsize // facts.dtype.itemsize
-    return replace(facts, offset=facts.offset - start)
+def _reads_storage(node: Node) -> bool:
+    """Return whether a node counts elements from the start of a storage, as templates cannot."""
+    return "as_strided" in str(node.target) and len(node.args) > 3
 
 
-_KEPT_META = ("original_aten", "tensor_meta", "unbacked_bindings")
+_KEPT_META = ("original_aten", "tensor_meta")
 
 
 def facts_of(value: Any) -> Any:
@@ -340,16 +274,16 @@ def parent_of(node: Node) -> Node | None:
     raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")
 
 
-def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[ViewStep, ...]]:
+def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[View, ...]]:
     """Return the node whose memory ``node`` shows, and how it does."""
-    views: list[ViewStep] = []
+    views: list[View] = []
     while node not in inputs and (parent := parent_of(node)) is not None:
         views.append(_view_step(node, inputs))
         node = parent
     return node, tuple(reversed(views))
 
 
-def _view_step(node: Node, inputs: Mapping[Node, int]) -> ViewStep:
+def _view_step(node: Node, inputs: Mapping[Node, int]) -> View:
     index: Any = None
     if node.target is operator.getitem:
         several: Any
@@ -360,7 +294,7 @@ def _view_step(node: Node, inputs: Mapping[Node, int]) -> ViewStep:
         return Slot(inputs[given]) if given in inputs else given.meta["val"]
 
     given: Any = map_arg((node.args[1:], dict(node.kwargs)), said)
-    return ViewStep(node.target, (PARENT, *given[0]), given[1], index)
+    return View(node.target, (PARENT, *given[0]), given[1], index)
 
 
 def is_static(facts: Any) -> bool:

@@ -177,7 +177,7 @@ def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: A
         self: The number.
         **options: What :func:`searchsorted` takes.
     """
-    return searchsorted(sorted_sequence, torch.tensor(self), **options)
+    return searchsorted(sorted_sequence, torch.full((), self), **options)
 
 
 def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> Any:
