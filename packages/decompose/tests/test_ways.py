@@ -298,7 +298,7 @@ def test_kept_calls_stay_whatever_the_way(way: str, names: list[str]) -> None:
         (lambda own, x: torch.mm(own.eye, x), "layout torch.sparse_coo"),
         (lambda own, x: torch.complex(x, x).conj() * 2, "lazily conjugated"),
         (lambda own, x: torch.complex(x, x).conj().imag * 2, "lazily conjugated"),
-        (lambda own, x: torch.vmap(torch.sin)(x), "which is no operator"),
+        (lambda own, x: torch.vmap(torch.sin)(x), "not an operator"),
         (lambda own, x: torch.linalg.cholesky(x @ x.mT + own.eye), "effects"),
         (lambda own, x: (x * 2).squeeze_(0).t_(), "the shape or memory of its argument"),
     ],

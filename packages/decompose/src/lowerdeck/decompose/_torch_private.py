@@ -1,4 +1,4 @@
-"""Every use that this package makes of what is private in torch; each has a test of its own."""
+"""All uses of private names of torch in this package; each has a test."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ __all__ = [
 COPIED_META: Sequence[str] = tuple(
     field for field in _COPY_META_FIELDS if field not in {"original_aten", "from_node"}
 )
-"""The fields of a node's meta that tracing hands on to what the node becomes."""
+"""Fields of the metadata of a node that nodes derived from it inherit."""
 
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
-"""Composite operators that torch's default table leaves whole."""
+"""Composite operators that torch's default table keeps."""
 
 tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
-"""Returns what tracing records of a tensor besides its value."""
+"""Returns the ``tensor_meta`` of a tensor."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
-"""What functionalization makes of a custom operator that writes its arguments."""
+"""The functional form of custom operators that write their arguments."""
 
 overriding: Callable[..., AbstractContextManager[None]] = _override_composite_implicit_decomp
-"""While it is entered, composite operators are decomposed by the functions of a mapping.
+"""Context in which composite operators are decomposed by the functions of a mapping.
 
-A function that returns ``NotImplemented`` keeps one whole.
+A function that returns ``NotImplemented`` keeps its operator whole.
 """
 
 # torch's tracing changes what operators do for the whole process: two at once fail.
@@ -123,25 +123,25 @@ def is_preservable(operator: OperatorBase) -> bool:
 
 
 def _loaded(name: str) -> Any:
-    """Return a module of torch that loads sympy, which takes 0.3 s: not when we are imported."""
+    """Import a module of torch at its first use: it loads sympy, which takes 0.3 s."""
     return import_module(name)
 
 
 def base_name(target: Any) -> str:
-    """Return the name that tracing gives a call of ``target``, before it is made unique."""
+    """Return the name of a call of ``target`` in a trace, before it is made unique."""
     name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__
     # As torch.fx makes names: CamelCase becomes snake_case.
     return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
-    """Return the mode of the fake tensors of a graph; a new one where it has none."""
+    """Return the mode of the fake tensors of a graph; a new one if it has none."""
     for node in graph_module.graph.nodes:
-        # One at a time: the first tensor has it, and torch would look at all.
+        # One at a time: the first tensor has it, and ``detect_fake_mode`` compares all.
         value = node.meta.get("val")
-        found = None if value is None else detect_fake_mode([value])
-        if found is not None:
-            return found
+        mode = None if value is None else detect_fake_mode([value])
+        if mode is not None:
+            return mode
     environment = _loaded("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return FakeTensorMode(shape_env=environment, export=True)
 
@@ -167,7 +167,7 @@ class FakeTensors:
         dtype: torch.dtype,
         device: torch.device,
     ) -> FakeTensor:
-        """Return a fake tensor with memory of its own."""
+        """Return a fake tensor with a new storage."""
         numbers = (*size, *stride)
         if all(isinstance(number, int) for number in numbers):
             inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -175,7 +175,7 @@ class FakeTensors:
         key = (tuple(map(expression_of, numbers)), dtype)
         prototype = self._prototypes.get(key)
         if prototype is None:
-            # From 2.15 on torch asks whether it is empty: that is no guard of the program.
+            # From 2.15 on torch compares sizes with 0 here, which would add guards to the program.
             environment: Any = self.mode.shape_env
             with environment.suppress_guards():
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -184,32 +184,32 @@ class FakeTensors:
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:
-    """Return what says, in ``from_node``, that other nodes come from ``node``."""
+    """Return the entry of ``from_node`` for nodes that are derived from ``node``."""
     return fx_traceback.NodeSource(
         node, "lowerdeck.decompose", fx_traceback.NodeSourceAction.CREATE
     )
 
 
 def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
-    """Return the meta that tracing gives a node which calls ``target``."""
+    """Return the metadata that tracing records for a call of ``target``."""
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
 def as_current_node(node: Node) -> AbstractContextManager[Any]:
-    """Return a context in which what is traced stands for ``node``, whose meta rules can see."""
+    """Return a context in which rules can read the metadata of ``node``."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
     return context
 
 
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return how torch decomposes a composite operator by itself, for ``overriding``.
+    """Return torch's own decomposition of a composite operator, for ``overriding``.
 
-    torch's retrace says it for all of them. What is said so is decomposed below autograd, where
-    views of parameters require no gradients, and in C++, where conversions check no metadata.
-    Nothing else changes, so only the operator that is traced needs it.
+    torch's retrace overrides all composites so. Overridden ones are decomposed below autograd,
+    where views of parameters require no gradients, and in C++, where conversions check no
+    metadata. There is no other effect, so that only the traced operator is overridden here.
 
     Args:
-        operator: What is traced; anything but a composite that could be kept gives nothing.
+        operator: The target of a call; empty for all but composites that can be kept.
     """
     if not isinstance(operator, OpOverload) or not _is_preservable_cia_op(operator):
         return {}
@@ -220,7 +220,7 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
 
 @contextmanager
 def tracing_settings() -> Iterator[None]:
-    """Set what torch sets for the process while it traces: no oneDNN, NNPACK and cuDNN."""
+    """Turn oneDNN, NNPACK and cuDNN off in the process, as torch does while it traces."""
     trace = _loaded("torch.export._trace")
     with trace._ignore_backend_decomps(), trace._compiling_state_context():
         yield
@@ -228,22 +228,21 @@ def tracing_settings() -> Iterator[None]:
 
 def record(
     function: Callable[..., Any],
-    given: Sequence[Any],
+    leaves: Sequence[Any],
     mode: FakeTensorMode,
     rules: Mapping[OperatorBase, Callable[..., Any]],
     differentiable: Container[int] = (),
     contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
 ) -> Recording:
-    """Return what ``function`` does on fake tensors, as torch's own retrace would record it.
+    """Record the operators that ``function`` calls on fake tensors, as torch's retrace does.
 
     Args:
-        function: Called with a functional tensor for each tensor that is given.
-        given: Fake tensors and symbols.
+        function: Called with a functional tensor for each tensor among the leaves.
+        leaves: Fake tensors and symbols.
         mode: The mode of the fake tensors.
-        rules: How operators are decomposed.
-        differentiable: Positions of tensors that require gradients although their fake tensors do
-            not: views of such.
-        contexts: What makes further contexts to be in.
+        rules: Decompositions of operators that are not composite.
+        differentiable: Positions of views of tensors that require gradients.
+        contexts: Functions that create further contexts, outermost first.
     """
     tracer: Any = PythonKeyTracer()
     tracer.root = torch.nn.Module()
@@ -251,7 +250,7 @@ def record(
     tracer.tensor_attrs = {}
     tracer.record_stack_traces = False
     tracer.proxy_module_inputs = False
-    inputs = _track_inputs(tracer, given)
+    inputs = _track_inputs(tracer, leaves)
     table: Any = rules
     functional = FunctionalTensorMode(_allow_token_discovery=True)
     entered: Sequence[Callable[[], AbstractContextManager[Any]]] = (
@@ -267,7 +266,7 @@ def record(
     with ExitStack() as stack:
         for enter in entered:
             stack.enter_context(enter())
-        wrapped = [_functional(leaf) for leaf in given]
+        wrapped = [_functional(leaf) for leaf in leaves]
         for index, leaf in enumerate(wrapped):
             if index in differentiable:
                 leaf.requires_grad_()
@@ -285,19 +284,19 @@ def record(
 def _creates_sizes(mode: FakeTensorMode, graph: Graph) -> bool:
     """Return whether symbols were created for sizes known only at run time; forget these."""
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
-    found = bool(pending) or any(node.meta.get("unbacked_bindings") for node in graph.nodes)
+    creates = bool(pending) or any(node.meta.get("unbacked_bindings") for node in graph.nodes)
     pending.clear()
-    return found
+    return creates
 
 
 def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
-    """Return what ``operator`` gives for fake tensors, as it does while it is traced."""
+    """Return the result of ``operator`` for fake tensors, as while it is traced."""
     with unset_fake_temporarily(), mode, torch.no_grad(), enable_python_dispatcher():
         return operator(*args, **kwargs)
 
 
 def replace_view(view: Any, new: Any) -> None:
-    """Let a functional tensor that is a view be ``new``, as a write in place would."""
+    """Replace the elements of a view, as a write in place does."""
     torch._sync(new)  # type: ignore[attr-defined, no-untyped-call]
     view.replace_(torch._from_functional_tensor(new.elem))
     view.commit_update()
@@ -305,7 +304,7 @@ def replace_view(view: Any, new: Any) -> None:
 
 def _track_inputs(tracer: Any, leaves: Sequence[Any]) -> list[Node]:
     inputs: list[tuple[int, Node]] = []
-    # Symbols come first, so that sizes of tensors are told by them rather than asked again.
+    # Symbols first, so that sizes of tensors refer to them and are not computed again.
     for kinds in (SYMBOLS, torch.Tensor):
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, kinds):
@@ -328,23 +327,23 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
     for index, tensor in enumerate(wrapped):
         if isinstance(tensor, FunctionalTensor):
             by_storage.setdefault(storage_identity(tensor), []).append(index)
-    given: list[Any] = [None] * len(leaves)
+    storages: list[Any] = [None] * len(leaves)
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, FunctionalTensor):
             continue
-        given[position] = storage_identity(leaf)
-        for index in by_storage.get(given[position], ()):
+        storages[position] = storage_identity(leaf)
+        for index in by_storage.get(storages[position], ()):
             if leaf is wrapped[index]:
                 returned[position] = index
             else:
                 shared.setdefault(position, []).append(index)
-    often = Counter(given)
+    often = Counter(storages)
     alone = {
         position
-        for position, storage in enumerate(given)
+        for position, storage in enumerate(storages)
         if storage is not None and storage not in by_storage and often[storage] == 1
     }
-    said = pytree.tree_map(lambda leaf: _node_of(tracer, leaf), result)
+    nodes = pytree.tree_map(lambda leaf: _node_of(tracer, leaf), result)
     written = {
         index: _node_of(tracer, tensor)
         for index, tensor in enumerate(wrapped)
@@ -356,14 +355,14 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
         for position, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    return said, written, returned, shared, alone, differentiable
+    return nodes, written, returned, shared, alone, differentiable
 
 
 _TRACKED = (torch.Tensor, *SYMBOLS)
 
 
 def _node_of(tracer: Any, leaf: Any) -> Any:
-    """Return the node that computes a tensor or a symbol; anything else as it is."""
+    """Return the node of a tensor or a symbol; anything else unchanged."""
     if isinstance(leaf, torch.Tensor):
         if isinstance(leaf, FunctionalTensor):
             torch._sync(leaf)  # type: ignore[attr-defined, no-untyped-call]
@@ -381,13 +380,11 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
 
 
 def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:
-    """Insert, in place, what checks sizes when the program runs; sizes are computed once.
-
-    It is what torch does at the end of its own retrace.
+    """Insert runtime assertions on sizes, in place, as torch does at the end of its retrace.
 
     Args:
-        graph_module: The graph.
-        export: Whether it is the outermost.
+        graph_module: A decomposed graph; equal sizes are computed once.
+        export: Whether it is the outermost graph of the program.
     """
     environment: Any = fake_mode_of(graph_module).shape_env
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
@@ -408,25 +405,25 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
 def assemble(
     program: ExportedProgram, parts: Parts, calls: list[ModuleCallEntry]
 ) -> ExportedProgram:
-    """Return a program like ``program``, with its state, around a graph that was made from it.
+    """Return a verified program of decomposed parts.
 
     Unlike ``ExportedProgram(...)`` it generates no code before the graph module is called first.
 
     Args:
-        program: The program.
-        parts: The graph, and what describes it.
-        calls: What is recorded of the calls of its modules.
+        program: The program before decomposition: its state is shared.
+        parts: Graph and signature.
+        calls: Calls of modules that are preserved.
     """
     graph_module, signature = parts.graph_module, parts.graph_signature
-    # Assertions on unbacked symbols get elements that calls may have got before.
+    # Assertions on unbacked symbols may repeat a getitem of the same element.
     _common_getitem_elimination_pass(graph_module, signature, calls)
     environment: Any = fake_mode_of(graph_module).shape_env
     ranges = {} if environment is None else dict(program.range_constraints)
     for symbol, bounds in () if environment is None else environment.var_to_range.items():
         ranges.setdefault(symbol, bounds)
-    made = with_graph_module(program, graph_module)
+    new_program = with_graph_module(program, graph_module)
     set_program_parts(
-        made,
+        new_program,
         signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,
@@ -437,6 +434,6 @@ def assemble(
             if symbol not in environment.replacements
         },
     )
-    made.validate()  # type: ignore[no-untyped-call]
-    set_program_parts(made, signature=signature)
-    return made
+    new_program.validate()  # type: ignore[no-untyped-call]
+    set_program_parts(new_program, signature=signature)
+    return new_program

@@ -34,13 +34,13 @@ def _settings() -> tuple[Any, ...]:
 class DecompositionCache:
     """Templates of calls on tensors of fixed sizes, for several programs and threads.
 
-    A second method of a model, or a second model of a family, then needs hardly any tracing. Give
-    the same table each time: rules are compared by identity. What was traced under other settings
+    A second method of a model, or a second model of a family, then needs hardly any tracing. Rules
+    are compared by equality. What was traced under other settings
     of torch (default dtype or device, deterministic algorithms, autocast) is not reused; modes of
-    the user (``TorchFunctionMode``, ``TorchDispatchMode``) are not told apart.
+    the user (``TorchFunctionMode``, ``TorchDispatchMode``) are not distinguished.
 
     Args:
-        size: How many templates are kept at most; those that were used longest ago go first.
+        size: The largest number of templates; the least recently used are dropped first.
 
     Example:
         >>> import torch
@@ -56,13 +56,13 @@ class DecompositionCache:
         if not isinstance(size, int):
             raise DecomposeError(f"found {size!r} as size of a cache, expected an integer")
         if size < 1:
-            raise DecomposeError(f"a cache of {size} templates holds nothing: give at least 1")
+            raise DecomposeError(f"a cache of {size} templates is useless: give at least 1")
         self._size = size
         self._lock = Lock()
         self._templates: OrderedDict[Any, Template] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many templates it holds."""
+        """Return the number of templates."""
         with self._lock:
             return len(self._templates)
 
@@ -70,7 +70,7 @@ class DecompositionCache:
         """Return a template, or None.
 
         Args:
-            key: Its key, with the ``context`` that it was traced in.
+            key: The key of its call, with ``context``.
         """
         with self._lock:
             template = self._templates.get(key)
@@ -82,8 +82,8 @@ class DecompositionCache:
         """Keep a template.
 
         Args:
-            key: Its key, with the ``context`` that it was traced in.
-            template: The template.
+            key: The key of its call, with ``context``.
+            template: Shared by all users of the cache.
         """
         with self._lock:
             self._templates[key] = template
@@ -93,10 +93,10 @@ class DecompositionCache:
 
 
 def context(rules: Rules, writes: bool) -> tuple[Any, ...]:
-    """Return a key for everything that templates depend on besides their calls.
+    """Return a key of what templates depend on besides their calls.
 
     Args:
-        rules: How operators are decomposed: two tables of the same functions have one key.
+        rules: Two tables of the same functions have one key.
         writes: Whether programs write in place.
     """
     tables = (frozenset(table.items()) for table in (rules.others, rules.composites))

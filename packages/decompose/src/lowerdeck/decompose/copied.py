@@ -26,11 +26,11 @@ def copied_results(
     """Return the results of a copy of a template, with values for tensors.
 
     Args:
-        writer: Wrote the copy.
-        template: The template.
-        inputs: What the call was given.
-        became: What the nodes of the template have become.
-        source: The node of the original graph that it was written for.
+        writer: Has the symbols of the new graph.
+        template: The decomposition of the call.
+        inputs: Distinct inputs of the call.
+        became: The new nodes of the template.
+        source: The original node of the call.
     """
     positions = {node: index for index, node in enumerate(template.inputs)}
     memories: dict[Node, Memory] = {}
@@ -71,7 +71,7 @@ def copied_results(
             return plain_number(tree)
         known = writer.symbol(tree)
         if known is None:
-            raise WholeProgramError("a view has a size that nothing in the program computes")
+            raise WholeProgramError("a view has a symbolic size that no node computes")
         return known
 
     return visit(template.results)

@@ -107,16 +107,15 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
 def take_apart(
     exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
 ) -> Parts:
-    """Return what ``exported_program`` is made of when decomposed by ``rules``.
+    """Return graph, signature and state of ``exported_program``, decomposed by ``rules``.
 
-    For a compiler that goes on with the graph: ``rules`` name only what differs from what torch
-    does by itself, one may keep a call and decompose the next, and no ``ExportedProgram`` is
-    made, whose verification refuses a right graph in which two buffers get the same new value.
+    For compilers that continue with the graph: ``rules`` contain only what differs from torch's
+    behaviour, a rule may keep one call and decompose the next, and nothing is verified.
 
     Args:
-        exported_program: As for ``decompose``.
-        rules: How operators are decomposed.
-        cache: As for ``decompose``.
+        exported_program: Any program; not changed.
+        rules: Rules by operator.
+        cache: Shares templates with other calls.
 
     Raises:
         DecomposeError: The program writes memory in ways that cannot be functionalized, or a rule
@@ -139,13 +138,13 @@ def explain(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> Explanation:
-    """Return which way ``decompose`` goes with the same arguments, and why; it is tried.
+    """Return how ``decompose`` converts a program with the same arguments; the trace is done.
 
     Args:
-        exported_program: As for ``decompose``.
-        table: Likewise.
-        keep: Likewise.
-        cache: Likewise.
+        exported_program: Any program; not changed.
+        table: As ``decompose`` takes it.
+        keep: As ``decompose`` takes it.
+        cache: As ``decompose`` takes it.
     """
     _check_arguments(exported_program, table)
     program, memory = _prepare(exported_program)
@@ -225,7 +224,7 @@ def _check_arguments(program: Any, table: Any) -> None:
 
 
 def _prepare(exported_program: ExportedProgram) -> tuple[ExportedProgram, MemoryUse | None]:
-    """Return the program with one name for each memory that it writes; None if it writes none."""
+    """Return the program with one name for each mutated memory, and its aliases if it writes."""
     program = mended(unwrap_subclass_parameters(exported_program))
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, None
@@ -234,7 +233,7 @@ def _prepare(exported_program: ExportedProgram) -> tuple[ExportedProgram, Memory
         merged = merge_written_names(program, memory)
         return merged, memory if merged is program else MemoryUse.of_program(merged)
     except Exception as error:
-        # A program that was changed by hand may be wrong in any way.
+        # A graph that was edited by hand may be invalid in any way.
         raise DecomposeError(
             f"the writes of the program cannot be followed: {type(error).__name__}: {error}"
         ) from error
@@ -269,20 +268,21 @@ def _trace(
     """Return a program decomposed by tracing each distinct call once.
 
     Args:
-        program: One name for each memory that it writes.
-        memory: How it uses memory; None if it writes none.
-        templates: What calls become.
-        entries: Calls of modules: the nodes that they name stay, and are returned by their names.
-        unchanged: Calls that stay as they are.
+        program: With one name for each mutated memory.
+        memory: Its aliases and writes; None if it writes nothing.
+        templates: Decompositions of distinct calls.
+        entries: Preserved calls of modules: the new nodes of the values that they name are kept,
+            and returned by name.
+        unchanged: Calls that are copied if their inputs are as recorded.
 
     Raises:
-        WholeProgramError: It cannot be done so.
+        WholeProgramError: A call, an input or an output is not supported.
     """
     _check(program, memory)
     graph_module = program.graph_module
     graph = Graph()
     templates.writes = memory is not None
-    # torch's tracing patches operators for the whole process, so that two at once would fail.
+    # torch's tracing patches operators of the process, so that two traces at once fail.
     with tracing_lock, templates:
         regions = Regions()
         walk = Walk(Writer(graph, templates.fakes), templates, regions, unchanged=unchanged)
@@ -315,7 +315,7 @@ def _trace(
 
 
 def _eliminate_dead_code(graph: Graph, kept: Container[Node]) -> None:
-    # ``Graph.eliminate_dead_code`` computes of each node whether it is impure, read or not.
+    # ``Graph.eliminate_dead_code`` computes whether a node is impure even if it has users.
     for node in reversed(graph.nodes):
         is_dead = not node.users and node.op == "call_function" and node not in kept
         # Random operators are impure: dropping one would change the numbers drawn after it.
@@ -351,7 +351,7 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
 
 
 def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
-    """Return what torch's own way gives, which keeps all calls of an operator or none."""
+    """Return the result of torch, which keeps all calls of an operator or none."""
     kept = {
         node.target
         for graph_module in graphs_of(program.graph_module)
@@ -360,7 +360,7 @@ def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     }
     table = {op: rule for op, rule in rules.as_table().items() if op not in kept}
     with tracing_lock, warnings.catch_warnings():
-        # torch copies its own pytree specs, which warns about how it is done.
+        # torch's deep copy of pytree specs emits a warning (2.13).
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         whole: ExportedProgram = program.run_decompositions(table)
     return whole

@@ -43,29 +43,29 @@ def on_cpu(exported_program: ExportedProgram) -> ExportedProgram:
             itself if it has no other device.
 
     Raises:
-        DecomposeError: A value is no plain tensor (sparse, quantized), or a region of autocast
+        DecomposeError: A value is a sparse or quantized tensor, or a region of autocast
             cannot be decomposed.
     """
     return methods_on_cpu({"forward": exported_program})["forward"]
 
 
 def methods_on_cpu(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Return programs as ``on_cpu`` does; those that share memory share it there, too.
+    """Return programs as ``on_cpu`` does; tensors that share memory between programs still do.
 
     Args:
         programs: By name, such as the methods of one file.
 
     Raises:
-        DecomposeError: As ``on_cpu`` does.
+        DecomposeError: As in ``on_cpu``.
     """
     tensors = _MovedTensors()
     return {name: _moved_program(program, tensors) for name, program in programs.items()}
 
 
 def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> ExportedProgram:
-    held = (*program.state_dict.values(), *program.constants.values())
+    tensors_of_program = (*program.state_dict.values(), *program.constants.values())
     used = ((node.args, node.kwargs, node.meta.get("val")) for node in _nodes(program))
-    if all(map(_is_on_cpu, held)) and all(map(_is_on_cpu, used)):
+    if all(map(_is_on_cpu, tensors_of_program)) and all(map(_is_on_cpu, used)):
         return program
     if any("autocast" in str(node.target) for node in _nodes(program)):
         program = decompose(program, {})
@@ -106,7 +106,7 @@ def _nodes(program: ExportedProgram) -> Iterator[Node]:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    # Asked of every program: pytree would take three times as long.
+    # Called for every program: pytree takes three times as long.
     if isinstance(value, tuple | list):
         return all(map(_is_on_cpu, value))
     if isinstance(value, dict):
@@ -121,7 +121,7 @@ class _MovedTensors:
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
-        # Kept alive, so that no other storage gets the identity of one of these.
+        # Kept alive, so that no other storage gets the same identity.
         self._originals: list[torch.Tensor] = []
 
     def of(self, value: Any) -> Any:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class DecomposeError(Exception):
-    """A program, or a table of decompositions, that this package cannot take."""
+    """Invalid argument, or a program that cannot be decomposed."""
 
 
 class WholeProgramError(DecomposeError):
-    """What cannot be told call by call, so that torch has to trace the whole program.
+    """Reason to decompose a program by ``run_decompositions`` instead of call by call.
 
-    ``decompose`` catches it and goes torch's own way; ``explain`` tells the reason.
+    ``decompose`` catches it; ``explain`` returns its message.
     """
 
 
 class TemplateError(WholeProgramError):
-    """A call that fails where it is traced by itself: torch may fail on it too."""
+    """Failure of a call that is traced alone: ``run_decompositions`` may fail as well."""

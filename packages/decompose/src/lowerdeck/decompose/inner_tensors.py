@@ -1,8 +1,8 @@
-"""Programs whose parameters are tensor subclasses, such as torchao's: inner tensors as inputs.
+"""Inner tensors of tensor subclasses (torchao) as inputs of a program.
 
-``torch.export`` has traced through most such classes: its graph reads only the inner tensors of
-the parameter, by calls of ``export.access_subclass_inner_tensor``. Placeholders of their own take
-the place of these calls, under the names that ``run_decompositions`` gives.
+``torch.export`` has traced through most such classes: the graph reads only inner tensors of the
+parameter, by calls of ``export.access_subclass_inner_tensor``. New placeholders replace these
+calls, under the names that ``run_decompositions`` uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIXES = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}
 
 
 def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that takes the inner tensors of tensor subclasses as inputs of their own.
+    """Return a program that takes inner tensors of tensor subclasses as separate inputs.
 
     It is what ``run_decompositions({})`` does to such parameters, without tracing anything again.
     A program in which no parameter is a tensor subclass, or one is read as a whole, is returned
@@ -48,8 +48,8 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
         >>> unwrap_subclass_parameters(program) is program
         True
     """
-    held = {**program.constants, **program.state_dict}
-    wrapped = {name for name, tensor in held.items() if is_subclass(tensor)}
+    state = {**program.constants, **program.state_dict}
+    wrapped = {name for name, tensor in state.items() if is_subclass(tensor)}
     if not wrapped or subclass_reader(program) is not None:
         return program
     copied = with_graph_module(program, copy_graph_module(program.graph_module))
@@ -68,8 +68,8 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
         for count, (path, inner) in enumerate(_leaves(tensor)):
             target = f"{stem}{count}"
             tensors[target] = _as_parameter(inner, tensor)
-            made = _placeholder(node, path, f"{_PREFIXES.get(spec.kind, 'c')}_{target}")
-            specs.append(replace(spec, arg=TensorArgument(name=made.name), target=target))
+            placeholder = _placeholder(node, path, f"{_PREFIXES.get(spec.kind, 'c')}_{target}")
+            specs.append(replace(spec, arg=TensorArgument(name=placeholder.name), target=target))
         _erase(node)
     signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
     set_program_parts(copied, signature=signature, state_dict=state_dict, constants=constants)
@@ -77,10 +77,10 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
 
 
 def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:
-    """Return the name of a tensor subclass, and a node that reads it as a whole; None for none.
+    """Return the name of a tensor subclass and a node that reads it as a whole, or None.
 
     Args:
-        program: Any program.
+        program: Exported, decomposed or not.
     """
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -95,10 +95,10 @@ def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:
 
 
 def is_subclass(tensor: object) -> bool:
-    """Return whether something is a tensor that holds others, and no elements of its own.
+    """Return whether an object is a traceable wrapper subclass of a tensor.
 
     Args:
-        tensor: Anything.
+        tensor: Any object; None is allowed.
     """
     return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
 
@@ -132,7 +132,7 @@ def _as_parameter(inner: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _placeholder(node: Node, path: tuple[str, ...], name: str) -> Node:
-    """Add the placeholder of an inner tensor, which takes the place of the calls that read it."""
+    """Add a placeholder for an inner tensor; replace the calls that read it."""
     fake, readers = node.meta["val"], [node]
     for attribute in path:
         fake = getattr(fake, attribute)
@@ -140,12 +140,12 @@ def _placeholder(node: Node, path: tuple[str, ...], name: str) -> Node:
             user for reader in readers for user in reader.users if user.args[1] == attribute
         ]
     with node.graph.inserting_before(node):
-        made = node.graph.placeholder(name.replace(".", "_"))
-    made.target = made.name
-    made.meta = {**node.meta, "val": fake}
+        new_node = node.graph.placeholder(name.replace(".", "_"))
+    new_node.target = new_node.name
+    new_node.meta = {**node.meta, "val": fake}
     for reader in readers:
-        reader.replace_all_uses_with(made)
-    return made
+        reader.replace_all_uses_with(new_node)
+    return new_node
 
 
 def _erase(node: Node) -> None:

@@ -12,7 +12,7 @@ from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.torch_base import OpOverload, returns_alias, written_arguments
 
 Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
-"""Operators that stay whole; in a mapping, each with which of its calls do, None for all."""
+"""Operators that stay whole; in a mapping, with a predicate on calls, or None for all calls."""
 
 
 def can_keep(operator: object, *, some: bool = False) -> bool:
@@ -34,24 +34,24 @@ def _shares_memory(operator: OpOverload) -> bool:
 
 
 def check_kept(operator: Any, which: Any) -> None:
-    """Refuse what ``keep`` cannot name.
+    """Raise an error for an invalid entry of ``keep``.
 
     Args:
-        operator: What it names.
-        which: What it says of which calls are kept.
+        operator: The key of the entry.
+        which: Its predicate, or None for all calls.
 
     Raises:
-        DecomposeError: It is no operator, or torch cannot keep it, or not in part.
+        DecomposeError: The operator cannot be kept, or not in part.
     """
     if not isinstance(operator, OpOverload):
         raise DecomposeError(
-            f"keep names {operator!r}, which is no overload of an operator: give overloads, such "
-            "as torch.ops.aten.linear.default"
+            f"keep names {operator!r}, not an overload of an operator: give overloads, such as "
+            "torch.ops.aten.linear.default"
         )
     if which is not None and not callable(which):
         raise DecomposeError(
-            f"keep says {which!r} of {operator}, expected a function from a node to whether that "
-            "call is kept, or None for all calls"
+            f"keep has {which!r} for {operator}, expected a predicate on nodes, or None for all "
+            "calls"
         )
     if not can_keep(operator, some=which is not None):
         raise DecomposeError(

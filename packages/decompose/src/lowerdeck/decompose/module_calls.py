@@ -41,11 +41,11 @@ def named_nodes(entries: Sequence[ModuleCallEntry], env: Mapping[Node, Any]) -> 
 def renamed_entries(
     entries: Sequence[ModuleCallEntry], nodes: Mapping[str, Node]
 ) -> list[ModuleCallEntry]:
-    """Return the calls that the new program records.
+    """Return the preserved calls of the new program.
 
     Args:
-        entries: Those of the original program.
-        nodes: As ``named_nodes`` returns them; their names may have changed since.
+        entries: Preserved calls of the original program.
+        nodes: As ``named_nodes`` returns them; names may have changed since.
     """
     names = {name: node.name for name, node in nodes.items()}
     return [_renamed(entry, names) for entry in entries]
@@ -56,10 +56,10 @@ def _renamed(entry: ModuleCallEntry, names: Mapping[str, str]) -> ModuleCallEntr
         return ModuleCallEntry(entry.fqn)
 
     def with_names(arguments: Sequence[Any]) -> list[Any]:
-        found = [copy(argument) for argument in arguments]
-        for argument in found:
+        renamed = [copy(argument) for argument in arguments]
+        for argument in renamed:
             argument.name = names.get(argument.name, argument.name)
-        return found
+        return renamed
 
     signature = replace(
         entry.signature,

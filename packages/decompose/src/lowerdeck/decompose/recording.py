@@ -1,4 +1,4 @@
-"""The record of one traced call, and its arguments as torch's dispatcher passes them."""
+"""The trace of one call, and arguments as torch's dispatcher passes them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lowerdeck.torch_base import OpOverload, schema_of
 
 @dataclass(slots=True)
 class Recording:
-    """What one call did.
+    """The trace of one call.
 
     Attributes:
-        graph: Placeholders for its tensors and symbols, and what was called on them; no output.
-        inputs: The placeholders.
-        result: What it returned, nodes of ``graph`` for tensors and symbols.
-        written: For each input that it wrote, the node with what the input is now.
-        returned: By position among the leaves of the result, the input that was returned itself.
-        shared: By position among the leaves, the inputs that share memory with it.
-        alone: Positions among the leaves of what shares memory with no input and no other result.
-        differentiable: Positions among the leaves of what requires gradients.
+        graph: A functional graph of its tensors and symbols, without output.
+        inputs: The placeholders, in the order of the inputs.
+        result: The returned tree, with nodes for tensors and symbols.
+        written: The new values of the inputs that it wrote, by position.
+        returned: Inputs that were returned themselves, by position among the leaves of the result.
+        shared: Inputs that a leaf shares memory with, by position of the leaf.
+        alone: Positions of leaves that share memory with no input and no other leaf.
+        differentiable: Positions of leaves that require gradients.
         unbacked: Whether it created sizes that are known only when the program runs.
         tokens: Whether it has effects that torch orders by tokens.
     """
@@ -43,7 +43,7 @@ class Recording:
 def as_dispatched(
     operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as torch's dispatcher hands them on, without defaults."""
+    """Return the arguments of a call as torch's dispatcher passes them, without defaults."""
     left = dict(kwargs)
     positional: list[Any] = []
     named: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +18,15 @@ from lowerdeck.torch_base import SYMBOLS, attribute_of
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"
+# Outside of such regions all is traced without gradients.
+_GRAD: State = ((("grad", True), torch.enable_grad),)
 
 
 class Regions:
-    """What calls of higher-order operators become in one graph.
+    """Converts calls of higher-order operators in one graph.
 
     Attributes:
-        root: Holds the graphs that the new graph refers to.
+        root: Module of the nested graphs.
     """
 
     def __init__(self) -> None:
@@ -32,43 +34,47 @@ class Regions:
         self._names: dict[torch.nn.Module, str] = {}
 
     def attribute(self, gm: GraphModule, node: Node) -> Any:
-        """Return what a get_attr node is: a module.
+        """Return the module of a get_attr node.
 
         Args:
-            gm: The module that holds it.
-            node: The node.
+            gm: The graph module of the node.
+            node: A get_attr node.
 
         Raises:
-            WholeProgramError: It is anything else.
+            WholeProgramError: It is not a module.
         """
-        held = attribute_of(gm, node)
-        if isinstance(held, torch.nn.Module):
-            return held
-        raise WholeProgramError(f"{node.name!r} reads an attribute of type {type(held).__name__}")
+        value = attribute_of(gm, node)
+        if isinstance(value, torch.nn.Module):
+            return value
+        raise WholeProgramError(f"{node.name!r} reads an attribute of type {type(value).__name__}")
 
     def call(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return what a call of a higher-order operator has become.
+        """Return the result of a call of a higher-order operator in the new graph.
 
         Args:
-            walk: The walk that it is met in.
-            node: The call.
-            args: Its arguments, as values.
-            kwargs: Its keywords.
+            walk: Converts the graph of the call.
+            node: A call of the original graph.
+            args: Trees of values, nodes and constants.
+            kwargs: Likewise.
 
         Raises:
-            WholeProgramError: The operator is not one of those that are known.
+            WholeProgramError: The operator is not supported.
         """
         target: Any = node.target
         name = str(target.__name__)
         if name == "wrap_with_set_grad_enabled":
-            enabled, body, *given = args
-            return _inlined(walk, body, given, _grad(enabled))
+            enabled, body, *operands_of_body = args
+            return _inlined(walk, body, operands_of_body, _GRAD if enabled else ())
         if name == "wrap_with_autocast":
             *mode, body = args[:5]
-            return _inlined(walk, body, args[5:], _autocast(*mode))
+            device, dtype, enabled, cache_enabled = mode
+            enter = partial(
+                torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
+            )
+            return _inlined(walk, body, args[5:], ((("autocast", *mode), enter),))
         if name == _DELEGATE:
             return walk.copy_unchanged(
-                node, self._registered(walk, node, args, lambda held: held), kwargs
+                node, self._registered(walk, node, args, lambda module: module), kwargs
             )
         if target is WRITING_CUSTOM:
             return walk.copy_unchanged(node, args, kwargs)
@@ -82,93 +88,79 @@ class Regions:
         )
 
     def _registered(
-        self, walk: Walk, node: Node, args: Any, made: Callable[[Any], torch.nn.Module]
+        self, walk: Walk, node: Node, args: Any, convert: Callable[[Any], torch.nn.Module]
     ) -> tuple[Any, ...]:
-        """Return arguments with nodes that refer to the new graphs."""
-        found = []
-        for source, held in zip(node.args, args, strict=True):
-            if not isinstance(held, torch.nn.Module):
-                found.append(held)
+        """Return arguments with get_attr nodes for the new nested graphs."""
+        new_args = []
+        for source, value in zip(node.args, args, strict=True):
+            if not isinstance(value, torch.nn.Module):
+                new_args.append(value)
                 continue
-            name = self._names.get(held, "")
+            name = self._names.get(value, "")
             if not name:
                 name = own = str(source.target)  # type: ignore[union-attr]
                 number = 1
-                # An inlined region may hold another module by a name of the graph around it.
+                # An inlined region may have another module under the same name.
                 while hasattr(self.root, name):
                     name, number = f"{own}_{number}", number + 1
-                self.root.add_module(name, made(held))
-                self._names[held] = name
+                self.root.add_module(name, convert(value))
+                self._names[value] = name
             reference = walk.writer.graph.create_node("get_attr", name, name=name)
             reference.meta = walk.inherited_meta(node).meta()
-            found.append(reference)
-        return tuple(found)
+            new_args.append(reference)
+        return tuple(new_args)
 
 
-def _inlined(walk: Walk, body: GraphModule, given: Any, state: State) -> Any:
-    """Return what a region gives whose calls stand in the graph itself."""
+def _inlined(walk: Walk, body: GraphModule, operands: Any, state: State) -> Any:
+    """Return the results of a region that is inlined in the graph."""
     placeholders = body.graph.find_nodes(op="placeholder")
     inner = Walk(walk.writer, walk.templates, walk.regions, (*walk.state, *state))
-    return inner.run(body, dict(zip(placeholders, given, strict=True)))
-
-
-def _grad(enabled: bool) -> State:
-    if not enabled:
-        # All is traced so.
-        return ()
-
-    def enter() -> AbstractContextManager[Any]:
-        return torch.enable_grad()
-
-    return ((("grad", True), enter),)
-
-
-def _autocast(device: str, dtype: Any, enabled: bool, cache_enabled: Any) -> State:
-    def enter() -> AbstractContextManager[Any]:
-        return torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
-
-    return ((("autocast", device, dtype, enabled, cache_enabled), enter),)
+    return inner.run(body, dict(zip(placeholders, operands, strict=True)))
 
 
 def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
-    """Return a graph that a higher-order operator is given, decomposed."""
+    """Return a nested graph, decomposed."""
     placeholders = body.graph.find_nodes(op="placeholder")
     inner = walk.nested(Graph(), Regions())
     env = {
         node: inner.placeholder(node, requires_grad=_requires_grad(walk, node, operand))
         for node, operand in zip(placeholders, operands, strict=True)
     }
-    given = [value for value in env.values() if isinstance(value, Value)]
+    inputs = [value for value in env.values() if isinstance(value, Value)]
     results = inner.run(body, env)
     last = body.graph.output_node()
     # Control flow passes values: torch refuses mutated and aliased inputs of branches.
-    if any(value.memory.generation for value in given):
-        raise WholeProgramError("a region writes what it is given")
-    memories = {id(value.memory) for value in given}
-    if any(isinstance(each, Value) and id(each.memory) in memories for each in _leaves(results)):
-        raise WholeProgramError("a region returns what it is given, or a view of it")
+    if any(value.memory.generation for value in inputs):
+        raise WholeProgramError("a region writes its input")
+    memories = {id(value.memory) for value in inputs}
+    if any(
+        isinstance(result, Value) and id(result.memory) in memories for result in _leaves(results)
+    ):
+        raise WholeProgramError("a region returns its input, or a view of it")
     inner.writer.graph.output(inner.read(results)).meta.update(last.meta)
     inner.writer.graph.eliminate_dead_code()
-    made = GraphModule(inner.regions.root, inner.writer.graph)
-    made.meta.update(body.meta)
+    new_body = GraphModule(inner.regions.root, inner.writer.graph)
+    new_body.meta.update(body.meta)
     if inner.writer.is_dynamic:
-        insert_assertions(made, export=False)
-        made.recompile()
-    return made
+        insert_assertions(new_body, export=False)
+        new_body.recompile()
+    return new_body
 
 
 def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
-    """Return whether a region is given what requires gradients."""
+    """Return whether an input of a region requires gradients."""
     if not isinstance(operand, Value):
         return False
-    known = walk.writer.facts(operand.node)
-    # Slices and what a loop carries are regenerated, and so require no gradients.
-    return bool(known.requires_grad and facts_of(node.meta["val"]).shape == known.shape)
+    known_facts = walk.writer.facts(operand.node)
+    # Slices and loop-carried tensors are results, and require no gradients.
+    return bool(
+        known_facts.requires_grad and facts_of(node.meta["val"]).shape == known_facts.shape
+    )
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
     if isinstance(tree, (tuple, list)):
-        for each in tree:
-            yield from _leaves(each)
+        for item in tree:
+            yield from _leaves(item)
     elif isinstance(tree, (Value, Node, int, float, bool, *SYMBOLS)):
         yield tree

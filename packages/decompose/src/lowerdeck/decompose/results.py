@@ -13,13 +13,13 @@ from torch.fx import GraphModule
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A program decomposed, before an ``ExportedProgram`` is made of it.
+    """A decomposed program, before it is assembled to an ``ExportedProgram``.
 
     Attributes:
         graph_module: The functional graph, with those of its control flow inside.
-        graph_signature: What each input and output is.
-        state_dict: Parameters and persistent buffers.
-        constants: All other tensors.
+        graph_signature: Kinds of its inputs and outputs.
+        state_dict: Parameters and persistent buffers, shared with the original program.
+        constants: Lifted constants and other buffers, shared with the original program.
     """
 
     graph_module: GraphModule
@@ -30,14 +30,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which way a program goes, and why.
+    """How ``decompose`` converts a program, and why.
 
     Attributes:
         reason: Why torch has to trace the whole program; None where each distinct call is traced.
-        traces: How many distinct calls were traced; what comes out as it went in needs none.
-        copies: How many calls became copies of one that was traced before.
-        failed: Whether that reason is an error that a call raised where it was traced by itself:
-            a fault of its decomposition, or of ours.
+        traces: How many distinct calls were traced; calls that stay as they are need no trace.
+        copies: How many calls are copies of one that was traced before.
+        failed: Whether the reason is an exception that a trace raised: a fault of a rule, of
+            torch or of this package.
     """
 
     reason: str | None
@@ -51,7 +51,7 @@ class Explanation:
         return f"{self.traces} distinct calls traced, {self.copies} copied"
 
 
-# torch's verifier asks for all buffers once for each that is written, and a signature tells anew.
+# torch's verifier computes the set of all buffers once for each mutated one.
 CachedSignature: Any = type(
     "CachedSignature",
     (ExportGraphSignature,),
@@ -61,4 +61,4 @@ CachedSignature: Any = type(
         if isinstance(held, property) and held.fget is not None
     },
 )
-"""A signature that tells each thing once, for as long as it does not change."""
+"""A signature that computes each of its properties once; for as long as it is not changed."""

@@ -27,29 +27,29 @@ Table = Mapping[OperatorBase, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How operators are decomposed, in the two halves that torch's tracing wants.
+    """Decomposition rules by operator, in the two tables that torch's tracing takes.
 
     Attributes:
-        others: By operator, for what torch keeps whole while it traces. A rule whose attribute
-            ``any_size`` is true looks at how many dimensions there are and not at how long they
-            are: of layers that differ in sizes alone, one is then traced.
-        composites: By composite operator, where torch would decompose it otherwise; a rule that
-            returns ``NotImplemented`` keeps it whole.
-        by_result: Whether rules look at what the call gave in the original program, which is
-            ``torch.fx.traceback.get_current_meta()["val"]`` where that is known: calls with other
-            results are then distinct.
-        chosen: By operator, which of its calls stay whole whatever the tables say.
+        others: Rules for operators that are not composite. A rule with a true attribute
+            ``any_size`` depends on the ranks of its arguments and not on their sizes: of layers
+            that differ in sizes only, one is then traced.
+        composites: Rules for composite operators; one that returns ``NotImplemented`` (``stay``)
+            keeps its operator whole.
+        by_result: Whether rules read the recorded result of the call, from
+            ``torch.fx.traceback.get_current_meta()["val"]``: calls with other results are then
+            distinct.
+        chosen: By operator, a predicate that selects calls that stay whole.
     """
 
     others: Table
     composites: Table
     by_result: bool = False
-    # What one call becomes is the same whatever is asked of others: caches need not tell.
+    # Calls that it keeps are copied without a template, so that cache keys leave it out.
     chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
-        """Return what ``table`` and ``keep`` say.
+        """Return the rules of ``table`` and ``keep``.
 
         Args:
             table: As ``ExportedProgram.run_decompositions`` takes it: core ATen for None; with a
@@ -61,11 +61,11 @@ class Rules:
         """
         if not isinstance(keep, Iterable):
             raise DecomposeError(f"found {keep!r} as keep, expected a collection of operators")
-        said = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(keep)
-        for operator, which in said.items():
+        predicates = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(keep)
+        for operator, which in predicates.items():
             check_kept(operator, which)
-        chosen = {operator: which for operator, which in said.items() if which is not None}
-        kept = said.keys() - chosen.keys()
+        chosen = {operator: which for operator, which in predicates.items() if which is not None}
+        kept = predicates.keys() - chosen.keys()
         others, composites = _default() if table is None else _split(table)
         if not kept:
             return cls(others, composites, chosen=chosen)
@@ -79,28 +79,28 @@ class Rules:
         """Return these rules as ``run_decompositions`` takes them."""
         composites = filter(is_preservable, default_decompositions().materialize())
         own = {op: rule for op in composites for rule in own_rule(op).values()}
-        said = {op: rule for op, rule in self.composites.items() if rule is not stay}
-        table = {**own, **said, **self.others}
+        own_rules = {op: rule for op, rule in self.composites.items() if rule is not stay}
+        table = {**own, **own_rules, **self.others}
         kept = {op for op, rule in self.composites.items() if rule is stay}
         return {op: rule for op, rule in table.items() if op not in kept}
 
     def keeps_call(self, call: Node) -> bool:
-        """Return whether just this call stays whole, by what was asked of calls one by one.
+        """Return whether a predicate selects this call to stay whole.
 
         Args:
-            call: A call in the original graph.
+            call: A node of the original graph.
         """
         which = self.chosen.get(call.target)
         return which is not None and bool(which(call))
 
     def leaves(self, operator: object) -> bool:
-        """Return whether tracing a call of ``operator`` is known to give the call itself.
+        """Return whether a trace of a call of ``operator`` is known to be that call alone.
 
         Operators that ``calls_no_others`` names have no kernels that would call others (a test
         holds it); of composite operators the rules say so.
 
         Args:
-            operator: What is called.
+            operator: The target of a call.
         """
         return (
             isinstance(operator, OpOverload)
@@ -109,7 +109,7 @@ class Rules:
         )
 
     def keeps(self, operator: OpOverload) -> bool:
-        """Return whether torch would record a call of ``operator`` as it is."""
+        """Return whether tracing records a call of ``operator`` unchanged."""
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
@@ -139,8 +139,8 @@ def stay(*_: Any, **__: Any) -> Any:
 
 @cache
 def _default() -> tuple[Table, Table]:
-    # torch's own table names all 500 composite operators with what they would do anyway, and
-    # overriding each of them takes half of the time of a retrace.
+    # torch's table has a rule for each of 500 composite operators, equal to what they do without
+    # one, and overriding all of them takes half of the time of a retrace.
     composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
     others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
     return others, {**dict.fromkeys(KEPT_COMPOSITES, stay), **composites}
@@ -149,10 +149,10 @@ def _default() -> tuple[Table, Table]:
 def _split(table: Table) -> tuple[Table, Table]:
     if isinstance(table, CustomDecompTable):
         table = table.copy().materialize()
-    known = (*default_decompositions().materialize(), *KEPT_COMPOSITES, *table)
+    operators = (*default_decompositions().materialize(), *KEPT_COMPOSITES, *table)
     composites: dict[OperatorBase, Callable[..., Any]] = {}
     # torch keeps composites that a table does not name.
-    for operator in filter(is_preservable, known):
+    for operator in filter(is_preservable, operators):
         if operator not in table:
             composites[operator] = stay
         elif not _is_default_decomposition(table[operator]):
@@ -162,6 +162,6 @@ def _split(table: Table) -> tuple[Table, Table]:
 
 
 def _is_default_decomposition(rule: Callable[..., Any]) -> bool:
-    """Return whether a rule for a composite operator is what torch does without one."""
+    """Return whether a rule for a composite operator equals torch's default."""
     function = getattr(rule, "func", rule)
     return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"

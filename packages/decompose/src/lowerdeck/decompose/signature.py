@@ -46,65 +46,55 @@ def new_outputs(
     base: Callable[[Any], Node],
     clone: Callable[[Node], Node],
 ) -> tuple[tuple[Any, ...], ExportGraphSignature]:
-    """Return what the new graph returns, and the signature that tells it.
+    """Return the outputs of the new graph, and its signature.
 
     Args:
-        program: The original program.
-        placeholders: What its placeholders are, after all that was written.
-        outputs: What its output node returns, as values.
-        read: Gives the node of a value, with all that was written.
-        base: Gives the node of a memory, with all that was written.
-        clone: Writes a clone of a node.
+        program: The program before decomposition.
+        placeholders: Values of its placeholders, with their pending writes.
+        outputs: Values that its output node returns.
+        read: Returns the current node of a value, all writes applied.
+        base: Returns the current node of a memory, all writes applied.
+        clone: Adds a clone of a node.
 
     Raises:
-        WholeProgramError: It writes what a signature cannot tell.
+        WholeProgramError: A signature cannot express what it mutates.
     """
     old = program.graph_signature
-    mutated: dict[str, tuple[OutputKind, Any]] = {}
+    mutated: dict[str, Value] = {}
     rest: list[tuple[OutputSpec, Any]] = []
     for spec, value in zip(old.output_specs, outputs, strict=True):
         if spec.kind not in _CALLS:
             raise WholeProgramError(f"an output is a {spec.kind.name}")
         if spec.kind in _MUTATIONS:
-            mutated[str(spec.target)] = (spec.kind, value)
+            mutated[str(spec.target)] = value
         else:
             rest.append((spec, value))
-    for (node, value), spec in zip(placeholders.items(), old.input_specs, strict=True):
-        if not isinstance(value, Value) or not value.memory.generation:
-            continue
-        target = str(spec.target or node.name)
-        kind = _MUTATION_OF.get(spec.kind)
-        if kind is None or target in mutated:
-            raise WholeProgramError(f"{node.name!r}, a {spec.kind.name}, is written in place")
-        mutated[target] = (kind, value.memory)
-    order = {
-        str(spec.target or spec.arg.name): position
-        for position, spec in enumerate(old.input_specs)
-    }
-    kept: list[tuple[OutputKind, str, Any]] = []
     # Mutations come first in a signature, in the order of the inputs.
-    for target in sorted(mutated, key=order.__getitem__):
-        kind, value = mutated[target]
-        kept.append((kind, target, read(value) if isinstance(value, Value) else base(value)))
-    given = [read(value) if isinstance(value, Value) else value for _, value in rest]
-    # All are read by now: a copy that goes is asked for by nobody any more.
+    kept: list[tuple[OutputKind, str, Node]] = []
+    written: dict[str, int] = {}
+    for (node, value), input_spec in zip(placeholders.items(), old.input_specs, strict=True):
+        target = str(input_spec.target or node.name)
+        is_written = isinstance(value, Value) and value.memory.generation > 0
+        if not is_written and target not in mutated:
+            continue
+        kind = _MUTATION_OF.get(input_spec.kind)
+        if kind is None or (is_written and target in mutated):
+            raise WholeProgramError(f"{node.name!r} ({input_spec.kind.name}) is written in place")
+        written[node.name] = len(kept)
+        kept.append((kind, target, base(value.memory) if is_written else read(mutated[target])))
+    results = [read(value) if isinstance(value, Value) else value for _, value in rest]
+    # All values are read by now, so that no later read refers to an erased copy.
     gone = {
         node: _without_copy(node)
         for kind, _, node in kept
         if kind is not OutputKind.USER_INPUT_MUTATION
     }
     for copied, source in gone.items():
-        # What was copied may be a copy that went too.
+        # The source of a copy may be a copy that is erased as well.
         while gone.get(source, source) is not source:
             source = gone[source]  # noqa: PLW2901
         gone[copied] = source
-    nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *given)]
-    positions = {target: position for position, (_, target, _) in enumerate(kept)}
-    written = {
-        node.name: positions[target]
-        for node, spec in zip(placeholders, old.input_specs, strict=True)
-        if (target := str(spec.target or node.name)) in positions
-    }
+    nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *results)]
     _clone_views_of_written(nodes, written, clone)
     _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
     specs = [
@@ -132,12 +122,15 @@ def update_output_names(signature: ExportGraphSignature, output: Node) -> None:
 def _give_each_its_own(
     nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
 ) -> None:
-    """Let no two buffers become one node, in place: a signature finds a buffer by that."""
-    taken: set[tuple[OutputKind, Node]] = set()
+    """Clone, in the list, a node that is the new value of a second buffer.
+
+    A signature maps the name of an output to one buffer.
+    """
+    returned: set[tuple[OutputKind, Node]] = set()
     for position, kind in enumerate(kinds):
-        if (kind, nodes[position]) in taken:
+        if (kind, nodes[position]) in returned:
             nodes[position] = clone(nodes[position])
-        taken.add((kind, nodes[position]))
+        returned.add((kind, nodes[position]))
 
 
 def _clone_views_of_written(
@@ -161,17 +154,17 @@ def _clone_views_of_written(
 
 
 def _without_copy(node: Node) -> Node:
-    """Return what is copied to a buffer, which has no need of the copy; erase that, in place."""
+    """Return the source of a copy to a buffer and erase the copy, in place; else the node."""
     if node.target is not torch.ops.aten.copy.default:
         return node
     source: Any = node.args[1]
-    copied, held = node.meta["val"], source.meta["val"]
-    if copied.shape != held.shape or copied.dtype is not held.dtype:
-        # It converts or broadcasts, which torch's own way loses.
+    copied, value = node.meta["val"], source.meta["val"]
+    if copied.shape != value.shape or copied.dtype is not value.dtype:
+        # It converts or broadcasts, which torch loses (2.13).
         return node
-    if node.users and copied.stride() != held.stride():
-        # What reads it takes views by its strides: as_strided would see other numbers, and torch,
-        # which lets the copy go, fails or is wrong.
+    if node.users and copied.stride() != value.stride():
+        # Its readers take views by its strides. torch erases the copy, and then a view of the
+        # source fails or has other elements (2.13).
         return node
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)
@@ -181,6 +174,6 @@ def _without_copy(node: Node) -> Node:
 def _argument(spec: OutputSpec, node: Any) -> Any:
     if not isinstance(node, Node):
         return ConstantArgument(name=spec.arg.name, value=node)
-    held = node.meta.get("val")
-    kinds = (kind for symbol, kind in _SYMBOL_ARGUMENTS.items() if isinstance(held, symbol))
+    recorded = node.meta.get("val")
+    kinds = (kind for symbol, kind in _SYMBOL_ARGUMENTS.items() if isinstance(recorded, symbol))
     return next(kinds, TensorArgument)(name=node.name)

@@ -32,13 +32,11 @@ Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ViewInverse:
-    """The inverse of a view: from the whole as it was, and the view as it is, the whole as it is.
-
-    It takes both, and then the arguments of the view that come after what is viewed.
+    """The inverse of a view: a function of the viewed tensor and the new elements of the view.
 
     Attributes:
         view: The operator of the view.
-        index: Which of several results; None where there is one.
+        index: Which of several results; None if there is one.
     """
 
     view: Any
@@ -48,10 +46,10 @@ class ViewInverse:
         """Return ``whole`` with the view of it replaced.
 
         Args:
-            whole: A functional tensor.
-            new: What the view of it is to be.
-            args: The arguments of the view, after the first.
-            kwargs: Its keywords.
+            whole: The viewed functional tensor.
+            new: The new elements of the view.
+            args: Arguments of the view, after the first.
+            kwargs: Keyword arguments of the view.
         """
         seen = self.view(whole, *args, **kwargs)
         replace_view(seen if self.index is None else seen[self.index], new)
@@ -59,12 +57,12 @@ class ViewInverse:
 
 
 class Templates:
-    """What distinct calls become.
+    """Decompositions of distinct calls.
 
     Args:
-        rules: How operators are decomposed.
-        fakes: Creates the tensors that calls are traced with.
-        cache: Where templates outlive the program.
+        rules: Rules by operator.
+        fakes: Creates the inputs of traces.
+        cache: Shares templates with other programs.
 
     Attributes:
         writes: Whether the program writes in place, so that views need an inverse.
@@ -88,13 +86,13 @@ class Templates:
         self._settings = ExitStack()
 
     def __enter__(self) -> Templates:
-        """Return itself; what tracing changes is changed from the first trace to the exit."""
+        """Return itself, with the settings of torch that tracing needs."""
         self._context = context(self.rules, self.writes)
         self._settings.enter_context(tracing_settings())
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let torch be as it was."""
+        """Restore the settings of torch."""
         self._settings.close()
 
     def find(
@@ -108,13 +106,13 @@ class Templates:
         """Return the template of a call, traced if it is the first of its kind.
 
         Args:
-            call: The call; what it calls is the first of its key.
-            contexts: What makes the contexts that it runs in.
-            source: The node that it stands for, which errors describe.
-            is_plain: Whether it is in no context that may change what it becomes.
+            call: A call with its key.
+            contexts: Functions that create the contexts around it.
+            source: The original node, for errors.
+            is_plain: Whether no context changes its decomposition.
 
         Raises:
-            WholeProgramError: It has none.
+            WholeProgramError: It cannot be decomposed alone.
         """
         return (
             self._look_up(call)
@@ -123,34 +121,34 @@ class Templates:
         )
 
     def _look_up(self, call: Call) -> Template | None:
-        found = self._own.get(call.key)
-        if found is None and call.is_static:
-            found = self._shared.get((call.key, self._context))
-            if found is not None:
-                self._own[call.key] = found
-        self.reused += found is not None
-        return found
+        template = self._own.get(call.key)
+        if template is None and call.is_static:
+            template = self._shared.get((call.key, self._context))
+            if template is not None:
+                self._own[call.key] = template
+        self.reused += template is not None
+        return template
 
     def _untraced(self, call: Call) -> Template | None:
         recording = record_unchanged(call, self.rules, self.fakes)
         if recording is not None:
             return self._keep(call, Template.of(recording, call.key[0]))
-        found = self._resized.find(call)
-        self.reused += found is not None
-        return None if found is None else self._keep(call, found)
+        template = self._resized.find(call)
+        self.reused += template is not None
+        return None if template is None else self._keep(call, template)
 
-    def _keep(self, call: Call, made: Template) -> Template:
-        self._own[call.key] = made
-        # Symbols belong to one program's ShapeEnv.
-        if call.is_static and made.is_static:
-            self._shared.put((call.key, self._context), made)
-        return made
+    def _keep(self, call: Call, template: Template) -> Template:
+        self._own[call.key] = template
+        # Symbols belong to the ShapeEnv of one program.
+        if call.is_static and template.is_static:
+            self._shared.put((call.key, self._context), template)
+        return template
 
     def _trace(
         self, call: Call, contexts: Contexts, source: Node | None, *, is_plain: bool
     ) -> Template:
         if not self.traces:
-            # Overriding many operators takes longer than a program of a full cache.
+            # Only now: overriding takes longer than a program whose templates are cached.
             self._settings.enter_context(overriding(self.rules.composites))
         self.traces += 1
         try:
@@ -164,14 +162,14 @@ class Templates:
                 f"{called} cannot be traced by itself: {type(error).__name__}: {reason}; keep it "
                 "whole, or give a table with another rule for it"
             ) from error
-        # Convolutions and norms of other sizes need no trace of their own.
+        # Convolutions and norms of other sizes will need no trace.
         if is_plain:
             self._resized.learn(call, template)
         return self._keep(call, template)
 
     def _record(self, call: Call, contexts: Contexts) -> Template:
         target: Any = call.key[0]
-        given = [
+        leaves = [
             facts.input_fake(self.fakes) if isinstance(facts, TensorFacts) else facts
             for facts in call.facts
         ]
@@ -180,18 +178,18 @@ class Templates:
             return target(*fill(call.args, inputs), **fill(call.kwargs, inputs))
 
         def traced(rules: Mapping[Any, Callable[..., Any]]) -> Recording:
-            return record(run, given, self.fakes.mode, rules, call.differentiable, contexts)
+            return record(run, leaves, self.fakes.mode, rules, call.differentiable, contexts)
 
-        # Below autograd is below autocast, too, which would not cast the parts.
+        # An overridden composite is decomposed below autocast, which would not cast its parts.
         has_rule = target in self.rules.composites or is_autocast(call.key[-1])
         with overriding({} if has_rule else own_rule(target)):
             recording = traced(self.rules.others)
-            # Views are inverted as whole operators, not as what these are decomposed into.
+            # The inverse of a view is that of its operator, not of the decomposition.
             shows = self.writes and (recording.shared or _gives_views(recording))
             return Template.of(recording, target, traced({}) if shows else None)
 
 
 def _gives_views(recording: Recording) -> bool:
-    """Return whether a result is a view, of what is given or of what was made."""
+    """Return whether a result is a view of an input or of an intermediate tensor."""
     leaves = pytree.tree_leaves(recording.result)
     return any(isinstance(leaf, Node) and parent_of(leaf) is not None for leaf in leaves)

@@ -1,4 +1,4 @@
-"""The walk over a program: each distinct call is traced once and copied for the others."""
+"""Conversion of one graph: each distinct call is traced once and copied for the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from lowerdeck.torch_base import (
 
 _ATEN = torch.ops.aten
 
-# What functionalization inverts these views by.
+# The operators by which functionalization inverts these views.
 _SCATTERS: Mapping[Any, Any] = MappingProxyType(
     {
         _ATEN.slice.Tensor: _ATEN.slice_scatter.default,
@@ -54,14 +54,14 @@ State = tuple[tuple[Any, Callable[[], Any]], ...]
 
 
 class Walk:
-    """Writes one graph from others.
+    """Converts a graph, call by call.
 
     Args:
-        writer: Writes the nodes.
-        templates: What calls become.
-        regions: Write what calls of higher-order operators become, by operator's name.
-        state: The contexts that the graph runs in.
-        unchanged: Calls of the graph that stay as they are.
+        writer: Adds nodes to the new graph.
+        templates: Decompositions of distinct calls.
+        regions: Converts calls of higher-order operators.
+        state: The contexts around the graph, outermost first.
+        unchanged: Calls of the graph that are copied if their inputs are as recorded.
     """
 
     def __init__(
@@ -82,46 +82,46 @@ class Walk:
         self._is_anew: bool = False
 
     def nested(self, graph: Graph, regions: Any) -> Walk:
-        """Return a walk that writes another graph, in the same contexts.
+        """Return a walk for a nested graph, in the same contexts.
 
         Args:
-            graph: The graph.
+            graph: The new nested graph.
             regions: As for the class.
         """
         writer = Writer(graph, self.templates.fakes)
         return Walk(writer, self.templates, regions, self.state)
 
     def placeholder(self, source: Node, *, requires_grad: bool | None = None) -> Any:
-        """Add a placeholder like ``source``; return what it is: a value, a node or a constant.
+        """Add a placeholder like ``source``; return a value, a node or a constant.
 
         Args:
             source: A placeholder of the original graph.
-            requires_grad: Whether it requires gradients; None for what its value says.
+            requires_grad: Whether it requires gradients; None for as recorded.
         """
-        made = self.writer.graph.placeholder(str(source.target))
-        if made.name != source.name:
-            made.name = source.name
-        made.meta = dict(source.meta)
+        new_node = self.writer.graph.placeholder(str(source.target))
+        if new_node.name != source.name:
+            new_node.name = source.name
+        new_node.meta = dict(source.meta)
         if "val" not in source.meta:
             raise WholeProgramError(f"the input {source.name!r} has no 'val' in its meta")
-        held = source.meta["val"]
-        if isinstance(held, torch.Tensor):
-            known = TensorFacts.of(held)
+        value = source.meta["val"]
+        if isinstance(value, torch.Tensor):
+            facts = TensorFacts.of(value)
             if requires_grad is not None:
-                known = replace(known, requires_grad=requires_grad)
-            self.writer.know(made, known)
-            return Value(made, Memory(made), requires_grad=known.requires_grad)
-        if isinstance(held, SYMBOLS):
-            self.writer.know(made, held)
-            return made if varies(held) else plain_number(held)
-        return held
+                facts = replace(facts, requires_grad=requires_grad)
+            self.writer.know(new_node, facts)
+            return Value(new_node, Memory(new_node), requires_grad=facts.requires_grad)
+        if isinstance(value, SYMBOLS):
+            self.writer.know(new_node, value)
+            return new_node if varies(value) else plain_number(value)
+        return value
 
     def run(self, gm: GraphModule, env: dict[Node, Any]) -> Any:
-        """Write what ``gm`` does; return its output, a tree of values, nodes and constants.
+        """Convert all nodes of ``gm``; return its output, a tree of values, nodes and constants.
 
         Args:
-            gm: A graph.
-            env: What its placeholders are; gets what all of its nodes are.
+            gm: The graph module to convert.
+            env: Results by node: of the placeholders on entry, of all nodes on exit.
 
         Raises:
             WholeProgramError: It cannot be decomposed call by call.
@@ -139,24 +139,24 @@ class Walk:
         raise WholeProgramError("a graph has no output")
 
     def inherited_meta(self, source: Node) -> InheritedMeta:
-        """Return what nodes that come from ``source`` know of it.
+        """Return the metadata that new nodes inherit from ``source``.
 
         Args:
-            source: A node of an original graph.
+            source: A node of the original program.
         """
         # A regenerated view belongs to the module that reads it. With the stack of the module that
         # made it, which may have ended, it would look like a second call of that module.
         at = self._reader if self._is_anew else None
-        known = self._inherited_meta.get((source, at))
-        if known is None:
-            known = self._inherited_meta[source, at] = InheritedMeta(source, at)
-        return known
+        meta = self._inherited_meta.get((source, at))
+        if meta is None:
+            meta = self._inherited_meta[source, at] = InheritedMeta(source, at)
+        return meta
 
     def current(self, value: Value) -> Node:
-        """Return the node of ``value`` with all that was written to its memory.
+        """Return the node of ``value``, with all writes to its memory applied.
 
         Args:
-            value: The value.
+            value: A tensor; its node and generation are updated in place.
         """
         # Views are replayed from the base, as torch's FunctionalTensorWrapper does.
         if not value.is_current:
@@ -171,7 +171,7 @@ class Walk:
         return value.node
 
     def read(self, tree: Any) -> Any:
-        """Return a tree with nodes for values, with all that was written to their memory.
+        """Return a tree with the current nodes of its values.
 
         Args:
             tree: Any tree of tuples, lists and dicts.
@@ -181,14 +181,14 @@ class Walk:
         if isinstance(tree, (tuple, list)):
             return type(tree)(map(self.read, tree))
         if isinstance(tree, dict):
-            return {name: self.read(each) for name, each in tree.items()}
+            return {name: self.read(item) for name, item in tree.items()}
         return tree
 
     def base(self, memory: Memory) -> Node:
-        """Return all of a memory, with all that was written to it.
+        """Return the current node of a whole memory, with pending writes applied.
 
         Args:
-            memory: The memory.
+            memory: Updated in place.
         """
         # Writes are applied when something reads the memory, as in torch's FunctionalStorageImpl.
         pending, memory.pending = memory.pending, []
@@ -204,14 +204,14 @@ class Walk:
         return memory.base
 
     def clone(self, node: Node, source: Node) -> Node:
-        """Write a clone of a node; return it.
+        """Add a clone of a node; return it.
 
         Args:
-            node: The node.
-            source: The node of the original graph that it is written for.
+            node: A tensor of the new graph.
+            source: The original node whose metadata it inherits.
         """
-        made: Value = self.call(_ATEN.clone.default, (Value.fresh(node),), {}, source)
-        return made.node
+        result: Value = self.call(_ATEN.clone.default, (Value.fresh(node),), {}, source)
+        return result.node
 
     def _view(self, parent: Node, view: View) -> Node:
         call, template = self._found(view, parent)
@@ -220,7 +220,7 @@ class Walk:
         return chosen.node
 
     def _found(self, view: View, parent: Node) -> tuple[Call, Template]:
-        """Return the call that makes a view of a node, and its template."""
+        """Return the call that regenerates a view of a node, and its template."""
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         call = self._call(view.target, args, view.kwargs)
         return call, self.templates.find(call, self._contexts, is_plain=not self.state)
@@ -232,12 +232,12 @@ class Walk:
             # torch's own inverse of ``unbind`` makes sizes that vary constants (2.13).
             dim = (args[0] if args else 0) % len(self.writer.facts(whole).shape)
             target, args, index = _ATEN.select.int, (dim, index), None
-        made: Value
+        result: Value
         if target in _SCATTERS:
-            made = self.call(_SCATTERS[target], (*values, *args), view.kwargs, source)
-            return made.node
-        made = self.call(ViewInverse(target, index), (*values, args, view.kwargs), {}, source)
-        return self.base(made.memory)
+            result = self.call(_SCATTERS[target], (*values, *args), view.kwargs, source)
+            return result.node
+        result = self.call(ViewInverse(target, index), (*values, args, view.kwargs), {}, source)
+        return self.base(result.memory)
 
     def call(
         self,
@@ -248,20 +248,20 @@ class Walk:
         *,
         is_same: bool = False,
     ) -> Any:
-        """Write what a call becomes; return its result: a tree of values, nodes and constants.
+        """Write the decomposition of a call; return its result, a tree of values and others.
 
         Args:
-            target: What is called.
-            args: Its arguments: trees of values, nodes and constants.
-            kwargs: Its keywords.
-            source: The node of the original graph that it is written for.
-            is_same: Whether it is the call of that node.
+            target: An operator, or a ``ViewInverse``.
+            args: Trees of values, nodes and constants.
+            kwargs: Likewise.
+            source: The original node whose metadata it inherits.
+            is_same: Whether ``source`` is this call, so that errors may describe it.
 
         Raises:
             WholeProgramError: It cannot be decomposed call by call.
         """
         contexts = self._contexts
-        # What a region's context changes only tracing tells.
+        # The effect of a region's context is known only from a trace.
         is_plain = not contexts
         more: tuple[Any, ...] = ()
         if self.templates.rules.by_result and is_same:
@@ -285,7 +285,7 @@ class Walk:
         return call_of(target, args, kwargs, self.current, self.writer.facts, state)
 
     def _copied(self, call: Call, template: Template, source: Node) -> Any:
-        """Write a copy of a template; return the result."""
+        """Add a copy of a template; return its result."""
         became = self.writer.splice(template, call, self.inherited_meta(source))
         self._write(call.key[0], template, call.inputs, became, source)
         return copied_results(self.writer, template, call.inputs, became, source)
@@ -302,40 +302,40 @@ class Walk:
             value = inputs[index]
             if value.memory.hidden:
                 raise WholeProgramError(
-                    f"{target} writes memory that is shared in ways that views do not tell"
+                    f"{target} writes memory that a result shares in an unknown way"
                 )
             if any(view.target is _ATEN.as_strided.default for view in value.views[1:]):
-                # It may show elements of the storage that the view before it does not.
+                # It may contain elements of the storage that its parent does not.
                 raise WholeProgramError(f"{target} writes through an as_strided of a view")
             if template.by_base and value.views:
-                raise WholeProgramError(f"{target} writes a view, which torch tells by its base")
-            # A composite writes in several steps, each of which sees what those before it wrote.
+                raise WholeProgramError(f"custom operator {target} writes a view")
+            # A composite writes in several steps, each of which reads the writes before it.
             alone = memories.count(value.memory) == 1
             if not alone and isinstance(target, OpOverload) and has_composite_kernel(target):
                 raise WholeProgramError(f"{target} writes memory that it reads by another name")
             value.write(became[node], source)
 
     def _convert_call(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return the converted call; name it in errors that do not."""
+        """Return the converted call; add its description to errors."""
         try:
             return self._node(node, env)
         except DecomposeError:
             raise
         except Exception as error:
-            # A node that was changed by hand may be wrong in any way.
+            # A graph that was edited by hand may be invalid in any way.
             raise TemplateError(
                 f"{describe_node(node)} cannot be decomposed: {type(error).__name__}: {error}"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return the values that a call of the original graph returns in the new graph."""
+        """Return the result, in the new graph, of a call of the original graph."""
         target: Any = node.target
         args: Any
         kwargs: Any
         args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
-        # Regions have graphs of their own, which are walked in turn.
+        # The graphs of its regions are walked in turn.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
@@ -344,12 +344,14 @@ class Walk:
             called = getattr(target, "__name__", target)
             if called == "_enter_autocast":
                 raise WholeProgramError(
-                    f"{node.name!r} calls _enter_autocast: export leaves autocast around control "
-                    "flow (cond, while_loop and the like) as such calls, which are no operators"
+                    f"{node.name!r} calls _enter_autocast: torch.export leaves autocast "
+                    "around control flow (cond, while_loop and the like) as such functions"
                 )
-            raise WholeProgramError(f"{node.name!r} calls {called}, which is no operator")
+            raise WholeProgramError(f"{node.name!r} calls {called}, not an operator")
         if target is _ATEN.as_strided.default and _has_offset(node):
-            raise WholeProgramError(f"{node.name!r} counts from the start of another's storage")
+            raise WholeProgramError(
+                f"{node.name!r} views a storage by offset, through a tensor with another offset"
+            )
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
@@ -364,9 +366,9 @@ class Walk:
         return self.call(target, args, kwargs, node, is_same=True)
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return what a call returns for inputs of other strides than the recorded ones."""
-        given: Any = self.read((tuple(args), dict(kwargs)))
-        args, kwargs = map_arg(given, lambda node: node.meta["val"])
+        """Return the result of a call on fake inputs with other strides than the recorded ones."""
+        current: Any = self.read((tuple(args), dict(kwargs)))
+        args, kwargs = map_arg(current, lambda node: node.meta["val"])
         return run_fake(target, args, kwargs, self.templates.fakes.mode)
 
     def _has_recorded_inputs(self, node: Node, env: Mapping[Node, Any]) -> bool:
@@ -381,16 +383,16 @@ class Walk:
         return True
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return the node of a computation with numbers, or its constant."""
-        held = plain_number(node.meta["val"])
-        if not isinstance(held, SYMBOLS):
+        """Return the node that computes a number, or the number if it is constant."""
+        number = plain_number(node.meta["val"])
+        if not isinstance(number, SYMBOLS):
             if _reads_data(node.target):
                 # The number is fixed, but the assertion must go on reading it from the data.
                 raise WholeProgramError(f"an assertion fixes {node.name!r}, a number from data")
-            return held
+            return number
         # A size that is computed already is not computed twice, as in torch's retrace.
-        known = self.writer.symbol(held)
-        return known if known is not None else self.copy_unchanged(node, args, kwargs)
+        new_node = self.writer.symbol(number)
+        return new_node if new_node is not None else self.copy_unchanged(node, args, kwargs)
 
     def _convert_kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return the values of a call that must not be traced: it would create new symbols."""
@@ -409,57 +411,62 @@ class Walk:
     def copy_unchanged(
         self, node: Node, args: Any, kwargs: Any, target: Any = None, value: Any = None
     ) -> Any:
-        """Write a call as it stands; return its result, which has memory of its own.
+        """Write a call unchanged; return its result, which aliases no other value.
 
         Args:
-            node: The call.
-            args: Its arguments: trees of values, nodes and constants.
-            kwargs: Its keywords.
-            target: What is called instead; None for the same.
-            value: What it returns, on fake tensors; None for what was recorded.
+            node: A call of the original graph.
+            args: Trees of values, nodes and constants.
+            kwargs: Likewise.
+            target: Another operator to call; None for the same.
+            value: The fake result; None for the recorded one.
         """
-        held = node.meta.get("val") if value is None else value
-        made = self._written(node, args, kwargs, held, target)
+        recorded = node.meta.get("val") if value is None else value
+        new_node = self._written(node, args, kwargs, recorded, target)
         if "unbacked_bindings" in node.meta:
-            made.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
-        return self._elements(made, held, node)
+            new_node.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
+        return self._elements(new_node, recorded, node)
 
-    def _written(self, node: Node, args: Any, kwargs: Any, held: Any, target: Any = None) -> Node:
-        """Write a call with a value; return its node."""
+    def _written(self, node: Node, args: Any, kwargs: Any, value: Any, target: Any = None) -> Node:
+        """Add a call with its fake result; return its node."""
         target = self._without_item(node.target) if target is None else target
         name = base_name(target)
-        given = self.read(tuple(args)), self.read(dict(kwargs))
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(given)):
-            raise WholeProgramError(f"{node.name!r} is given a tensor that no input is")
+        arguments = self.read(tuple(args)), self.read(dict(kwargs))
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(arguments)):
+            raise WholeProgramError(f"{node.name!r} reads a tensor that is not an input")
         if isinstance(target, OpOverload):
-            given = as_dispatched(target, *given)
-        made = self.writer.add(target, *given, name, held, self.inherited_meta(node))
-        self.writer.know(made, facts_of(held))
-        return made
+            arguments = as_dispatched(target, *arguments)
+        new_node = self.writer.add(target, *arguments, name, value, self.inherited_meta(node))
+        self.writer.know(new_node, facts_of(value))
+        return new_node
 
-    def _elements(self, made: Node, held: Any, source: Node) -> Any:
-        """Return the values that a node gives: itself, or its elements."""
-        if isinstance(held, FakeTensor):
-            return Value.fresh(made)
-        if not isinstance(held, (tuple, list)):
-            return made if varies(held) else plain_number(made.meta["val"])
+    def _elements(self, new_node: Node, value: Any, source: Node) -> Any:
+        """Return the results of a node: itself, or its elements."""
+        if isinstance(value, FakeTensor):
+            return Value.fresh(new_node)
+        if not isinstance(value, (tuple, list)):
+            return new_node if varies(value) else plain_number(new_node.meta["val"])
         elements = []
-        for index, each in enumerate(held):
+        for index, element in enumerate(value):
             item = self.writer.add(
-                operator.getitem, (made, index), {}, "getitem", each, self.inherited_meta(source)
+                operator.getitem,
+                (new_node, index),
+                {},
+                "getitem",
+                element,
+                self.inherited_meta(source),
             )
-            self.writer.know(item, facts_of(each))
-            elements.append(self._elements(item, each, source))
-        return type(held)(elements)
+            self.writer.know(item, facts_of(element))
+            elements.append(self._elements(item, element, source))
+        return type(value)(elements)
 
 
 def _is_symbolic(node: Node) -> bool:
-    """Return whether a node computes a number from numbers and sizes."""
+    """Return whether a node computes a number from numbers or sizes."""
     if isinstance(node.meta.get("val"), SYMBOLS) and "unbacked_bindings" not in node.meta:
         return True
     if isinstance(node.target, OpOverload):
         return node.target in _SIZES or (_reads_data(node.target) and _is_number(node))
-    # Other functions may act, as those that enter and leave autocast do: they give no number.
+    # Other functions may have side effects, as those that enter autocast do.
     return _is_number(node)
 
 
@@ -484,7 +491,7 @@ _SIZES = frozenset(
 
 
 def _depends_on_data(target: OpOverload) -> bool:
-    """Return whether sizes of the result depend on numbers: the program has named them already."""
+    """Return whether sizes of the result depend on data."""
     return torch.Tag.dynamic_output_shape in target.tags
 
 

@@ -1,4 +1,4 @@
-"""Writing copies of templates into a graph."""
+"""Copies of templates in a graph."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lowerdeck.torch_base import (
 
 
 class InheritedMeta:
-    """The meta that one node of the original program hands on.
+    """The metadata that new nodes inherit from one node of the original program.
 
     Args:
-        source: The node.
-        reader: The node in whose module they stand, where that is not the source's.
+        source: The original node.
+        reader: The node whose module they belong to, if it is not that of the source.
     """
 
     __slots__ = ("_meta", "source")
@@ -44,11 +44,11 @@ class InheritedMeta:
             # What the program returns is read in the outermost module.
             outermost = dict([next(iter(stack.items()))])
             self._meta["nn_module_stack"] = reader.meta.get("nn_module_stack") or outermost
-        # Shared by all nodes that come from it: nobody changes a source.
+        # Shared by all derived nodes: a NodeSource is never changed.
         self._meta["from_node"] = [node_source(source)]
 
     def meta(self) -> dict[str, Any]:
-        """Return meta for one more node."""
+        """Return metadata for one more node."""
         return {
             name: copy.copy(value) if isinstance(value, (dict, list)) else value
             for name, value in self._meta.items()
@@ -56,14 +56,14 @@ class InheritedMeta:
 
 
 class Writer:
-    """Writes nodes into a graph, with their meta, and knows what they give.
+    """Adds nodes to a graph, with their metadata, and records the facts of their results.
 
     Args:
-        graph: The graph that is written.
-        fakes: Creates the values of nodes.
+        graph: The new graph.
+        fakes: Creates the recorded values of nodes.
 
     Attributes:
-        is_dynamic: Whether a symbol was met.
+        is_dynamic: Whether any result has a symbol.
     """
 
     def __init__(self, graph: Graph, fakes: FakeTensors) -> None:
@@ -74,27 +74,27 @@ class Writer:
         self.is_dynamic: bool = False
 
     def facts(self, node: Node) -> Any:
-        """Return the facts of a node that was written.
+        """Return the facts of a node.
 
         Args:
-            node: The node.
+            node: A node of the new graph.
         """
         return self._facts[node]
 
     def symbol(self, value: Any) -> Node | None:
-        """Return a node that gives a symbol already, or None.
+        """Return a node that computes a symbol, or None.
 
         Args:
-            value: The symbol.
+            value: A symbolic number.
         """
         return self._symbols.get((type(value), expression_of(value)))
 
     def know(self, node: Node, facts: Any) -> None:
-        """Remember what a node gives.
+        """Record the facts of a new node.
 
         Args:
-            node: The node, newly written.
-            facts: Its facts.
+            node: A node of the new graph.
+            facts: As ``facts_of`` returns them.
         """
         self._facts[node] = facts
         self.is_dynamic = self.is_dynamic or not is_static(facts)
@@ -110,15 +110,15 @@ class Writer:
         value: Any,
         origin: InheritedMeta,
     ) -> Node:
-        """Write a node as it is said, with a value that is known; return it.
+        """Add a call with a known result; return it.
 
         Args:
-            target: What it calls.
-            args: Its arguments: trees with nodes.
-            kwargs: Its keywords.
-            name: What it is called, before that is made unique.
-            value: What it gives.
-            origin: Where its meta comes from.
+            target: A function or an operator.
+            args: Trees with nodes.
+            kwargs: Likewise.
+            name: Its name, before it is made unique.
+            value: Its fake result.
+            origin: The metadata that it inherits.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
         node.meta = origin.meta()
@@ -130,21 +130,21 @@ class Writer:
         return node
 
     def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
-        """Write a copy of ``template``; return what each of its nodes has become.
+        """Add a copy of ``template``; return the new node of each of its nodes.
 
         Args:
-            template: The template of the call.
-            call: The call.
-            origin: Where the meta comes from.
+            template: The decomposition of the call.
+            call: Provides the inputs.
+            origin: The metadata that the nodes inherit.
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
-            known = plain_number(step.facts)
-            if isinstance(known, SYMBOLS):
-                known = self.symbol(known)
-            if isinstance(known, (int, float, bool, Node)):
-                # A number by now, or computed before: nothing is computed twice.
-                became[step.node] = known
+            value = plain_number(step.facts)
+            if isinstance(value, SYMBOLS):
+                value = self.symbol(value)
+            if isinstance(value, (int, float, bool, Node)):
+                # A constant in this program, or computed before: no number is computed twice.
+                became[step.node] = value
             else:
                 became[step.node] = self._copy(step, became, origin)
         return became
@@ -154,19 +154,19 @@ class Writer:
         node = step.node
         args: Any = map_arg(node.args, look_up)
         kwargs: Any = map_arg(node.kwargs, look_up)
-        made = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
-        meta = made.meta = origin.meta()
+        new_node = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
+        meta = new_node.meta = origin.meta()
         meta.update(step.meta)
         if node.target is operator.getitem:
             # The value is an element of what the source returns.
             source: Any
             index: Any
-            source, index = made.args
+            source, index = new_node.args
             meta["val"], facts = source.meta["val"][index], self._facts[source][index]
         else:
             meta["val"], facts = self._value(step.facts), step.facts
-        self.know(made, facts)
-        return made
+        self.know(new_node, facts)
+        return new_node
 
     def _value(self, facts: Any) -> Any:
         if isinstance(facts, TensorFacts):

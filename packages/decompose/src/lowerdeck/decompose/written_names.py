@@ -1,4 +1,4 @@
-"""One input for each tensor that a program writes and knows by two names."""
+"""One input for each mutated tensor that a program has under two names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from lowerdeck.torch_base import (
 def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> ExportedProgram:
     """Return ``program`` with one placeholder for each tensor that it writes.
 
-    Caches of language models hold their buffers in plain objects, too, which ``torch.export``
-    lifts to constants. Functionalization would write the one input and read the other.
+    Caches of language models refer to their buffers in plain objects as well, which
+    ``torch.export`` lifts to constants. Functionalization would write one input and read the
+    other.
 
     Args:
         program: Any program; not changed, and returned itself where no tensor has two names.
@@ -33,9 +34,9 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     merged: dict[str, str] = {}
     for node, tensor in written:
         place = (Extent.of(tensor), tensor.dtype, tensor.shape, tensor.stride())
-        known = first.setdefault(place, node)
-        if known is not node and node.users:
-            merged[node.name] = known.name
+        kept_node = first.setdefault(place, node)
+        if kept_node is not node and node.users:
+            merged[node.name] = kept_node.name
     if not merged:
         return program
     # Placeholders come before all calls, so that either may replace the other.

@@ -14,14 +14,14 @@ from lowerdeck.torch_base import SYMBOLS, FakeTensor, expression_of
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A fake tensor in words.
+    """Properties of a fake tensor that a trace depends on.
 
     Attributes:
-        shape: Sizes, symbols among them.
-        stride: Strides, likewise.
+        shape: Sizes: numbers or symbols.
+        stride: In elements: numbers or symbols.
         dtype: The type of the elements.
-        device: Where it would lie.
-        requires_grad: Whether it does; what is computed while tracing never does.
+        device: The device of the tensor that it replaces.
+        requires_grad: Whether it is a leaf that requires gradients; results in a trace never do.
     """
 
     shape: tuple[Any, ...]
@@ -35,10 +35,10 @@ class TensorFacts:
         """Return the facts of a fake tensor.
 
         Args:
-            tensor: The tensor.
+            tensor: A plain strided fake tensor.
 
         Raises:
-            WholeProgramError: It is no plain, strided, fake tensor.
+            WholeProgramError: It is sparse, quantized, lazily conjugated or not a fake tensor.
         """
         if type(tensor) is not FakeTensor:
             raise WholeProgramError(f"a value of type {type(tensor).__name__} is traced")
@@ -58,11 +58,11 @@ class TensorFacts:
 
     @property
     def is_static(self) -> bool:
-        """Return whether no symbol is in it."""
+        """Return whether its sizes and strides are numbers."""
         return not any(isinstance(number, SYMBOLS) for number in (*self.shape, *self.stride))
 
     def key(self) -> tuple[Any, ...]:
-        """Return what two tensors have in common that no operator can tell apart."""
+        """Return a key that is equal for tensors that no operator distinguishes."""
         return (
             # Expressions, since comparing symbols would add guards.
             tuple(map(number_key, self.shape)),
@@ -76,7 +76,7 @@ class TensorFacts:
         """Return a new fake tensor with these facts, which requires no gradients.
 
         Args:
-            fakes: Creates it.
+            fakes: Of the mode of the program.
         """
         return fakes.empty(self.shape, self.stride, self.dtype, self.device)
 
@@ -84,17 +84,17 @@ class TensorFacts:
         """Return a new fake tensor to trace a call with.
 
         Args:
-            fakes: Creates it.
+            fakes: Of the mode of the program.
         """
         made: torch.Tensor = self.fake(fakes)
         return made.requires_grad_() if self.requires_grad else made
 
 
 def number_key(number: Any) -> Any:
-    """Return what stands for a size in a key: the expression of a symbol.
+    """Return a size as part of a key: a number, or the expression of a symbol.
 
     Args:
-        number: A number or symbol.
+        number: A size or a stride.
     """
     if isinstance(number, SYMBOLS):
         return ("symbol", expression_of(number))

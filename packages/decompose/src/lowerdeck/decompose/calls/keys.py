@@ -1,4 +1,4 @@
-"""Keys of calls: of several calls with one key, one is traced and the others are copies."""
+"""Keys of calls: of the calls with one key, one is traced and the others are copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN += (torch.memory_format,)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for a distinct input among the arguments of a call."""
+    """A distinct input, among the arguments of a call."""
 
     index: int
 
@@ -30,13 +30,13 @@ class Call:
     """A call as a key of templates.
 
     Attributes:
-        key: What calls that are alike have in common.
+        key: Equal for calls with the same decomposition; its first item is the target.
         inputs: Its distinct tensors and symbols: ``Value`` or ``Node``.
-        nodes: The nodes that they are now.
-        args: Its arguments, with ``Slot`` for an input.
-        kwargs: Its keywords, likewise.
-        facts: Of the inputs.
-        differentiable: Which of them require gradients, though their facts say otherwise.
+        nodes: The current nodes of the inputs.
+        args: With ``Slot`` for an input.
+        kwargs: Likewise.
+        facts: ``TensorFacts`` or symbol of each input.
+        differentiable: Positions of inputs that are views of tensors that require gradients.
     """
 
     key: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Call:
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is among the inputs."""
-        return all(isinstance(each, TensorFacts) and each.is_static for each in self.facts)
+        return all(isinstance(known, TensorFacts) and known.is_static for known in self.facts)
 
 
 def call_of(
@@ -64,73 +64,73 @@ def call_of(
     """Return a call with its key.
 
     Args:
-        target: What is called.
-        args: Its arguments: trees with ``Value`` and ``Node``.
-        kwargs: Its keywords.
-        current: Gives the node of a value.
-        facts: Gives the facts of a node.
-        state: What else the call depends on.
+        target: An operator, or a ``ViewInverse``.
+        args: Trees with ``Value`` and ``Node``.
+        kwargs: Likewise.
+        current: Returns the current node of a value.
+        facts: Returns the facts of a node.
+        state: Further parts of the key.
 
     Raises:
-        WholeProgramError: An argument can be in no key.
+        WholeProgramError: An argument is not hashable.
     """
     slots: dict[int, Slot] = {}
     inputs: list[Any] = []
 
-    def visit(given: Any) -> tuple[Any, Any]:
-        """Return what stands for an argument in the key, and in the call."""
-        if isinstance(given, (Value, Node)):
-            # By identity: one tensor given twice is another call than two equal ones.
-            slot = slots.get(id(given))
+    def visit(argument: Any) -> tuple[Any, Any]:
+        """Return an argument as part of the key, and with slots for inputs."""
+        if isinstance(argument, (Value, Node)):
+            # By identity: a call with one tensor twice differs from one with two equal tensors.
+            slot = slots.get(id(argument))
             if slot is None:
-                slot = slots[id(given)] = Slot(len(inputs))
-                inputs.append(given)
+                slot = slots[id(argument)] = Slot(len(inputs))
+                inputs.append(argument)
             return slot, slot
-        if isinstance(given, float):
-            # Zeros of both signs are equal, and no two NaNs are.
-            return (float, repr(given)), given
-        if isinstance(given, _PLAIN):
-            return (type(given), given), given
-        if isinstance(given, (tuple, list)):
-            pairs = [visit(each) for each in given]
-            kind = tuple if isinstance(given, tuple) else list
-            return (kind, *(key for key, _ in pairs)), kind(made for _, made in pairs)
-        if isinstance(given, dict):
-            found = {name: visit(each) for name, each in given.items()}
-            parts = tuple((name, key) for name, (key, _) in found.items())
-            return (dict, *parts), {name: made for name, (_, made) in found.items()}
-        if isinstance(given, complex):
-            return (complex, repr(given)), given
-        raise WholeProgramError(f"{target} takes an argument of type {type(given).__name__}")
+        if isinstance(argument, float):
+            # By their text: 0.0 equals -0.0, and NaN differs from itself.
+            return (float, repr(argument)), argument
+        if isinstance(argument, _PLAIN):
+            return (type(argument), argument), argument
+        if isinstance(argument, (tuple, list)):
+            pairs = [visit(item) for item in argument]
+            kind = tuple if isinstance(argument, tuple) else list
+            return (kind, *(key for key, _ in pairs)), kind(value for _, value in pairs)
+        if isinstance(argument, dict):
+            entries = {name: visit(item) for name, item in argument.items()}
+            parts = tuple((name, key) for name, (key, _) in entries.items())
+            return (dict, *parts), {name: value for name, (_, value) in entries.items()}
+        if isinstance(argument, complex):
+            return (complex, repr(argument)), argument
+        raise WholeProgramError(f"{target} takes an argument of type {type(argument).__name__}")
 
     args_key, args = visit(args)
     kwargs_key, kwargs = visit(dict(kwargs))
-    nodes = tuple(current(each) if isinstance(each, Value) else each for each in inputs)
-    known = tuple(map(facts, nodes))
-    keys = tuple(map(_facts_key, known))
+    nodes = tuple(current(item) if isinstance(item, Value) else item for item in inputs)
+    facts_of_inputs = tuple(map(facts, nodes))
+    keys = tuple(map(_facts_key, facts_of_inputs))
     differentiable = tuple(
         index
-        for index, (each, said) in enumerate(zip(inputs, known, strict=True))
-        if isinstance(each, Value) and each.requires_grad and not said.requires_grad
+        for index, (item, tensor_facts) in enumerate(zip(inputs, facts_of_inputs, strict=True))
+        if isinstance(item, Value) and item.requires_grad and not tensor_facts.requires_grad
     )
     key = (target, args_key, kwargs_key, keys, differentiable, state)
-    return Call(key, tuple(inputs), nodes, args, kwargs, known, differentiable)
+    return Call(key, tuple(inputs), nodes, args, kwargs, facts_of_inputs, differentiable)
 
 
 def is_autocast(state: tuple[Any, ...]) -> bool:
-    """Return whether calls in a state stand in a region of autocast that is on.
+    """Return whether a state includes enabled autocast.
 
     Args:
-        state: What such calls depend on besides their arguments.
+        state: Keys of the contexts around a call.
     """
-    return any(isinstance(each, tuple) and each[:1] == ("autocast",) and each[3] for each in state)
+    return any(isinstance(part, tuple) and part[:1] == ("autocast",) and part[3] for part in state)
 
 
 def result_key(value: Any) -> Any:
-    """Return what a rule may ask of the result of a call, for the key of the call.
+    """Return the recorded result of a call as part of its key.
 
     Args:
-        value: What the call gave in the original program: a tree of fake tensors and others.
+        value: A tree of fake tensors and others.
     """
     if isinstance(value, torch.Tensor):
         return TensorFacts.of(value).key()
@@ -143,15 +143,15 @@ def fill(tree: Any, inputs: Any) -> Any:
     """Return arguments with inputs in their slots.
 
     Args:
-        tree: As in ``Call``.
+        tree: Arguments of a ``Call``.
         inputs: By index of the slot.
     """
     if isinstance(tree, Slot):
         return inputs[tree.index]
     if isinstance(tree, (tuple, list)):
-        return type(tree)(fill(each, inputs) for each in tree)
+        return type(tree)(fill(item, inputs) for item in tree)
     if isinstance(tree, dict):
-        return {name: fill(each, inputs) for name, each in tree.items()}
+        return {name: fill(item, inputs) for name, item in tree.items()}
     return tree
 
 

@@ -1,9 +1,8 @@
-"""Values and memory of a program that is functionalized: which value aliases which memory.
+"""Aliases of a program that is functionalized.
 
-It is torch's own model (``FunctionalTensorWrapper``): a memory has a base, a value shows it
-through views. A write in place gives its memory a pending change; a view of the memory is
-regenerated from the base with all changes when it is read next. The operators are those of torch's
-functionalization.
+The model is torch's (``FunctionalTensorWrapper``): a memory has a base, and values are views of
+it. An in-place write adds a pending write to its memory. A view is regenerated from the base, with
+all writes applied, when it is read next. The operators are those of torch's functionalization.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from torch.fx import Node
 
 PARENT = object()
-"""Stands, among the arguments of a view, for what is viewed."""
+"""The viewed tensor, among the arguments of a view."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,14 +38,14 @@ class View:
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """What values share.
+    """Memory that values alias.
 
     Attributes:
-        base: The node of all of it.
-        generation: How often it was written.
-        pending: Changes that the base does not have yet: what was written, through which views,
-            and by which node of the original program.
-        hidden: Whether values show it in ways that views do not tell.
+        base: The node of the whole memory.
+        generation: The number of writes so far.
+        pending: Writes that the base does not have yet: new value, views through which it is
+            written, and the original node that writes.
+        hidden: Whether a value may alias it in an unknown way.
     """
 
     base: Node
@@ -60,10 +59,10 @@ class Value:
     """A tensor of the original program.
 
     Attributes:
-        node: The node that it is, as of ``generation``.
-        memory: What it shows.
-        views: How, the first view first.
-        generation: The generation of the memory that the node has.
+        node: Its node, as of ``generation``.
+        memory: The memory that it aliases.
+        views: The chain of views from the base, outermost last.
+        generation: The number of writes that the node has.
         requires_grad: Whether it is a parameter, or a view of one.
     """
 
@@ -75,24 +74,24 @@ class Value:
 
     @classmethod
     def fresh(cls, node: Node) -> Value:
-        """Return a value with memory of its own.
+        """Return a value that aliases no other.
 
         Args:
-            node: What it is.
+            node: Its node.
         """
         return cls(node, Memory(node))
 
     @property
     def is_current(self) -> bool:
-        """Return whether the node has all that was written."""
+        """Return whether the node has all writes."""
         return self.generation == self.memory.generation
 
     def write(self, node: Node, source: Node) -> None:
-        """Let the value be ``node``, and all that show its memory be changed by it.
+        """Replace the elements of the value, and of all that alias it.
 
         Args:
-            node: What it is now.
-            source: The node of the original program that writes it.
+            node: The new value.
+            source: The original node that writes.
         """
         # The node may have other strides than a view of the base has, so that even the value
         # itself is regenerated when it is read.

@@ -1,4 +1,4 @@
-"""Templates: the small graph that a distinct call becomes, copied for each such call."""
+"""Templates: the decomposition of a distinct call, copied for each such call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node, map_arg
+from torch.fx import Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, has_composite_kernel
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT, View
-from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
+from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -36,10 +36,10 @@ class Step:
     """One node of a template.
 
     Attributes:
-        node: The recorded node: its target, and arguments that are nodes of the template.
-        name: What copies are called, before that is made unique.
-        facts: Of what it gives: ``TensorFacts`` or a symbol, or a tuple of these.
-        meta: What copies have in their meta besides what their call has.
+        node: The recorded node; its arguments are nodes of the template.
+        name: The name of copies, before it is made unique.
+        facts: Of its result: ``TensorFacts``, a symbol, or a tuple of these.
+        meta: Metadata of copies besides what they inherit from their call.
     """
 
     node: Node
@@ -53,13 +53,13 @@ class Result:
     """One tensor or symbol that a call returns.
 
     Attributes:
-        node: The node of the template that it is.
-        root: The node whose memory it shows: a placeholder, or what was made by the call.
-        views: How it shows it, the first view first.
-        returned: The input that is returned itself, with all that is written to it; or None.
+        node: Its node in the template.
+        root: The node whose memory it aliases: a placeholder, or a node that allocates.
+        views: The chain of views from the root, outermost last.
+        returned: The position of the input that is returned itself; None for others.
         requires_grad: Whether it is a view of what requires gradients.
-        fresh: Whether it has memory of its own although it is an input or shows one: so a rule
-            says who returns what it was given, or a view of it, of an operator that does not.
+        fresh: Whether it aliases nothing although its node is an input or a view: rules may return
+            their argument, or a view of it, where the operator does not.
     """
 
     node: Node
@@ -72,16 +72,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a call becomes.
+    """The decomposition of a call.
 
     Attributes:
         inputs: The placeholders, by position among the distinct inputs of the call.
-        steps: What is computed, in order.
-        results: What it returns: a tree with ``Result`` for tensors and symbols.
-        written: What inputs that it writes are afterwards.
-        opaque: Inputs that may share memory with a result in a way that views do not tell.
-        by_base: Whether it may hold only where what it writes are no views: torch tells a custom
-            operator that writes a view by the whole of the memory, and where in it the view is.
+        steps: Its nodes, in order.
+        results: A tree with ``Result`` for tensors and symbols.
+        written: The new values of the inputs that it writes, by position.
+        opaque: Inputs that a result may alias in an unknown way.
+        by_base: Whether it calls a custom operator that writes: if that writes a view, the form
+            of the call depends on the base and on the position of the view in it.
     """
 
     inputs: tuple[Node, ...]
@@ -93,28 +93,27 @@ class Template:
 
     @property
     def is_static(self) -> bool:
-        """Return whether no symbol is in it, so that other programs may have it."""
+        """Return whether it has no symbols, so that other programs can reuse it."""
         return all(is_static(step.facts) for step in self.steps)
 
     @classmethod
     def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
-        """Return what a recording is a template of.
+        """Return the template of a recorded call.
 
         Args:
-            recording: Taken over.
-            target: What was called.
-            whole: The same call with all operators whole, for how results show inputs: the inverse
-                of a view is another than that of what it is decomposed into.
+            recording: Its nodes become those of the template.
+            target: The operator that was called.
+            whole: The same call without decompositions, for the views of results: the inverse of a
+                view differs from that of its decomposition. None if the call gives no views.
 
         Raises:
-            WholeProgramError: It did what copies cannot do.
+            WholeProgramError: Copies cannot have its effects.
         """
         _check(recording)
         graph = recording.graph
         nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
         # What is written counts as an output, so that dead code elimination keeps it.
         graph.output((tuple(nodes), tuple(recording.written.values())))
-        _check_functional(graph)
         graph.eliminate_dead_code()
         alive = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
         steps = tuple(map(_step, alive))
@@ -124,7 +123,7 @@ class Template:
         found = _Results(recording, target, whole)
         results = found.tree()
         for node in graph.nodes:
-            # It holds fake tensors, and they their program's symbols.
+            # Fake tensors would keep the symbols and the ShapeEnv of their program alive.
             node.meta = {}
         return cls(
             tuple(recording.inputs),
@@ -137,10 +136,10 @@ class Template:
 
 
 class _Results:
-    """The results of a recording, with the memory that they show.
+    """The results of a recording, with the memory that they alias.
 
     Attributes:
-        opaque: Inputs that may share memory with a result in a way that views do not tell.
+        opaque: Inputs that a result may alias in an unknown way.
     """
 
     def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
@@ -155,14 +154,14 @@ class _Results:
     def tree(self) -> Any:
         """Return the results."""
         leaves, spec = pytree.tree_flatten(self._recording.result)
-        shown = [
+        origins = [
             self._shown(position, leaf) if isinstance(leaf, Node) else None
             for position, leaf in enumerate(leaves)
         ]
-        roots = Counter(each[0] for each in shown if each is not None)
+        roots = Counter(origin[0] for origin in origins if origin is not None)
         results = [
-            leaf if each is None else self._result(position, leaf, *each, roots[each[0]] > 1)
-            for position, (leaf, each) in enumerate(zip(leaves, shown, strict=True))
+            leaf if origin is None else self._result(position, leaf, *origin, roots[origin[0]] > 1)
+            for position, (leaf, origin) in enumerate(zip(leaves, origins, strict=True))
         ]
         return pytree.tree_unflatten(results, spec)
 
@@ -175,7 +174,8 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        # Below functionalization one memory may show as several, and views need not be inverted.
+        # Storages of functional tensors are the truth about aliases, not the recorded nodes: below
+        # functionalization a clone may be omitted, and views are never written through.
         fresh = position in recording.alone and (
             is_shared
             or root in self._inputs
@@ -184,17 +184,17 @@ class _Results:
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
     def _is_whole(self, position: int) -> bool:
-        """Return whether a result is a view only of what an operator in the call is made of."""
+        """Return whether a result is a view only inside of the decomposition of one operator."""
         if self._whole is None:
             return False
         leaf = self._leaves[position]
-        # What hides that it gives a view is one all the same.
+        # Operators that hide their aliases return views as well.
         return (
             isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
         )
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[View, ...]]:
-        """Return whose memory a result shows, and how."""
+        """Return the root of a result, and the views from it."""
         if self._whole is not None and position in self._recording.shared:
             inputs = {node: index for index, node in enumerate(self._whole.inputs)}
             root, views = _origin(self._leaves[position], inputs)
@@ -212,15 +212,6 @@ def _check(recording: Recording) -> None:
         raise WholeProgramError("an operator has effects that torch orders by tokens")
 
 
-def _check_functional(graph: Graph) -> None:
-    for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable:
-            raise DecomposeError(
-                f"a rule of the table calls {node.target}, which writes in place: a rule must "
-                "compute with operators that do not"
-            )
-
-
 def _step(node: Node) -> Step:
     if isinstance(node.target, HigherOrderOperator) and node.target is not WRITING_CUSTOM:
         raise WholeProgramError(f"a decomposition calls {node.target}")
@@ -229,7 +220,7 @@ def _step(node: Node) -> Step:
 
 
 def _reads_storage(node: Node) -> bool:
-    """Return whether a node counts elements from the start of a storage, as templates cannot."""
+    """Return whether a node has an absolute offset in a storage, which copies do not know."""
     return "as_strided" in str(node.target) and len(node.args) > 3
 
 
@@ -240,7 +231,7 @@ def facts_of(value: Any) -> Any:
     """Return the facts of a value, or a tree of values.
 
     Args:
-        value: A fake tensor, a symbol, a constant, or a tuple or list of these.
+        value: A fake tensor, a symbol, a constant, or a tuple or list of them.
 
     Raises:
         WholeProgramError: A tensor is not of the plain kind.
@@ -255,27 +246,27 @@ def facts_of(value: Any) -> Any:
 
 
 def parent_of(node: Node) -> Node | None:
-    """Return the argument whose memory a node shows, or None.
+    """Return the argument that a node is a view of, or None.
 
     Args:
-        node: A node of a graph without writes.
+        node: A node of a functional graph.
 
     Raises:
-        WholeProgramError: It may show the memory of several.
+        WholeProgramError: It may alias several arguments.
     """
     if node.target is operator.getitem:
         source = node.args[0]
         return parent_of(source) if isinstance(source, Node) else None
     if not isinstance(node.target, OpOverload) or not returns_alias(node.target):
         return None
-    for argument, given in zip(schema_of(node.target).arguments, node.args, strict=False):
+    for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
         if argument.alias_info is not None:
-            return given if isinstance(given, Node) else None
+            return value if isinstance(value, Node) else None
     raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")
 
 
 def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[View, ...]]:
-    """Return the node whose memory ``node`` shows, and how it does."""
+    """Return the root of a chain of views, and the views from it."""
     views: list[View] = []
     while node not in inputs and (parent := parent_of(node)) is not None:
         views.append(_view_step(node, inputs))
@@ -290,15 +281,15 @@ def _view_step(node: Node, inputs: Mapping[Node, int]) -> View:
         several, index = node.args
         node = several
 
-    def said(given: Node) -> Any:
-        return Slot(inputs[given]) if given in inputs else given.meta["val"]
+    def slot_or_value(value: Node) -> Any:
+        return Slot(inputs[value]) if value in inputs else value.meta["val"]
 
-    given: Any = map_arg((node.args[1:], dict(node.kwargs)), said)
-    return View(node.target, (PARENT, *given[0]), given[1], index)
+    value: Any = map_arg((node.args[1:], dict(node.kwargs)), slot_or_value)
+    return View(node.target, (PARENT, *value[0]), value[1], index)
 
 
 def is_static(facts: Any) -> bool:
-    """Return whether no symbol is in facts.
+    """Return whether facts have no symbols.
 
     Args:
         facts: As ``facts_of`` returns them.
