@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import (
+    DecomposeError,
     DecompositionCache,
     decompose,
     devices,
@@ -163,6 +164,16 @@ def test_methods_share_what_they_shared(monkeypatch: pytest.MonkeyPatch) -> None
     for name, program in programs.items():
         assert found[name] is not program
         torch.testing.assert_close(found[name].state_dict, program.state_dict)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns autocast off without a GPU")
+def test_autocast_of_a_device_that_is_not_here_is_refused() -> None:
+    def cast(module: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module.linear(x) @ x
+
+    with pytest.raises(DecomposeError, match="a region of autocast needs cuda"):
+        on_cpu(on_cuda(_exported(cast)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -67,7 +67,15 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     used = ((node.args, node.kwargs, node.meta.get("val")) for node in _nodes(program))
     if all(map(_is_on_cpu, tensors_of_program)) and all(map(_is_on_cpu, used)):
         return program
-    if any("autocast" in str(node.target) for node in _nodes(program)):
+    autocasts = [node for node in _nodes(program) if "autocast" in str(node.target)]
+    for device, _, is_enabled, *_ in (node.args for node in autocasts if len(node.args) > 2):
+        if is_enabled and not torch.get_device_module(str(device)).is_available():
+            # torch turns it off with a warning, and results have other dtypes than recorded.
+            raise DecomposeError(
+                f"a region of autocast needs {device}, which is not available: decompose the "
+                "program where it was exported"
+            )
+    if autocasts:
         program = decompose(program, {})
     moved = with_graph_module(program, copy_graph_module(program.graph_module))
     fakes = FakeTensors(fake_mode_of(moved.graph_module))
