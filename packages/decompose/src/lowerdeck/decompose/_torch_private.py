@@ -337,6 +337,7 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
                 returned[position] = index
             else:
                 shared.setdefault(position, []).append(index)
+    # Two results with one storage alias each other, whatever their nodes are.
     often = Counter(storages)
     alone = {
         position
@@ -369,6 +370,7 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
             leaf = torch._from_functional_tensor(leaf.elem)
         proxy: Any = get_proxy_slot(leaf, tracer, None, lambda slot: slot.proxy)
         if proxy is None:
+            # A rule returned a tensor that it did not compute, such as a global.
             raise LookupError("a result that was not traced")
         return proxy.node
     if isinstance(leaf, _TRACKED):
@@ -389,6 +391,7 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
     environment: Any = fake_mode_of(graph_module).shape_env
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
 
+    # Without the hook new nodes would have no ``val``.
     hooks = _loaded("torch._export.passes._node_metadata_hook")
 
     def hook(node: Node) -> None:
@@ -424,6 +427,7 @@ def assemble(
     new_program = with_graph_module(program, graph_module)
     set_program_parts(
         new_program,
+        # Only for the verifier, which reads its properties once for each output.
         signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,

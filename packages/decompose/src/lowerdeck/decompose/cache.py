@@ -16,6 +16,7 @@ from lowerdeck.decompose.rules import Rules
 def _settings() -> tuple[Any, ...]:
     """Return the settings of torch that decompositions depend on."""
     backends: Any = torch.backends
+    # Rules of torch and kernels of attention read each of them while they are traced.
     return (
         torch.get_default_dtype(),
         torch.get_default_device(),

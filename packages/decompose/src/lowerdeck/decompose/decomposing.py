@@ -281,6 +281,7 @@ def _trace(
     _check(program, memory)
     graph_module = program.graph_module
     graph = Graph()
+    # Views matter only where something is written: keys of a cache depend on it.
     templates.writes = memory is not None
     # torch's tracing patches operators of the process, so that two traces at once fail.
     with tracing_lock, templates:
@@ -301,6 +302,7 @@ def _trace(
             walk.base,
             lambda node: walk.clone(node, last),
         )
+        # After the outputs, which may regenerate values that a signature names.
         named = named_nodes(entries, env)
         new_output = graph.output(nodes)
         new_output.meta.update(last.meta, from_node=[node_source(last)])
@@ -340,6 +342,7 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
         )
     if memory is None:
         return
+    # Functionalization treats inputs as separate memories.
     targets = {spec.arg.name: spec.target for spec in signature.input_specs}
     for nodes in shared_inputs(program):
         used = [repr(targets[node.name]) for node in nodes if node.users]

@@ -98,6 +98,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map(moved_value, node.meta["val"])
     for gm in graphs_of(moved.graph_module):
+        # Devices among the arguments are part of the code.
         gm.recompile()
     set_program_parts(
         moved,

@@ -70,6 +70,7 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
             tensors[target] = _as_parameter(inner, tensor)
             placeholder = _placeholder(node, path, f"{_PREFIXES.get(spec.kind, 'c')}_{target}")
             specs.append(replace(spec, arg=TensorArgument(name=placeholder.name), target=target))
+        # Its readers have no users any more.
         _erase(node)
     signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
     set_program_parts(copied, signature=signature, state_dict=state_dict, constants=constants)

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
+from lowerdeck.decompose.calls.facts import facts_of
 from lowerdeck.decompose.calls.memory import Value
-from lowerdeck.decompose.calls.template import facts_of
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
 from lowerdeck.torch_base import SYMBOLS, attribute_of

@@ -126,6 +126,7 @@ def _give_each_its_own(
 
     A signature maps the name of an output to one buffer.
     """
+    # By kind: an input of the user may take the value of a buffer.
     returned: set[tuple[OutputKind, Node]] = set()
     for position, kind in enumerate(kinds):
         if (kind, nodes[position]) in returned:

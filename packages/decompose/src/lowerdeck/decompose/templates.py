@@ -18,7 +18,6 @@ from lowerdeck.decompose._torch_private import (
     tracing_settings,
 )
 from lowerdeck.decompose.cache import DecompositionCache, context
-from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.template import Template, parent_of
 from lowerdeck.decompose.errors import DecomposeError, TemplateError
@@ -121,6 +120,7 @@ class Templates:
         )
 
     def _look_up(self, call: Call) -> Template | None:
+        # The program's own table comes first: with symbols it cannot be shared.
         template = self._own.get(call.key)
         if template is None and call.is_static:
             template = self._shared.get((call.key, self._context))
@@ -169,10 +169,7 @@ class Templates:
 
     def _record(self, call: Call, contexts: Contexts) -> Template:
         target: Any = call.key[0]
-        leaves = [
-            facts.input_fake(self.fakes) if isinstance(facts, TensorFacts) else facts
-            for facts in call.facts
-        ]
+        leaves = call.fake_inputs(self.fakes)
 
         def run(*inputs: Any) -> Any:
             return target(*fill(call.args, inputs), **fill(call.kwargs, inputs))

@@ -17,9 +17,9 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import FakeTensors, run_fake, traced_meta
-from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
 from lowerdeck.decompose.calls.keys import Call, fill
-from lowerdeck.decompose.calls.template import Result, Template, facts_of
+from lowerdeck.decompose.calls.template import Result, Template
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.torch_base import FakeTensor, OpOverload, overload_name, returns_alias, schema_of
@@ -55,7 +55,7 @@ def record_unchanged(call: Call, rules: Rules, fakes: FakeTensors) -> Recording 
     if requires_grad and (is_view or operator is not target):
         return None
     graph = Graph()
-    values = _values(call, fakes)
+    values = call.fake_inputs(fakes)
     inputs = [graph.placeholder(f"given_{index}") for index in range(len(values))]
     for node, value in zip(inputs, values, strict=True):
         node.meta["val"] = value
@@ -95,6 +95,7 @@ def functional_variant(operator: OpOverload) -> OpOverload | None:
         return None
     packet = getattr(_ATEN, schema.name.removeprefix("aten::")[:-1], None)
     variant = getattr(packet, overload_name(operator), None)
+    # Only the first argument may be written, as in ``add_``; a new one needs no entry anywhere.
     writes = [argument.is_write for argument in schema.arguments]
     if not isinstance(variant, OpOverload) or writes != [True] + [False] * (len(writes) - 1):
         return None
@@ -109,13 +110,6 @@ def _returns_one_tensor(operator: OpOverload) -> bool:
     if schema.is_mutable or len(schema.returns) != 1:
         return False
     return not any(argument.alias_info is not None for argument in schema.arguments[1:])
-
-
-def _values(call: Call, fakes: FakeTensors) -> list[Any]:
-    return [
-        facts.input_fake(fakes) if isinstance(facts, TensorFacts) else facts
-        for facts in call.facts
-    ]
 
 
 _PARTS: Mapping[Any, Any] = MappingProxyType(
@@ -147,7 +141,8 @@ class Resized:
         traced = self._templates.get(self._key(call))
         if traced is None:
             return None
-        values: dict[Node, Any] = dict(zip(traced.inputs, _values(call, self._fakes), strict=True))
+        inputs = call.fake_inputs(self._fakes)
+        values: dict[Node, Any] = dict(zip(traced.inputs, inputs, strict=True))
         steps = []
         for step in traced.steps:
             args: Sequence[Any] = map_arg(step.node.args, values.__getitem__)
@@ -183,7 +178,7 @@ class Resized:
         facts_of_inputs = []
         for facts in call.facts:
             # Some kernels treat empty tensors differently.
-            if not isinstance(facts, TensorFacts) or not facts.is_static or 0 in facts.shape:
+            if not isinstance(facts, TensorFacts) or not is_static(facts) or 0 in facts.shape:
                 return None
             facts_of_inputs.append(
                 (len(facts.shape), facts.dtype, facts.device, facts.requires_grad)

@@ -18,10 +18,10 @@ from lowerdeck.decompose._torch_private import (
     has_composite_kernel,
     run_fake,
 )
-from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.calls.keys import Call, call_of, is_autocast, result_key
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, facts_of
+from lowerdeck.decompose.calls.keys import Call, call_of, is_autocast
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
-from lowerdeck.decompose.calls.template import Template, facts_of
+from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
@@ -79,7 +79,7 @@ class Walk:
         self._unchanged = unchanged
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._reader: Node | None = None
-        self._is_anew: bool = False
+        self._is_regenerating: bool = False
 
     def nested(self, graph: Graph, regions: Any) -> Walk:
         """Return a walk for a nested graph, in the same contexts.
@@ -146,7 +146,7 @@ class Walk:
         """
         # A regenerated view belongs to the module that reads it. With the stack of the module that
         # made it, which may have ended, it would look like a second call of that module.
-        at = self._reader if self._is_anew else None
+        at = self._reader if self._is_regenerating else None
         meta = self._inherited_meta.get((source, at))
         if meta is None:
             meta = self._inherited_meta[source, at] = InheritedMeta(source, at)
@@ -161,12 +161,12 @@ class Walk:
         # Views are replayed from the base, as torch's FunctionalTensorWrapper does.
         if not value.is_current:
             node = self.base(value.memory)
-            self._is_anew = True
+            self._is_regenerating = True
             try:
                 for view in value.views:
                     node = self._view(node, view)
             finally:
-                self._is_anew = False
+                self._is_regenerating = False
             value.node, value.generation = node, value.memory.generation
         return value.node
 
@@ -214,16 +214,12 @@ class Walk:
         return result.node
 
     def _view(self, parent: Node, view: View) -> Node:
-        call, template = self._found(view, parent)
+        args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
+        call = self._call(view.target, args, view.kwargs)
+        template = self.templates.find(call, self._contexts, is_plain=not self.state)
         result = self._copied(call, template, view.source)
         chosen: Value = result if view.index is None else result[view.index]
         return chosen.node
-
-    def _found(self, view: View, parent: Node) -> tuple[Call, Template]:
-        """Return the call that regenerates a view of a node, and its template."""
-        args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
-        call = self._call(view.target, args, view.kwargs)
-        return call, self.templates.find(call, self._contexts, is_plain=not self.state)
 
     def _write_through_view(self, whole: Node, new: Node, view: View, source: Node) -> Node:
         values = (Value.fresh(whole), Value.fresh(new))
@@ -265,7 +261,7 @@ class Walk:
         is_plain = not contexts
         more: tuple[Any, ...] = ()
         if self.templates.rules.by_result and is_same:
-            more = (result_key(source.meta.get("val")),)
+            more = (facts_key(facts_of(source.meta.get("val"))),)
             contexts = (*contexts, lambda: as_current_node(source))
         call = self._call(target, args, kwargs, more)
         same = source if is_same else None
@@ -348,15 +344,18 @@ class Walk:
                     "around control flow (cond, while_loop and the like) as such functions"
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, not an operator")
+        # Values in the new graph begin at the start of their storages.
         if target is _ATEN.as_strided.default and _has_offset(node):
             raise WholeProgramError(
                 f"{node.name!r} views a storage by offset, through a tensor with another offset"
             )
+        # ``detach_`` has the tag, but changes neither shape nor memory.
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
+        # A copy of the call would not cast its arguments.
         if is_kept and is_autocast(self._keys):
             raise WholeProgramError(f"{node.name!r} is to be kept in a region of autocast")
         if (is_kept or node in self._unchanged) and self._has_recorded_inputs(node, env):
@@ -376,9 +375,9 @@ class Walk:
         for source in node.all_input_nodes:
             value = env[source]
             if isinstance(value, Value):
-                recorded = TensorFacts.of(source.meta["val"]).key()
+                recorded = facts_key(facts_of(source.meta["val"]))
                 # Whether it requires gradients does not matter.
-                if self.writer.facts(self.current(value)).key()[:-1] != recorded[:-1]:
+                if facts_key(self.writer.facts(self.current(value)))[:-1] != recorded[:-1]:
                     return False
         return True
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
-from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.facts import TensorFacts, is_static
 from lowerdeck.decompose.calls.keys import Call
-from lowerdeck.decompose.calls.template import Step, Template, is_static
+from lowerdeck.decompose.calls.template import Step, Template
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,

@@ -33,6 +33,7 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     first: dict[object, Node] = {}
     merged: dict[str, str] = {}
     for node, tensor in written:
+        # Tensors that overlap otherwise are refused later: one placeholder cannot replace both.
         place = (Extent.of(tensor), tensor.dtype, tensor.shape, tensor.stride())
         kept_node = first.setdefault(place, node)
         if kept_node is not node and node.users:

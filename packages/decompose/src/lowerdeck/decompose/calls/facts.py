@@ -56,22 +56,6 @@ class TensorFacts:
             tensor.requires_grad,
         )
 
-    @property
-    def is_static(self) -> bool:
-        """Return whether its sizes and strides are numbers."""
-        return not any(isinstance(number, SYMBOLS) for number in (*self.shape, *self.stride))
-
-    def key(self) -> tuple[Any, ...]:
-        """Return a key that is equal for tensors that no operator distinguishes."""
-        return (
-            # Expressions, since comparing symbols would add guards.
-            tuple(map(number_key, self.shape)),
-            tuple(map(number_key, self.stride)),
-            self.dtype,
-            self.device,
-            self.requires_grad,
-        )
-
     def fake(self, fakes: FakeTensors) -> FakeTensor:
         """Return a new fake tensor with these facts, which requires no gradients.
 
@@ -90,12 +74,52 @@ class TensorFacts:
         return made.requires_grad_() if self.requires_grad else made
 
 
-def number_key(number: Any) -> Any:
-    """Return a size as part of a key: a number, or the expression of a symbol.
+def facts_of(value: Any) -> Any:
+    """Return the facts of a value, or a tree of values.
 
     Args:
-        number: A size or a stride.
+        value: A fake tensor, a symbol, a constant, or a tuple or list of them.
+
+    Raises:
+        WholeProgramError: A tensor is not of the plain kind.
     """
-    if isinstance(number, SYMBOLS):
-        return ("symbol", expression_of(number))
-    return number
+    if isinstance(value, FakeTensor):
+        return TensorFacts.of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(facts_of, value)) if type(value) in {list, tuple} else value
+    if isinstance(value, torch.Tensor):
+        raise WholeProgramError(f"a value of type {type(value).__name__} is traced")
+    return value
+
+
+def is_static(facts: Any) -> bool:
+    """Return whether facts have no symbols.
+
+    Args:
+        facts: As ``facts_of`` returns them.
+    """
+    if isinstance(facts, TensorFacts):
+        return is_static(facts.shape) and is_static(facts.stride)
+    if isinstance(facts, (tuple, list)):
+        return all(map(is_static, facts))
+    return not isinstance(facts, SYMBOLS)
+
+
+def facts_key(facts: Any) -> Any:
+    """Return a hashable key that is equal for facts that no operator distinguishes.
+
+    Args:
+        facts: As ``facts_of`` returns them.
+    """
+    if isinstance(facts, TensorFacts):
+        sizes = tuple(map(_number_key, facts.shape)), tuple(map(_number_key, facts.stride))
+        return (*sizes, facts.dtype, facts.device, facts.requires_grad)
+    if isinstance(facts, (tuple, list)):
+        return tuple(map(facts_key, facts))
+    # Constants among results matter by their type only.
+    return _number_key(facts) if isinstance(facts, SYMBOLS) else type(facts)
+
+
+def _number_key(number: Any) -> Any:
+    # Expressions, since comparing symbols would add guards.
+    return (type(number), expression_of(number)) if isinstance(number, SYMBOLS) else number

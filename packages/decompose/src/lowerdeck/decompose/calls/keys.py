@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose._torch_private import FakeTensors
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, is_static
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.torch_base import SYMBOLS, expression_of
 
+# Hashable, and compared by value; their types are part of the key, since True equals 1.
 _PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format,)
 
@@ -50,7 +51,18 @@ class Call:
     @property
     def is_static(self) -> bool:
         """Return whether no symbol is among the inputs."""
-        return all(isinstance(known, TensorFacts) and known.is_static for known in self.facts)
+        return is_static(self.facts)
+
+    def fake_inputs(self, fakes: FakeTensors) -> list[Any]:
+        """Return new fake tensors for its tensors, and its symbols, to trace it with.
+
+        Args:
+            fakes: Of the mode of the program.
+        """
+        return [
+            facts.input_fake(fakes) if isinstance(facts, TensorFacts) else facts
+            for facts in self.facts
+        ]
 
 
 def call_of(
@@ -107,7 +119,7 @@ def call_of(
     kwargs_key, kwargs = visit(dict(kwargs))
     nodes = tuple(current(item) if isinstance(item, Value) else item for item in inputs)
     facts_of_inputs = tuple(map(facts, nodes))
-    keys = tuple(map(_facts_key, facts_of_inputs))
+    keys = tuple(map(facts_key, facts_of_inputs))
     differentiable = tuple(
         index
         for index, (item, tensor_facts) in enumerate(zip(inputs, facts_of_inputs, strict=True))
@@ -126,19 +138,6 @@ def is_autocast(state: tuple[Any, ...]) -> bool:
     return any(isinstance(part, tuple) and part[:1] == ("autocast",) and part[3] for part in state)
 
 
-def result_key(value: Any) -> Any:
-    """Return the recorded result of a call as part of its key.
-
-    Args:
-        value: A tree of fake tensors and others.
-    """
-    if isinstance(value, torch.Tensor):
-        return TensorFacts.of(value).key()
-    if isinstance(value, (tuple, list)):
-        return tuple(map(result_key, value))
-    return type(value)
-
-
 def fill(tree: Any, inputs: Any) -> Any:
     """Return arguments with inputs in their slots.
 
@@ -153,11 +152,3 @@ def fill(tree: Any, inputs: Any) -> Any:
     if isinstance(tree, dict):
         return {name: fill(item, inputs) for name, item in tree.items()}
     return tree
-
-
-def _facts_key(facts: Any) -> Any:
-    if isinstance(facts, TensorFacts):
-        return facts.key()
-    if isinstance(facts, SYMBOLS):
-        return (type(facts), expression_of(facts))
-    raise WholeProgramError(f"a value of type {type(facts).__name__} is an argument")

@@ -12,14 +12,12 @@ import torch
 from torch.fx import Node, map_arg
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, base_name, has_composite_kernel
-from lowerdeck.decompose.calls.facts import TensorFacts
+from lowerdeck.decompose.calls.facts import facts_of, is_static
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT, View
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
-    SYMBOLS,
-    FakeTensor,
     HigherOrderOperator,
     OpOverload,
     hides_aliases,
@@ -227,24 +225,6 @@ def _reads_storage(node: Node) -> bool:
 _KEPT_META = ("original_aten", "tensor_meta")
 
 
-def facts_of(value: Any) -> Any:
-    """Return the facts of a value, or a tree of values.
-
-    Args:
-        value: A fake tensor, a symbol, a constant, or a tuple or list of them.
-
-    Raises:
-        WholeProgramError: A tensor is not of the plain kind.
-    """
-    if isinstance(value, FakeTensor):
-        return TensorFacts.of(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(facts_of, value)) if type(value) in {list, tuple} else value
-    if isinstance(value, torch.Tensor):
-        raise WholeProgramError(f"a value of type {type(value).__name__} is traced")
-    return value
-
-
 def parent_of(node: Node) -> Node | None:
     """Return the argument that a node is a view of, or None.
 
@@ -286,14 +266,3 @@ def _view_step(node: Node, inputs: Mapping[Node, int]) -> View:
 
     value: Any = map_arg((node.args[1:], dict(node.kwargs)), slot_or_value)
     return View(node.target, (PARENT, *value[0]), value[1], index)
-
-
-def is_static(facts: Any) -> bool:
-    """Return whether facts have no symbols.
-
-    Args:
-        facts: As ``facts_of`` returns them.
-    """
-    if isinstance(facts, (tuple, list)):
-        return all(map(is_static, facts))
-    return facts.is_static if isinstance(facts, TensorFacts) else not isinstance(facts, SYMBOLS)
