@@ -260,3 +260,11 @@ def test_a_custom_operator_that_writes_becomes_one_of_bases() -> None:
     made = export(Noting(), (torch.ones(2),)).run_decompositions()
     (call,) = made.graph.find_nodes(op="call_function", target=private.WRITING_CUSTOM)
     assert [str(base) for base in call.kwargs["_all_bases"]] == ["mul"]
+
+
+def test_sizes_that_are_known_only_at_run_time_are_found() -> None:
+    program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("n")},))
+    value = next(iter(program.graph.nodes)).meta["val"]
+    assert not private.has_unbacked_sizes([value, 3, None])
+    unbacked = value.fake_mode.shape_env.create_unbacked_symint()
+    assert private.has_unbacked_sizes([value, unbacked])

@@ -66,6 +66,7 @@ __all__ = [
     "fake_mode_of",
     "insert_assertions",
     "has_composite_kernel",
+    "has_unbacked_sizes",
     "is_preservable",
     "node_source",
     "overriding",
@@ -181,6 +182,11 @@ class FakeTensors:
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             self._prototypes[key] = prototype
         return FakeTensor(self.mode, lazy_clone(prototype), device)
+
+
+def has_unbacked_sizes(value: Any) -> bool:
+    """Return whether sizes of tensors in ``value`` are known only at run time."""
+    return bool(_loaded("torch.fx.experimental.symbolic_shapes").free_unbacked_symbols(value))
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:

@@ -16,6 +16,7 @@ from lowerdeck.decompose._torch_private import (
     as_current_node,
     base_name,
     has_composite_kernel,
+    has_unbacked_sizes,
     run_fake,
 )
 from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, facts_of
@@ -397,7 +398,8 @@ class Walk:
         """Return the values of a call that must not be traced: it would create new symbols."""
         target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
-            if "unbacked_bindings" in node.meta or _depends_on_data(target):
+            # ``one_hot`` with a number of classes has no such sizes.
+            if "unbacked_bindings" in node.meta or has_unbacked_sizes(node.meta.get("val")):
                 raise WholeProgramError(f"{node.name!r} has sizes that are known only at run time")
             return self.call(node.target, args, kwargs, node, is_same=True)
         return self.copy_unchanged(node, args, kwargs, target)
