@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
-from lowerdeck_zoo import Of, exported
+from lowerdeck_zoo import Of, exported, saved_and_loaded
 
 
 def test_norms_of_batches_and_instances_have_one_base() -> None:
@@ -248,15 +249,17 @@ def test_add_node_names_nodes_as_create_node_does() -> None:
     assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
 
 
-def test_hooks_hear_of_added_nodes() -> None:
-    gm = symbolic_trace(lambda x: x.sin())
+def test_hooks_hear_of_added_and_erased_nodes() -> None:
+    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
     seen: list[str] = []
+    gm._register_erase_node_hook(lambda node: seen.append(node.name))
+    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
     gm._register_create_node_hook(lambda node: seen.append(node.name))
     with gm.graph.inserting_before(gm.graph.output_node()):
         private.add_node(
             gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
         )
-    assert seen == ["cos"]
+    assert seen == ["sin", "cos"]
 
 
 def test_readers_that_are_missing_are_entered_and_others_left() -> None:
@@ -340,6 +343,51 @@ def test_copy_node_does_what_node_copy_does() -> None:
     assert new.name not in {node.name for node in gm.graph.nodes}
 
 
+def test_erasing_does_what_erase_node_does() -> None:
+    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
+    for gm in (ours, theirs):
+        sin, cos = list(gm.graph.nodes)[1:3]
+        if gm is ours:
+            private.erase_nodes_now(gm.graph, [cos, sin])
+        else:
+            gm.graph.erase_node(cos)
+            gm.graph.erase_node(sin)
+        assert sin._erased
+        assert not sin.users
+        assert not cos.all_input_nodes
+        assert not gm.graph.find_nodes(op="call_method")
+    assert str(ours.graph) == str(theirs.graph)
+    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
+    ours.graph.lint()
+
+
+def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
+    inner = symbolic_trace(lambda x: x.sin())
+    assert not private.is_impure(inner)
+    assert not private.is_impure(None)
+    private.mark_impure(inner)
+    for module in (inner, copy.deepcopy(inner)):
+        assert private.is_impure(module)
+        graph = Graph()
+        x = graph.placeholder("x")
+        graph.call_module("inner", (x,))
+        graph.output(x)
+        gm = GraphModule({"inner": module}, graph)
+        gm.graph.eliminate_dead_code()
+        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
+
+
+def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
+    gm = symbolic_trace(lambda x: torch.sin(x) + x)
+    nodes = list(gm.graph.nodes)
+    x, sin, add, output = nodes
+    x.users.clear()
+    assert private.reads_only_earlier(nodes)
+    assert not private.reads_only_earlier([x, add, sin, output])
+    assert not private.reads_only_earlier([sin, x, add, output])
+    assert not private.reads_only_earlier([sin, add, output])
+
+
 def test_a_bare_program_is_a_whole_program() -> None:
     program = linear()
     bare = private.bare_program(
@@ -355,3 +403,25 @@ def test_a_bare_program_is_a_whole_program() -> None:
     bare.validate()  # type: ignore[no-untyped-call]
     x = torch.ones(1, 2)
     torch.testing.assert_close(bare.module()(x), program.module()(x))
+
+
+def test_conditions_of_the_model_are_told_from_those_of_layouts() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        x = x[:, ::2].reshape(x.shape[0] * 2, -1)
+        return x.sum() if x.shape[0] < x.shape[1] else x.mean()
+
+    def parted(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.sum() for part in torch.split(x, 4, 1)]).sum()
+
+    varies = (({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},),)
+    x = torch.ones(3, 24, 8)
+    program = exported(Of(branch), x, dynamic_shapes=varies)
+    found = private.size_conditions(program)
+    assert any("< (" in condition or " < " in condition for condition in found)
+    assert not any("8 + 8*" in condition or "8*max" in condition for condition in found)
+    assert set(found) < set(program._guards_code)
+    parts = exported(Of(parted), x, dynamic_shapes=varies)
+    assert any("== 6" in condition for condition in private.size_conditions(parts))
+    loaded = saved_and_loaded(program)
+    assert set(private.size_conditions(loaded)) == set(program._guards_code)
+    assert private.size_conditions(exported(Of(branch), x)) == []

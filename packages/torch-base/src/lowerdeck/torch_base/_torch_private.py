@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
@@ -42,6 +44,15 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
+
+_OF_LAYOUT = re.compile(
+    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
+)
+"""Functions of torch that ask how a result lies in memory, and whether to fold or to copy."""
+
+_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
+_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
+"""Where conditions are asked once more, as the program's own ones."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
@@ -398,6 +409,55 @@ def copy_node(
     return copy
 
 
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
+
+
+def reads_only_earlier(nodes: Sequence[Node]) -> bool:
+    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+
+    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
+    in a dict: ``all_input_nodes`` would make a list of it for each.
+
+    Args:
+        nodes: Nodes of one graph, each once.
+    """
+    seen: dict[Node, None] = {}
+    earlier = seen.keys()
+    for node in nodes:
+        if not node._input_nodes.keys() <= earlier:
+            return False
+        seen[node] = None
+    return True
+
+
 def bare_program(
     graph_module: GraphModule,
     signature: ExportGraphSignature,
@@ -440,3 +500,36 @@ def bare_program(
         verifiers=verifiers,
     )
     return program
+
+
+def size_conditions(program: ExportedProgram) -> list[str]:
+    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
+
+    Many are asked only for how results lie in memory while torch traces, which operators ask anew
+    when they run. In memory these are told by who asked, and left out; a file has all of them,
+    and does not say which is which.
+    """
+    told = list(dict.fromkeys(program._guards_code))
+    shapes = _shape_env(program) if told else None
+    if shapes is None:
+        return told
+    known = shapes.var_to_sources
+    # Who made the symbols has loaded this module; importing it would load sympy.
+    printing: Any = torch.fx.experimental.symbolic_shapes
+    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
+    matters: dict[str, bool] = {}
+    for guard in shapes.guards:
+        place = guard.sloc.framework_loc
+        file = getattr(place, "filename", "")
+        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
+            continue
+        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
+        text = printer.doprint(guard.expr)
+        matters[text] = matters.get(text, False) or not is_layout
+    return [text for text in told if matters.get(text, True)]
+
+
+def _shape_env(program: ExportedProgram) -> Any:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
+    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -19,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from lowerdeck.torch_base import FakeTensor, pytree, with_graph_module
+from lowerdeck.torch_base import pytree, with_graph_module
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -43,7 +42,6 @@ __all__ = [
     "parameters_of",
     "remove_effect_tokens",
     "share_children_and_state",
-    "size_conditions",
     "size_guards",
     "unsaved_buffers_of",
 ]
@@ -74,15 +72,6 @@ Export removes these marks, except in regions that run under another mode.
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
 """Native functions of ``torch.nn.functional``, such as ``gelu``."""
-
-_OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
-)
-"""Functions of torch that ask how a result lies in memory, and whether to fold or to copy."""
-
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
-_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where conditions are asked once more, as the program's own ones."""
 
 
 def is_decomposed(program: ExportedProgram) -> bool:
@@ -226,36 +215,3 @@ _MODULE_TABLES = [
     name for name, value in _MODULE_STATE.items() if isinstance(value, (dict, list, set))
 ]
 _TABLE_TYPES = [type(_MODULE_STATE[name]) for name in _MODULE_TABLES]
-
-
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many are asked only for how results lie in memory while torch traces, which operators ask anew
-    when they run. In memory these are told by who asked, and left out; a file has all of them,
-    and does not say which is which.
-    """
-    told = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if told else None
-    if shapes is None:
-        return told
-    known = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in told if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, erase_nodes_now
+from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.order import call_meta, install, legalize_graph, topo_sort, value_meta
 from lowerdeck.graph_fuser.outliner import (
@@ -19,7 +19,7 @@ from lowerdeck.graph_fuser.outliner import (
     replace_inputs,
 )
 from lowerdeck.graph_fuser.regions import Region
-from lowerdeck.torch_base import mend_readers
+from lowerdeck.torch_base import erase_nodes_now, mend_readers
 
 
 def fuse_as_graphmodule(
