@@ -24,7 +24,6 @@ from lowerdeck.graph_fuser import (
     validate_partition,
 )
 from lowerdeck.graph_fuser.order.hazards import order_hazards
-from lowerdeck.torch_base import Behaviours
 
 
 def long_chain(size: int) -> tuple[GraphModule, list[Node]]:
@@ -198,25 +197,6 @@ def test_the_answer_is_the_same_under_every_hash_seed() -> None:
     (answer,) = answers
     assert "fused_0" in answer
     assert "need its own result" in answer
-
-
-def test_hazards_ask_for_each_operator_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = Graph()
-    value = graph.placeholder("x")
-    targets = torch.ops.aten.sin.default, torch.ops.aten.relu.default
-    for number in range(100):
-        value = graph.call_function(targets[number % 2], (value,))
-    graph.output(value)
-    asked: list[Node] = []
-    is_plain = Behaviours.is_plain
-
-    def counted(self: Behaviours, node: Node) -> bool:
-        asked.append(node)
-        return is_plain(self, node)
-
-    monkeypatch.setattr(Behaviours, "is_plain", counted)
-    assert order_hazards(graph, None) == []
-    assert [node.target for node in asked] == [*targets]
 
 
 def test_hazards_ask_again_where_an_argument_may_make_a_plain_callee_write() -> None:

@@ -278,32 +278,6 @@ def test_a_value_passes_through_every_region_on_its_way() -> None:
     torch.testing.assert_close(gm(X, X)[0], (X.sin() + X).cos())
 
 
-def test_attribute_name_takes_placeholders_out_of_the_outermost_graph() -> None:
-    def function(unused: Any, weight: Any, bias: Any, x: Any) -> Any:
-        return weight * bias + x + bias, weight
-
-    graph = symbolic_trace(function).graph
-    n = {node.name: node for node in graph.nodes}
-    before, region = str(graph), Region("block", [n["mul"]])
-    plan = plan_outline(
-        graph,
-        [region],
-        attribute_name=lambda _, node: None if node is n["x"] else f"held.{node.name}",
-    )
-    assert plan.inputs(region) == ()
-    block, outer = plan.graph(region), plan.graph(None)
-    assert str(graph) == before
-    ops = [node.op for node in block.graph.nodes]
-    assert ops == ["get_attr", "get_attr", "call_function", "output"]
-    # The region needs its own reads; nothing needs "unused".
-    assert [node.name for node in outer.graph.nodes if node.op == "placeholder"] == ["x"]
-    reads = [node.target for node in outer.graph.nodes if node.op == "get_attr"]
-    assert reads == ["held.weight", "held.bias"]
-    assert n["unused"] not in outer.node_map
-    for built in (block, outer):
-        built.graph.lint()
-
-
 def test_forced_inputs_and_outputs_come_first_and_reach_nested_regions() -> None:
     gm = symbolic_trace(lambda x, y: (x.sin().cos(), y))
     n = named(gm)

@@ -120,16 +120,6 @@ def test_min_nodes_leaves_small_partitions_out_and_says_so() -> None:
     assert "1 computing nodes" in proposal.left_out[n["neg"]].detail
 
 
-@pytest.mark.parametrize("op", [aten.view.default, "torch.ops.aten.view.default"])
-def test_non_compute_ops_do_not_count(op: object) -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    graph.output(graph.call_function(aten.view.default, (x, [4])))
-    gm = GraphModule(torch.nn.Module(), graph)
-    assert len(propose_partitions(gm, lambda node: True)) == 1
-    assert len(propose_partitions(gm, lambda node: True, non_compute_ops=[op])) == 0
-
-
 def test_groups_stay_whole_or_are_left_out_with_the_reason() -> None:
     gm = symbolic_trace(lambda x: x.sin().cos().neg().exp().abs())
     n = {node.name: node for node in gm.graph.nodes}

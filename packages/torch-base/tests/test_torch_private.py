@@ -41,12 +41,12 @@ def test_operators_have_kinds_and_overloads_a_schema() -> None:
 
 def test_composite_operators_are_told_from_true_views() -> None:
     aten = torch.ops.aten
-    assert private.is_composite(aten.reshape.default)
-    assert private.is_composite(aten.contiguous.default)
-    assert not private.is_composite(aten.view.default)
-    assert not private.is_composite(aten.select.int)
+    assert private.composite_parts(aten.reshape.default)
+    assert private.composite_parts(aten.contiguous.default)
+    assert private.composite_parts(aten.view.default) is None
+    assert private.composite_parts(aten.select.int) is None
     # It is known to TorchScript only.
-    assert private.is_composite(aten.einsum.sublist)
+    assert private.composite_parts(aten.einsum.sublist) is None
 
 
 def test_a_storage_is_known_by_its_own_identity() -> None:
@@ -375,18 +375,6 @@ def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None
         gm = GraphModule({"inner": module}, graph)
         gm.graph.eliminate_dead_code()
         assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
-
-
-def test_nodes_are_found_by_what_they_call() -> None:
-    gm = symbolic_trace(lambda x: (torch.sin(torch.sin(x)) + x.cos()).cos())
-    x, inner, outer, cos, add, last, _ = gm.graph.nodes
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner, outer], [cos, last], [add]]
-    outer.target = torch.tan
-    add.replace_all_uses_with(x)
-    gm.graph.erase_node(add)
-    groups = [list(nodes) for nodes in private.nodes_by_callee(gm.graph)]
-    assert groups == [[inner], [cos, last], [outer]]
 
 
 def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:

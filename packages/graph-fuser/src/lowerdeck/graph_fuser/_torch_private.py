@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,19 +10,23 @@ from torch.fx import Graph, GraphModule
 
 from lowerdeck.torch_base import LazyGraphModule
 
-__all__ = [
-    "defer_code",
-    "generate_code",
-    "lazy_graph_module",
-    "replace_hooks",
-    "share_codegen",
-]
 
-_DEFERRED = ("__reduce__", "__reduce_package__", "__str__", "code", "forward", "recompile")
+class _DeferredGraphModule(LazyGraphModule):  # type: ignore[misc,valid-type]
+    """torch's lazy graph module, in a form that compilers can trace.
 
+    dynamo refuses to trace torch's ``_lazy_forward``. Here it runs ``real_recompile`` as it is
+    and goes on with the new code.
+    """
 
-def _no_code(self: GraphModule) -> None:
-    """Generate nothing."""
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def real_recompile(self) -> None:
+        super().real_recompile()
+
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.real_recompile()
+        return self.forward(*args, **kwargs)
+
+    forward = _lazy_forward
 
 
 def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
@@ -33,16 +36,9 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
         class_name: Name of its class.
         graph: The graph; what it reads is to be installed in the module afterwards.
     """
-    made = GraphModule.__new__(GraphModule)
-    own = type(made)
-    # The constructor would generate code; each graph module has a class of its own to hold it
-    # back.
-    own.recompile = _no_code  # type: ignore[assignment]
-    GraphModule.__init__(made, {}, Graph(), class_name)
-    del own.recompile
-    made._graph = graph
-    graph.owning_module = made
-    defer_code(made)
+    # Around an empty graph, as the constructor looks for all that the graph reads.
+    made: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
+    made.graph = graph
     return made
 
 
@@ -52,72 +48,20 @@ def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., obje
     return hooks
 
 
-def share_codegen(source: Graph, target: Graph) -> None:
-    """Let ``target`` generate its signature as ``source`` does (pytree inputs and outputs)."""
-    target.set_codegen(source._codegen)
-
-
 def defer_code(module: GraphModule) -> None:
     """Mark the code of ``module`` as stale: it is generated again at its next use, once.
 
-    torch gives each graph module a class of its own to carry its ``forward``. The same class
-    carries here what generates the code first, until ``recompile`` takes it away.
+    torch gives each graph module a class of its own to carry its ``forward``; a lazy one takes
+    its place. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
 
     Args:
         module: A graph module whose graph was edited.
     """
-    if isinstance(module, LazyGraphModule):
-        module.recompile()
-        return
-    own = type(module)
-    if "recompile" in vars(own):
-        return
-
-    def recompile(self: GraphModule) -> Any:
-        for name in _DEFERRED:
-            if name in vars(own):
-                delattr(own, name)
-        return self.recompile()
-
-    this = weakref.ref(module)
-
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def generate() -> None:
-        # A compiler that traces ``forward`` runs this as it is and goes on with the new code.
-        due = this()
-        if due is not None:
-            recompile(due)
-
-    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        generate()
-        return self.forward(*args, **kwargs)
-
-    def code(self: GraphModule) -> str:
-        recompile(self)
-        return self.code
-
-    def text(self: GraphModule) -> str:
-        recompile(self)
-        return str(self)
-
-    def reduce(self: GraphModule) -> Any:
-        recompile(self)
-        return self.__reduce__()
-
-    def reduce_package(self: GraphModule, exporter: Any) -> Any:
-        recompile(self)
-        return self.__reduce_package__(exporter)
-
-    namespace: dict[str, object] = {
-        "recompile": recompile,
-        "forward": forward,
-        "code": property(code),
-        "__str__": text,
-        "__reduce__": reduce,
-        "__reduce_package__": reduce_package,
-    }
-    for name, value in namespace.items():
-        setattr(own, name, value)
+    if type(module).__bases__ == (GraphModule,):
+        lazy = type(_DeferredGraphModule.__new__(_DeferredGraphModule))
+        lazy.__name__ = type(module).__name__
+        module.__class__ = lazy
+    module.recompile()
 
 
 def generate_code(module: torch.nn.Module) -> None:
@@ -125,5 +69,3 @@ def generate_code(module: torch.nn.Module) -> None:
     for inner in module.modules():
         if isinstance(inner, LazyGraphModule):
             inner.real_recompile()  # type: ignore[operator]
-        elif isinstance(inner, GraphModule) and "recompile" in vars(type(inner)):
-            inner.recompile()

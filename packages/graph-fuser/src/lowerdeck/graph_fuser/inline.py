@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 
 from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.torch_base import attribute, has_attribute
+from lowerdeck.torch_base import attribute_of
 
 
 def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
@@ -69,9 +69,7 @@ def _callee(gm: GraphModule, call_node: Node) -> GraphModule:
         call_node not in gm.graph.find_nodes(op=call_node.op, target=call_node.target)
     ):
         raise RegionError(f"Node {call_node.name!r} is not in the graph of the module passed.")
-    target = str(call_node.target)
-    is_call = call_node.op == "call_module" and has_attribute(gm, target)
-    inner = attribute(gm, target) if is_call else None
+    inner = attribute_of(gm, call_node) if call_node.op == "call_module" else None
     if not isinstance(inner, GraphModule):
         raise RegionError(
             f"Node {call_node.name!r} calls a {type(inner).__name__}; expected a call_module node "
@@ -98,7 +96,7 @@ def _target(gm: GraphModule, inner: GraphModule, path: str, name: str) -> str:
     """Return the parent's name of an attribute of the submodule."""
     # What the parent holds itself, as fusing leaves it, is read there: a path through the
     # submodule would keep the submodule, though nothing calls it any more.
-    if has_attribute(gm, name) and attribute(gm, name) is attribute(inner, name):
+    if attribute_of(gm, name) is attribute_of(inner, name):
         return name
     return f"{path}.{name}"
 
@@ -122,6 +120,6 @@ def _remove_unused(gm: GraphModule, path: str) -> None:
     )
     if not any(used):
         holder, _, name = path.rpartition(".")
-        owner = attribute(gm, holder) if holder else gm
+        owner = attribute_of(gm, holder) if holder else gm
         if isinstance(owner, torch.nn.Module):
             delattr(owner, name)

@@ -33,7 +33,7 @@ from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import LoweringFigures, figures_of, report_lines
 from lowerdeck.lowered_module.pipeline import (
     LoweredProgram,
-    decomposed_for,
+    decomposed_where_partitioned,
     in_a_line,
     lower_decomposed,
     separate_inputs,
@@ -256,7 +256,7 @@ def lower_model(
         else:
             by_method = {"forward": partitioners}
             with stages.stage("decompose"), told():
-                programs = decomposed_for(by_method, {"forward": program})
+                programs = decomposed_where_partitioned(by_method, {"forward": program})
             lowered = lower_decomposed(programs, by_method, stages)
         if html is not None:
             _draw(lowered, partitioners, html, factory)

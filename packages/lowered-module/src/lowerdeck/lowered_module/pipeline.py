@@ -113,9 +113,10 @@ def lower(
 ) -> LoweredProgram:
     """Return the program that the official runtime runs, with parts of it given to backends.
 
-    Each method is exported if it is a module, taken apart once into core ATen operators but for
-    those that its partitioners want whole, partitioned, preprocessed and emitted. Nothing that is
-    passed in is changed, and weights are not copied.
+    Each method is exported if it is a module, decomposed into core ATen operators but for those
+    that its partitioners want whole, partitioned, preprocessed and emitted. A method without
+    partitioners is decomposed by ``emit`` alone. Nothing that is passed in is changed, and weights
+    are not copied.
 
     Args:
         programs: An exported program, or a module with example inputs, ``(module, args)`` or
@@ -156,7 +157,7 @@ def lower(
             # A file has no device, and on a GPU attention is taken apart into its own kernels.
             exported = methods_on_cpu(exported)
         with stages.stage("decompose"):
-            decomposed = decomposed_for(chosen, exported)
+            decomposed = decomposed_where_partitioned(chosen, exported)
         return lower_decomposed(
             decomposed,
             chosen,
@@ -180,7 +181,7 @@ def lower_decomposed(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> LoweredProgram:
-    """Return what ``lower`` returns, from programs that were taken apart.
+    """Return what ``lower`` returns, from decomposed programs.
 
     Args:
         programs: The program of each method.
@@ -343,6 +344,21 @@ def decomposed_for(
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
     return found
+
+
+def decomposed_where_partitioned(
+    partitioners: Mapping[str, Sequence[PartitionerLike]], programs: Mapping[str, ExportedProgram]
+) -> dict[str, ExportedProgram]:
+    """Return programs of which those with partitioners are decomposed for them.
+
+    The others stay as exported: ``emit`` decomposes them by a table of its own.
+
+    Args:
+        partitioners: The partitioners of each method.
+        programs: The program of each method.
+    """
+    partitioned = {name: programs[name] for name, each in partitioners.items() if each}
+    return {**programs, **decomposed_for(partitioners, partitioned)}
 
 
 # Layers that are made of others: what a partitioner wants whole may lie inside them.

@@ -28,12 +28,10 @@ from lowerdeck.torch_base._torch_private import (
     expression_of,
     find_schema,
     hint_of,
-    is_composite,
     is_impure,
     is_traceable_wrapper_subclass,
     mark_impure,
     mend_readers,
-    nodes_by_callee,
     overload_name,
     plain_number,
     pytree,
@@ -56,12 +54,10 @@ from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
 from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
-    attribute,
     attribute_of,
     changed_constant,
     copy_graph_module,
     graphs_of,
-    has_attribute,
     is_getitem,
     mended,
     nested_graphs,
@@ -128,7 +124,6 @@ __all__ = [
     "core_decompositions",
     "executorch_call_delegate",
     "find_schema",
-    "is_composite",
     "overload_name",
     "schema_of",
     # Nodes added, copied and erased at a third of torch's cost; readers that torch forgot
@@ -136,7 +131,6 @@ __all__ = [
     "copy_node",
     "erase_nodes_now",
     "mark_impure",
-    "nodes_by_callee",
     "reads_only_earlier",
     "is_impure",
     "mended",
@@ -179,7 +173,4 @@ __all__ = [
     "is_getitem",
     "nested_graphs",
     "without_idle_modes",
-    # Attributes by their dotted path
-    "attribute",
-    "has_attribute",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,51 +30,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
-    "bare_program",
-    "size_conditions",
-    "copy_node",
-    "erase_nodes_now",
-    "mark_impure",
-    "nodes_by_callee",
-    "reads_only_earlier",
-    "SYMBOLS",
+    # What is re-exported from torch as it is
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
-    "LazyGraphModule",
-    "NormBase",
     "OpOverload",
     "OpOverloadPacket",
     "OperatorBase",
-    "add_node",
-    "composite_parts",
-    "core_decompositions",
-    "data_address",
     "detect_fake_mode",
     "enable_python_dispatcher",
-    "executorch_call_delegate",
-    "expression_of",
-    "find_schema",
-    "hint_of",
-    "is_composite",
-    "is_impure",
     "is_traceable_wrapper_subclass",
-    "mend_readers",
-    "negative_view",
-    "overload_name",
-    "plain_number",
     "pytree",
-    "reserve_name",
-    "schema_of",
-    "set_program_parts",
-    "shared_copy",
-    "size_range",
-    "storage_address",
-    "storage_identity",
     "unset_fake_temporarily",
-    "upper_bound",
-    "varies",
-    "with_graph_module",
 ]
 
 
@@ -132,19 +99,6 @@ def overload_name(operator: OpOverload) -> str:
     return name
 
 
-def is_composite(operator: OpOverload) -> bool:
-    """Return whether torch takes ``operator`` apart by itself, and so may copy in it."""
-    try:
-        name = operator.name()  # type: ignore[no-untyped-call]
-        composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-            name, "CompositeImplicitAutograd"
-        )
-    except RuntimeError:
-        # Some overloads exist for TorchScript only.
-        return True
-    return composite
-
-
 @functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
     """Return what does ``operator`` by calling others, as eager does; None if nothing does.
@@ -153,8 +107,11 @@ def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
         operator: One overload.
     """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if not operator.has_kernel_for_dispatch_key(key):
-        return None
+    try:
+        if not operator.has_kernel_for_dispatch_key(key):
+            return None
+    except RuntimeError:
+        return None  # Some overloads exist for TorchScript only.
     # ``decompose`` would ask for Python's version first, which the caller may have replaced.
     return functools.partial(operator._op_dk, key)
 
@@ -481,20 +438,6 @@ def mark_impure(module: GraphModule) -> None:
     attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
     attributes["_is_impure"] = True
     module._is_impure = True  # type: ignore[assignment]
-
-
-def nodes_by_callee(graph: Graph) -> Iterator[Collection[Node]]:
-    """Yield the nodes that call one function, for each, and those that call methods or modules.
-
-    fx keeps them so for ``find_nodes``, which must be told the function; finding out which there
-    are would take a walk over all nodes.
-
-    Args:
-        graph: The graph, not to be changed meanwhile.
-    """
-    for (op, _), nodes in graph._find_nodes_lookup_table.table.items():
-        if nodes and op.startswith("call_"):
-            yield nodes
 
 
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base.graphs import attribute, has_attribute
+from lowerdeck.torch_base.graphs import attribute_of
 from lowerdeck.torch_base.node_effects import Behaviours
 from lowerdeck.torch_base.op_effects import Effect
 from lowerdeck.torch_base.storage import Extent, MemoryMap
@@ -135,7 +135,7 @@ class MemoryUse:
             read.setdefault(str(node.target), []).append(node)
         extents: dict[str, Extent] = {}
         for path in read:
-            found = attribute(module, path) if module and has_attribute(module, path) else None
+            found = attribute_of(module, path) if module is not None else None
             if isinstance(found, torch.Tensor):
                 extents[path] = Extent.of(found)
         memory = MemoryMap(extents.values())

@@ -59,10 +59,16 @@ def is_getitem(node: Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
-def attribute_of(graph_module: GraphModule, node: Node) -> object:
-    """Return what a get_attr node of ``graph_module`` refers to, or None where nothing is."""
-    value: object = graph_module
-    for atom in str(node.target).split("."):
+def attribute_of(module: torch.nn.Module, reference: Node | str) -> object:
+    """Return an attribute of ``module``, or None where there is none.
+
+    Args:
+        module: The module.
+        reference: A node whose target is the attribute's dotted path, or the path itself.
+    """
+    path = reference if isinstance(reference, str) else str(reference.target)
+    value: object = module
+    for atom in path.split("."):
         value = getattr(value, atom, None)
     return value
 
@@ -143,28 +149,6 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
     if len({*renamed.values()} - taken) < len(renamed):
         return {}  # Somebody's pass renamed them: that is not ours to tell.
     return renamed
-
-
-def attribute(module: torch.nn.Module, path: str) -> object:
-    """Return the attribute of ``module`` at a dotted path.
-
-    Raises:
-        AttributeError: There is none.
-    """
-    value: object = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def has_attribute(module: torch.nn.Module, path: str) -> bool:
-    """Return whether ``module`` has an attribute at a dotted path."""
-    value: object = module
-    for name in path.split("."):
-        if not hasattr(value, name):
-            return False
-        value = getattr(value, name)
-    return True
 
 
 def changed_constant(program: ExportedProgram) -> str | None:

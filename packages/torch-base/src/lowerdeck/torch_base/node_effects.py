@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import HigherOrderOperator, NormBase, is_impure
-from lowerdeck.torch_base.graphs import attribute, has_attribute
+from lowerdeck.torch_base.graphs import attribute_of
 from lowerdeck.torch_base.op_effects import (
     FIRST,
     PURE,
@@ -108,20 +108,39 @@ class Behaviours:
         for source in node.all_input_nodes:
             if source.op != "get_attr" or self._gm is None:
                 continue
-            name = str(source.target)
-            if has_attribute(self._gm, name):
-                inner = attribute(self._gm, name)
-                if isinstance(inner, GraphModule):
-                    effect |= _module_effect(inner)
+            inner = attribute_of(self._gm, source)
+            if isinstance(inner, GraphModule):
+                effect |= self._module_effect(inner)
         return effect
 
     def _module(self, name: str) -> Behaviour:
-        if self._gm is None or not has_attribute(self._gm, name):
-            return UNKNOWN
-        module = attribute(self._gm, name)
+        module = attribute_of(self._gm, name) if self._gm is not None else None
         if not isinstance(module, torch.nn.Module):
             return UNKNOWN
-        return Behaviour(_module_effect(module), aliases=True)
+        return Behaviour(self._module_effect(module), aliases=True)
+
+    def _module_effect(self, module: torch.nn.Module) -> Effect:
+        effect = Effect.NONE
+        for inner in module.modules():
+            if isinstance(inner, GraphModule):
+                behaviours = Behaviours(inner)
+                # An operator does the same in each graph; a thousand submodules share the answers.
+                behaviours._functions, behaviours._plain = self._functions, self._plain
+                behaviours._held = self._held
+                for node in inner.graph.nodes:
+                    if not behaviours.is_plain(node):
+                        effect |= behaviours.effect(node)
+            elif getattr(inner, "inplace", False) is True:
+                effect |= Effect.WRITES
+            elif (isinstance(inner, _RANDOM_MODULES) and inner.training) or (
+                isinstance(inner, torch.nn.RNNBase) and inner.dropout and inner.training
+            ):
+                effect |= Effect.RANDOM
+            elif isinstance(inner, NormBase) and inner.training:
+                effect |= Effect.EFFECT if inner.track_running_stats else Effect.NONE
+            elif is_impure(inner):
+                effect |= Effect.EFFECT
+        return effect
 
 
 def writes_in_place(gm: GraphModule) -> bool:
@@ -134,23 +153,3 @@ def writes_in_place(gm: GraphModule) -> bool:
     return any(
         not known.is_plain(node) and known.effect(node) & Effect.WRITES for node in gm.graph.nodes
     )
-
-
-def _module_effect(module: torch.nn.Module) -> Effect:
-    effect = Effect.NONE
-    for inner in module.modules():
-        if isinstance(inner, GraphModule):
-            behaviours = Behaviours(inner)
-            for node in inner.graph.nodes:
-                effect |= behaviours.effect(node)
-        elif getattr(inner, "inplace", False) is True:
-            effect |= Effect.WRITES
-        elif (isinstance(inner, _RANDOM_MODULES) and inner.training) or (
-            isinstance(inner, torch.nn.RNNBase) and inner.dropout and inner.training
-        ):
-            effect |= Effect.RANDOM
-        elif isinstance(inner, NormBase) and inner.training:
-            effect |= Effect.EFFECT if inner.track_running_stats else Effect.NONE
-        elif is_impure(inner):
-            effect |= Effect.EFFECT
-    return effect

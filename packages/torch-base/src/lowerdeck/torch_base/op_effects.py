@@ -17,7 +17,7 @@ from lowerdeck.torch_base._torch_private import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    is_composite,
+    composite_parts,
     schema_of,
 )
 
@@ -265,7 +265,7 @@ def _overload(target: OpOverload) -> Behaviour:
     aliases = returns_alias(target)
     aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
     # A composite operator, such as reshape, may copy.
-    is_view = aliases and not writes and not is_composite(target)
+    is_view = aliases and not writes and composite_parts(target) is None
     only_looks = is_view or schema.name.rpartition("::")[2] in _QUESTIONS
     return Behaviour(effect, writes, aliases, aliased, only_looks, spared_by=spared)
 

@@ -42,9 +42,9 @@ from lowerdeck.torch_base import (
     OperatorBase,
     OpOverload,
     changed_constant,
+    composite_parts,
     core_decompositions,
     detect_fake_mode,
-    is_composite,
     plain_number,
     pytree,
     schema_of,
@@ -142,12 +142,12 @@ def decompositions(
     composites: dict[Any, Callable[..., Any]] = {}
     for target in _KEPT:
         rules.pop(target, None)
-        if is_composite(target):
+        if composite_parts(target):
             composites[target] = stay
     for target, rule in {**special, _ATTENTION: attention}.items():
-        (composites if is_composite(target) else rules)[target] = keeping_layouts(rule)
+        (composites if composite_parts(target) else rules)[target] = keeping_layouts(rule)
     for target, rule in extra.items():
-        (composites if is_composite(target) else rules)[target] = rule
+        (composites if composite_parts(target) else rules)[target] = rule
     return Decompositions(rules, composites, {**special, **extra})
 
 

@@ -11,7 +11,13 @@ import torch
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import Extent, MemoryMap, attribute, executorch_call_delegate, graphs_of
+from lowerdeck.torch_base import (
+    Extent,
+    MemoryMap,
+    attribute_of,
+    executorch_call_delegate,
+    graphs_of,
+)
 
 
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
@@ -106,7 +112,7 @@ def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, boo
         for node in gm.graph.nodes:
             if node.op != "call_function" or node.target is not executorch_call_delegate:
                 continue
-            delegate = attribute(gm, str(node.args[0].target))
+            delegate = attribute_of(gm, node.args[0])
             original = getattr(delegate, "original_module", None)
             if not isinstance(original, torch.export.ExportedProgram):
                 continue

@@ -9,14 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.graph_fuser.order.elements import is_element
-from lowerdeck.torch_base import (
-    Behaviours,
-    Effect,
-    MemoryUse,
-    OpOverload,
-    nodes_by_callee,
-    schema_of,
-)
+from lowerdeck.torch_base import Behaviours, Effect, MemoryUse
 
 _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
@@ -36,8 +29,8 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     behaviours = Behaviours(module)
     marked = {
         node: effect
-        for node in _not_plain(graph, behaviours)
-        if (effect := behaviours.effect(node)) & _ORDERED
+        for node in graph.nodes
+        if not behaviours.is_plain(node) and (effect := behaviours.effect(node)) & _ORDERED
     }
     if not marked:
         return []
@@ -51,29 +44,6 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     if any(effect & Effect.WRITES for effect in marked.values()):
         pairs.extend(_writes(MemoryUse(graph, module), nodes))
     return pairs
-
-
-def _not_plain(graph: Graph, behaviours: Behaviours) -> list[Node]:
-    """Return the nodes of ``graph`` that may do more than compute.
-
-    An operator is asked for once, however many nodes call it: O(callees) in an exported graph
-    that only computes.
-    """
-    impure: set[Node] = set()
-    for group in nodes_by_callee(graph):
-        first = next(iter(group))
-        if _is_told_by_schema(first.target):
-            impure.update(() if behaviours.is_plain(first) else group)
-        else:
-            impure.update(node for node in group if not behaviours.is_plain(node))
-    return [node for node in graph.nodes if node in impure] if impure else []
-
-
-def _is_told_by_schema(target: object) -> bool:
-    """Return whether no argument can make ``target`` write what its schema leaves alone."""
-    return isinstance(target, OpOverload) and not any(
-        argument.name in {"inplace", "out"} for argument in schema_of(target).arguments
-    )
 
 
 def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node, Node]]:

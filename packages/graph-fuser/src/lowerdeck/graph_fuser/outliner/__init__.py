@@ -11,7 +11,6 @@ from lowerdeck.graph_fuser.outliner.partition import (
     validate_partition,
 )
 from lowerdeck.graph_fuser.outliner.plan import OutlinePlan, plan_outline
-from lowerdeck.graph_fuser.outliner.region_graph import RegionGraph
 from lowerdeck.graph_fuser.outliner.splice import replace_inputs
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "InputOrder",
     "OutlinePlan",
     "OutlinedRegion",
-    "RegionGraph",
     "check_free",
     "create_submodule_from_nodes",
     "extract",

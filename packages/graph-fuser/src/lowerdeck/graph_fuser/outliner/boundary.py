@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from torch.fx import Node
 
 from lowerdeck.graph_fuser.errors import RegionError
-from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
+from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 InputOrder: TypeAlias = Literal["parent", "first_use"]
 """Order of a submodule's inputs: as in the parent's graph, or as the submodule reads them."""
 
 Item: TypeAlias = Node | int
 """What a body holds: a node, or the index of a region that the body calls."""
-
-AttributeName: TypeAlias = Callable[[Region | None, Node], str | None]
-"""Names an attribute as one region's module knows it; see ``outline``."""
 
 
 @dataclass(slots=True)
@@ -28,14 +25,12 @@ class Boundary:
     Attributes:
         inputs: For each region the outer values it takes.
         outputs: For each region the inner values it returns.
-        local: For each region the outer values it reads by an attribute of its own.
         edges: For each region the precedences between items of its body of which at least one is a
             region, each with an edge of the graph that causes it.
     """
 
     inputs: list[dict[Node, None]]
     outputs: list[dict[Node, None]]
-    local: list[dict[Node, str]]
     edges: list[dict[tuple[Item, Item], tuple[Node, Node]]]
 
 
@@ -44,7 +39,6 @@ def find_boundary(
     *,
     order: Iterable[tuple[Node, Node]] = (),
     input_order: InputOrder = "parent",
-    attribute_name: AttributeName | None = None,
 ) -> Boundary:
     """Return what crosses each border: O(edges at regions x depth).
 
@@ -52,7 +46,6 @@ def find_boundary(
         tree: The regions.
         order: Pairs of nodes that must stay in this order though no value flows between them.
         input_order: How inputs are ordered.
-        attribute_name: See ``outline``.
 
     Raises:
         RegionError: A region asks for an input or an output that it cannot have.
@@ -61,7 +54,6 @@ def find_boundary(
     found = Boundary(
         inputs=[{} for _ in range(size)],
         outputs=[{} for _ in range(size)],
-        local=[{} for _ in range(size)],
         edges=[{} for _ in range(size)],
     )
     _force(tree, found)
@@ -72,11 +64,6 @@ def find_boundary(
             source_region = region_of.get(source, ROOT)
             if source_region == index:
                 continue
-            if attribute_name is not None and source.op in {"placeholder", "get_attr"}:
-                name = attribute_name(tree.regions[index], source)
-                if name is not None:
-                    found.local[index][source] = name
-                    continue
             _cross(tree, found, source, source_region, node, index, carries=True)
         for user in node.users:
             if user not in region_of:

@@ -10,7 +10,7 @@ from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.splice import splice_calls
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
-from lowerdeck.torch_base import Behaviours, Effect, attribute, is_impure, mark_impure
+from lowerdeck.torch_base import Behaviours, Effect, attribute_of, is_impure, mark_impure
 
 
 class ModuleBuilder:
@@ -69,7 +69,7 @@ class ModuleBuilder:
         for node in self.tree.members[index]:
             if node.op in {"get_attr", "call_module"}:
                 path = str(node.target)
-                install(module, path, attribute(self.gm, path))
+                install(module, path, attribute_of(self.gm, path))
         for child in self.tree.children[index]:
             install(module, self.tree.name(child) or "", self._modules[child])
         if self._has_effect(index):

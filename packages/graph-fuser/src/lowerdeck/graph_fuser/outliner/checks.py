@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
-from lowerdeck.torch_base import attribute, has_attribute
+from lowerdeck.torch_base import attribute_of
 
 
 def check_names(tree: RegionTree, gm: GraphModule | None = None) -> None:
@@ -38,9 +38,10 @@ def check_free(gm: GraphModule, names: Sequence[str]) -> None:
     for name in names:
         holder, _, last = name.rpartition(".")
         _check_holder(gm, holder)
-        if not has_attribute(gm, name):
+        held = attribute_of(gm, name)
+        if held is None:
             continue
-        if not isinstance(attribute(gm, name), torch.nn.Module):
+        if not isinstance(held, torch.nn.Module):
             raise RegionError(
                 f"The module already has an attribute {last!r} that is no submodule (region "
                 f"{name!r}); rename the region."
@@ -82,7 +83,7 @@ def _paths(nodes: Iterable[Node]) -> set[str]:
 def check_attributes(gm: GraphModule, tree: RegionTree) -> None:
     """Raise unless ``gm`` has every attribute that the regions read."""
     for node in tree.region_of:
-        if node.op in {"get_attr", "call_module"} and not has_attribute(gm, str(node.target)):
+        if node.op in {"get_attr", "call_module"} and attribute_of(gm, node) is None:
             raise RegionError(
                 f"Node {node.name!r} reads attribute {node.target!r}, which the module does not "
                 "have."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from torch.fx import GraphModule, Node
@@ -13,7 +13,6 @@ from lowerdeck.graph_fuser.proposer.grouping import Candidates
 from lowerdeck.graph_fuser.proposer.items import ItemGraph
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.spreading import spread
-from lowerdeck.graph_fuser.proposer.targets import qualified_name
 from lowerdeck.torch_base import collector_held, is_getitem, mend_readers
 
 Supported: TypeAlias = Callable[[Node], bool] | OperatorSupportBase
@@ -26,7 +25,6 @@ def propose_partitions(
     *,
     groups: Sequence[Sequence[Node]] = (),
     min_nodes: int = 1,
-    non_compute_ops: Collection[object] = (),
 ) -> Proposal:
     """Return partitions of the supported nodes, and why each other node is left out.
 
@@ -43,10 +41,8 @@ def propose_partitions(
             elements of a multi-output node go where it goes.
         groups: Nodes that stay together: all in one partition, or all left out. Where groups
             and unsupported nodes need each other in a circle, the later groups are left out.
-        min_nodes: Leave out partitions with fewer computing nodes. ``getitem``, ``get_attr`` and
-            ``non_compute_ops`` do not count.
-        non_compute_ops: Targets that do not count, as callables or qualified names such as
-            ``"torch.ops.aten.view.default"``.
+        min_nodes: Leave out partitions with fewer computing nodes. ``getitem`` and ``get_attr``
+            do not count.
 
     Raises:
         RegionError: A group contains something else than nodes of the graph, or the graph is out
@@ -70,7 +66,7 @@ def propose_partitions(
         level = spread(items)
         partitions = _collect(items, level, nodes)
     left_out = candidates.left_out
-    kept = _large_enough(partitions, min_nodes, non_compute_ops, left_out)
+    kept = _large_enough(partitions, min_nodes, left_out)
     return Proposal(tuple(kept), {node: left_out[node] for node in nodes if node in left_out})
 
 
@@ -97,12 +93,11 @@ def _collect(items: ItemGraph, level: Sequence[int], nodes: Sequence[Node]) -> l
 def _large_enough(
     partitions: Sequence[Sequence[Node]],
     min_nodes: int,
-    non_compute_ops: Collection[object],
     left_out: dict[Node, LeftOut],
 ) -> list[tuple[Node, ...]]:
     kept: list[tuple[Node, ...]] = []
     for partition in partitions:
-        size = sum(_computes(node, non_compute_ops) for node in partition)
+        size = sum(node.op != "get_attr" and not is_getitem(node) for node in partition)
         if size >= min_nodes:
             kept.append(tuple(partition))
             continue
@@ -113,11 +108,3 @@ def _large_enough(
                 f"{min_nodes} asked for",
             )
     return kept
-
-
-def _computes(node: Node, non_compute_ops: Collection[object]) -> bool:
-    if node.op == "get_attr" or is_getitem(node):
-        return False
-    if not non_compute_ops:
-        return True
-    return node.target not in non_compute_ops and qualified_name(node) not in non_compute_ops

@@ -10,8 +10,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from lowerdeck.graph_fuser.proposer import propose_partitions, qualified_name
+from lowerdeck.graph_fuser.proposer import propose_partitions
 from lowerdeck.graph_fuser.torch_names.torch_names import fuse_by_partitions
+from lowerdeck.torch_base import OpOverload, OpOverloadPacket
 
 Names: TypeAlias = Sequence[str] | None
 """Qualified names of operators; None for none."""
@@ -103,6 +104,26 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
             return True
         idle = _NON_COMPUTE.union(self.non_compute_ops)
         alone = frozenset(self.allowed_single_node_partition_ops)
-        names = [qualified_name(node) for node in nodes if node.op == "call_function"]
+        names = [_qualified_name(node) for node in nodes if node.op == "call_function"]
         # An operator that may be alone counts twice, so that it reaches two by itself.
         return sum((name not in idle) + (name in alone) for name in names) > 1
+
+
+def _qualified_name(node: Node) -> str:
+    """Return what ``node`` calls as torch's partitioner names it, such as ``"_operator.getitem"``.
+
+    Args:
+        node: Any node; for a method or a module the name is its target.
+    """
+    target = node.target
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return f"torch.ops.{target}"
+    name = getattr(target, "__name__", type(target).__name__)
+    module = str(getattr(target, "__module__", None) or "torch")
+    if getattr(torch, name, None) is target:
+        module = "torch"
+    elif getattr(torch.nn.functional, name, None) is target:
+        module = "torch.nn.functional"
+    return f"{module}.{name}"
