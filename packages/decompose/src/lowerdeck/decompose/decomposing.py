@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -164,9 +164,8 @@ def _decompose(
 ) -> ExportedProgram:
     def call_by_call(program: ExportedProgram, memory: MemoryUse | None) -> ExportedProgram:
         templates = _templates(program, rules, cache)
-        unchanged = _calls_on_unwritten_memory(program, memory) if only_writes else frozenset()
         entries = program.module_call_graph
-        parts, nodes = _trace(program, memory, templates, entries=entries, unchanged=unchanged)
+        parts, nodes = _trace(program, memory, templates, entries=entries, only_writes=only_writes)
         return assemble(program, parts, renamed_entries(entries, nodes))
 
     return _either_way(program, rules, call_by_call, lambda whole: whole)
@@ -263,7 +262,7 @@ def _trace(
     templates: Templates,
     *,
     entries: Sequence[ModuleCallEntry] = (),
-    unchanged: Collection[Node] = (),
+    only_writes: bool = False,
 ) -> tuple[Parts, Mapping[str, Node]]:
     """Return a program decomposed by tracing each distinct call once.
 
@@ -273,7 +272,7 @@ def _trace(
         templates: Decompositions of distinct calls.
         entries: Preserved calls of modules: the new nodes of the values that they name are kept,
             and returned by name.
-        unchanged: Calls that are copied if their inputs are as recorded.
+        only_writes: Whether calls on memory that nothing writes are copied, whatever the rules.
 
     Raises:
         WholeProgramError: A call, an input or an output is not supported.
@@ -286,7 +285,13 @@ def _trace(
     # torch's tracing patches operators of the process, so that two traces at once fail.
     with tracing_lock, templates:
         regions = Regions()
-        walk = Walk(Writer(graph, templates.fakes), templates, regions, unchanged=unchanged)
+        walk = Walk(
+            Writer(graph, templates.fakes),
+            templates,
+            regions,
+            unwritten=_calls_on_unwritten_memory(program, memory),
+            only_writes=only_writes,
+        )
         placeholders = {
             node: walk.placeholder(node)
             for node in graph_module.graph.find_nodes(op="placeholder")

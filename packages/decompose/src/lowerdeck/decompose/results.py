@@ -35,7 +35,8 @@ class Explanation:
     Attributes:
         reason: Why torch has to trace the whole program; None where each distinct call is traced.
         traces: How many distinct calls were traced; calls that stay as they are need no trace.
-        copies: How many calls are copies of one that was traced before.
+        copies: How many calls are copies of one that was traced before; those that become
+            themselves need no trace and are not counted.
         failed: Whether the reason is an exception that a trace raised: a fault of a rule, of
             torch or of this package.
     """

@@ -27,7 +27,7 @@ from lowerdeck.torch_base import FakeTensor, OpOverload, overload_name, returns_
 _ATEN = torch.ops.aten
 
 # The first has an absolute offset in the storage; functionalization sometimes drops the second.
-_TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
+TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
 def record_unchanged(call: Call, rules: Rules, fakes: FakeTensors) -> Recording | None:
@@ -42,10 +42,10 @@ def record_unchanged(call: Call, rules: Rules, fakes: FakeTensors) -> Recording 
     """
     target: Any = call.key[0]
     # Factory functions get default options from torch in a trace.
-    if not call.inputs or not isinstance(target, OpOverload) or target in _TRACED:
+    if not call.inputs or not isinstance(target, OpOverload) or target in TRACED:
         return None
     operator = functional_variant(target) or target
-    if not rules.leaves(operator) or not _returns_one_tensor(operator):
+    if not rules.leaves(operator) or not returns_one_tensor(operator):
         return None
     is_view = returns_alias(operator)
     requires_grad = call.differentiable or any(
@@ -104,7 +104,8 @@ def functional_variant(operator: OpOverload) -> OpOverload | None:
     return variant if is_same and not returns_alias(variant) else None
 
 
-def _returns_one_tensor(operator: OpOverload) -> bool:
+@cache
+def returns_one_tensor(operator: OpOverload) -> bool:
     """Return whether an operator is functional with one result, a view of its first at most."""
     schema = schema_of(operator)
     if schema.is_mutable or len(schema.returns) != 1:

@@ -27,6 +27,7 @@ from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.templates import Templates, ViewInverse
+from lowerdeck.decompose.untraced import TRACED, returns_one_tensor
 from lowerdeck.decompose.writer import InheritedMeta, Writer
 from lowerdeck.torch_base import (
     SYMBOLS,
@@ -36,6 +37,7 @@ from lowerdeck.torch_base import (
     describe_node,
     plain_number,
     pytree,
+    returns_alias,
     schema_of,
     varies,
 )
@@ -62,7 +64,8 @@ class Walk:
         templates: Decompositions of distinct calls.
         regions: Converts calls of higher-order operators.
         state: The contexts around the graph, outermost first.
-        unchanged: Calls of the graph that are copied if their inputs are as recorded.
+        unwritten: Calls of the graph that read and return memory that nothing writes.
+        only_writes: Whether these are copied if their inputs are as recorded, whatever the rules.
     """
 
     def __init__(
@@ -71,13 +74,16 @@ class Walk:
         templates: Templates,
         regions: Any,
         state: State = (),
-        unchanged: Collection[Node] = (),
+        unwritten: Collection[Node] = (),
+        *,
+        only_writes: bool = False,
     ) -> None:
         self.writer = writer
         self.templates = templates
         self.regions = regions
         self.state = state
-        self._unchanged = unchanged
+        self._unwritten = unwritten
+        self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
@@ -359,11 +365,25 @@ class Walk:
         # A copy of the call would not cast its arguments.
         if is_kept and is_autocast(self._keys):
             raise WholeProgramError(f"{node.name!r} is to be kept in a region of autocast")
-        if (is_kept or node in self._unchanged) and self._has_recorded_inputs(node, env):
+        is_copied = is_kept or self._is_left(target, node)
+        if is_copied and self._has_recorded_inputs(node, env):
             return self.copy_unchanged(node, args, kwargs)
         if is_kept:
             return self.copy_unchanged(node, args, kwargs, value=self._run(target, args, kwargs))
         return self.call(target, args, kwargs, node, is_same=True)
+
+    def _is_left(self, target: OpOverload, node: Node) -> bool:
+        """Return whether a call becomes itself, and is copied if its inputs are as recorded."""
+        if self._only_writes and node in self._unwritten:
+            return True
+        # Contexts change values. A view shows what is written later.
+        return (
+            not self.state
+            and self.templates.rules.leaves(target)
+            and target not in TRACED
+            and returns_one_tensor(target)
+            and (not returns_alias(target) or node in self._unwritten)
+        )
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of a call on fake inputs with other strides than the recorded ones."""
@@ -376,9 +396,12 @@ class Walk:
         for source in node.all_input_nodes:
             value = env[source]
             if isinstance(value, Value):
-                recorded = facts_key(facts_of(source.meta["val"]))
+                node, recorded = self.current(value), source.meta["val"]
+                if node.meta["val"] is recorded:
+                    continue
                 # Whether it requires gradients does not matter.
-                if facts_key(self.writer.facts(self.current(value)))[:-1] != recorded[:-1]:
+                known = facts_key(self.writer.facts(node))[:-1]
+                if known != facts_key(facts_of(recorded))[:-1]:
                     return False
         return True
 
