@@ -10,15 +10,18 @@ import pytest
 import torch
 from emitter_running import check, kernels, results  # type: ignore[import-not-found]
 from torch import Tensor, nn
+from torch.export import Dim
 
 from lowerdeck.emitter import (
     OFFICIAL_KERNELS,
     RUNTIME_VERSION,
     EmitConfig,
+    EmitterError,
     MemoryPlanError,
     Place,
     PlanRequest,
     UnsupportedError,
+    bounded,
     emit,
     fast_and_large,
     one_memory,
@@ -289,3 +292,112 @@ def test_equal_weights_of_fresh_layers_keep_their_modules_and_share_their_bytes(
             names = {info.fully_qualified_name for info in infos if info is not None}
             modules.append({name.rpartition(".")[0] for name in names if name})
     assert modules == [{"norms.0"}, {"norms.1"}, {"norms.2"}, {"norms.0"}]
+
+
+class Product(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.softmax(a.relu() @ b, -1).repeat(2, 1)
+
+
+def _product(rows: Any, columns: Any) -> torch.export.ExportedProgram:
+    inputs = torch.randn(4, 6), torch.randn(6, 3)
+    shapes = {"a": {0: rows, 1: columns}, "b": {0: columns}}
+    return torch.export.export(Product(), inputs, dynamic_shapes=shapes)
+
+
+AUTO, ROWS = Dim.AUTO, Dim("rows")
+
+
+@pytest.mark.parametrize(
+    ("dims", "bounds", "most"),
+    [
+        ((AUTO, AUTO), 16, (16, 16)),
+        ((AUTO, Dim.AUTO(max=8)), 16, (16, 8)),
+        ((ROWS, AUTO), {"rows": 7, "a_1": 9}, (7, 9)),
+        ((ROWS, AUTO), {"a": {0: 7}, "b": {0: 9}}, (7, 9)),
+        ((Dim.AUTO(max=50), AUTO), {"a": {0: 7, 1: 12}, "b": {0: 9}}, (7, 9)),
+    ],
+)
+def test_bounds_give_the_file_of_dimensions_with_a_maximum(
+    dims: Any, bounds: Any, most: Sequence[int]
+) -> None:
+    program = _product(*dims)
+    before = dict(program.range_constraints)
+    emitted = emit(program, config=EmitConfig(bounds=bounds))
+    assert program.range_constraints == before
+    expected = emit(_product(*(Dim.AUTO(max=size) for size in most)))
+    plans = [one.program.execution_plan[0] for one in (emitted, expected)]
+    assert plans[0].non_const_buffer_sizes == plans[1].non_const_buffer_sizes
+    assert [one.sizes for one in tensors(plans[0])] == [one.sizes for one in tensors(plans[1])]
+    calls = [(torch.randn(*size), torch.randn(size[1], 3)) for size in ((2, 2), most)]
+    for call, found in zip(
+        calls, results(emitted, [("forward", call) for call in calls]), strict=True
+    ):
+        assert_close(found, Product()(*call), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        (0, "found 0 for all dimensions, expected a size of 1 or more"),
+        ({"rows": "many"}, "found 'many' for rows"),
+        ({"rows": 60}, "found 60 for rows, but the program was exported for . to 50"),
+        ({"lines": 3, "a": {5: 3}}, "found lines, dimension 5 of a, expected .*: a_1, rows"),
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(bounds: Any, message: str) -> None:
+    with pytest.raises(EmitterError, match=message):
+        bounded({"forward": _product(Dim("rows", max=50), AUTO)}, bounds)
+
+
+def test_a_size_that_is_divided_by_part_of_itself_is_bounded() -> None:
+    def windows(x: Tensor) -> Tensor:
+        count = x.shape[0] // 4
+        return x.view(count, x.shape[0] // count, 8).sum(0)
+
+    check(
+        windows,
+        *((torch.randn(size, 8),) for size in (8, 12, 64)),
+        dynamic_shapes=(({0: Dim("n", min=4, max=64)},),),
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+
+
+def _first(x: Tensor, count: Tensor) -> Tensor:
+    size: Any = count[0].item()
+    torch._check(size >= 0)  # type: ignore[no-untyped-call]
+    torch._check(size < x.shape[0])  # type: ignore[no-untyped-call]
+    return x[:size] * 2
+
+
+def _halves(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    sizes: Any = count.tolist()
+    for size in sizes:
+        torch._check(size >= 0)  # type: ignore[no-untyped-call]
+    torch._check(sizes[0] + sizes[1] == x.shape[0])  # type: ignore[no-untyped-call]
+    first, second = torch.split(x, sizes)
+    return first * 2, second * 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, _: x.nonzero(),
+        lambda x, _: x[x > 0] * 2,
+        lambda x, _: torch.where(x > 0)[0],
+        lambda x, _: x[x[:, 0].nonzero().squeeze(1)],
+        lambda x, _: torch.masked_select(x, x > 0),
+        lambda x, _: x.topk(x.shape[0] // 2, dim=0).values,
+        _first,
+        _halves,
+    ],
+)
+def test_sizes_from_data_are_bounded_by_what_they_count_or_by_assertions(function: Any) -> None:
+    calls = [(torch.randn(rows, 4), torch.tensor([1, rows - 1])) for rows in (6, 3, 16)]
+    check(
+        function,
+        *calls,
+        config=EmitConfig(bounds=16),
+        dynamic_shapes=(({0: AUTO}, None),),
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )

@@ -164,8 +164,21 @@ def test_settings_and_constant_methods_reach_the_file() -> None:
         lower(model, constant_methods={"get_bos": 2}, config=config)
     with pytest.raises(EmitterError):
         lower(model, constant_methods={"forward": 2})
+    with pytest.raises(LoweringError, match="bounds and config both give bounds"):
+        lower(model, bounds=8, config=EmitConfig(bounds=8))
     with pytest.raises(LoweringError, match="no method 'get_bos' that was lowered"):
         lowered.delegation("get_bos")
+
+
+def test_bounds_give_the_file_of_a_program_with_maxima() -> None:
+    def program(**limits: int) -> torch.export.ExportedProgram:
+        batch = torch.export.Dim.AUTO(**limits) if limits else torch.export.Dim.AUTO
+        return torch.export.export(Classifier(), X, dynamic_shapes=({0: batch},))
+
+    taken = RunPartitioner(lambda node: node.target is ATEN.gelu.default)
+    found = lower(program(), taken, bounds={"x_0": 16})
+    assert found.buffer == lower(program(max=16), taken).buffer
+    assert found.delegation().delegates
 
 
 def test_an_executor_and_a_cache_change_nothing(tmp_path: Any) -> None:

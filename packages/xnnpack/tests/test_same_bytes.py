@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, to_backend
+from lowerdeck.lowered_module import MethodProgramsPartitionerSpec, lower, to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
 
 SCRIPT = """
@@ -107,3 +107,13 @@ def test_methods_in_any_order_of_the_mapping() -> None:
         return emit({name: lowered[name] for name in names}).to_bytes()
 
     assert methods("one", "two") == methods("two", "one")
+
+
+def test_bounds_give_the_file_of_dimensions_with_a_maximum() -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
+
+    def file(dim: Any, **options: Any) -> bytes:
+        program = torch.export.export(layers, (torch.ones(4, 8),), dynamic_shapes=({0: dim},))
+        return lower(program, XnnpackPartitioner(), **options).buffer
+
+    assert file(torch.export.Dim.AUTO, bounds=32) == file(torch.export.Dim.AUTO(max=32))

@@ -1,5 +1,6 @@
 """Turn an ExportedProgram into a Program that the official ExecuTorch runtime runs."""
 
+from lowerdeck.emitter.bounds import Bounds, bounded
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.emission import emit
 from lowerdeck.emitter.errors import (
@@ -32,6 +33,9 @@ __all__ = [
     "emit",
     "EmitConfig",
     "EmittedProgram",
+    # Dynamic dimensions
+    "Bounds",
+    "bounded",
     # Kernels of the target
     "KernelTable",
     "OFFICIAL_KERNELS",

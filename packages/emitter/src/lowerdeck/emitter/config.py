@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from lowerdeck.emitter.bounds import Bounds
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.memory import MemoryPlanner, one_memory
 from lowerdeck.torch_base import OpOverload
@@ -23,6 +24,8 @@ class EmitConfig:
         decompositions: Decompositions to add to those of the emitter, which they override.
         constant_methods: Values that methods of their own return, such as
             ``{"get_max_seq_len": 128}``.
+        bounds: Upper bounds of dynamic dimensions, for which memory is planned; see
+            :data:`lowerdeck.emitter.Bounds`.
         memory_planner: Places the activations; see :data:`lowerdeck.emitter.MemoryPlanner`.
         plan_inputs: Whether inputs get planned memory; else the caller must bring it. One answer
             for all methods, or one for each by its name; methods without one have them planned.
@@ -44,6 +47,7 @@ class EmitConfig:
     custom_kernels: frozenset[str] = frozenset()
     decompositions: Mapping[OpOverload, Callable[..., Any]] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Bounds | None = None
     memory_planner: MemoryPlanner = one_memory
     plan_inputs: bool | Mapping[str, bool] = True
     plan_outputs: bool | Mapping[str, bool] = True

@@ -19,6 +19,7 @@ from lowerdeck.emitter.backend import (
     stack_frames,
     unused_handles,
 )
+from lowerdeck.emitter.bounds import bounded
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions import decompose
 from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
@@ -81,6 +82,7 @@ def emit(
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
     by_name = {name: without_idle_modes(mended(one)) for name, one in by_name.items()}
+    by_name = bounded(by_name, settings.bounds)
     # A file has no device, and what is computed ahead is computed here.
     by_name = methods_on_cpu(by_name)
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))

@@ -21,7 +21,7 @@ from lowerdeck.decompose import (
     methods_on_cpu,
     unwrap_subclass_parameters,
 )
-from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
@@ -105,6 +105,7 @@ def lower(
     partitioners: Partitioners | Mapping[str, Partitioners] | None = None,
     *,
     constant_methods: Mapping[str, Any] | None = None,
+    bounds: Bounds | None = None,
     config: EmitConfig | None = None,
     shared_state: bool | Iterable[str | tuple[str, ...]] = (),
     executor: Executor | None = None,
@@ -126,6 +127,9 @@ def lower(
             whose partitioner is installed, or a list of which the first chooses first; for all
             methods, or in a mapping by method. None leaves everything to the runtime's kernels.
         constant_methods: Values that methods of their own return.
+        bounds: Upper bounds of dynamic dimensions, for which memory is planned: a size for all of
+            inputs that have none, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
+            :data:`lowerdeck.emitter.Bounds`.
         config: Settings of the emission.
         shared_state: As ``lowerdeck.emitter.emit`` takes it.
         executor: As ``to_backend`` takes it: partitions are sent to it.
@@ -150,12 +154,12 @@ def lower(
     """
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     chosen = _by_method(partitioners, methods)
-    settings = _settings(config, constant_methods)
+    settings = _settings(config, constant_methods, bounds)
     with Stages(STAGES) as stages:
         with stages.stage("export"):
             exported = {name: _exported(name, one) for name, one in methods.items()}
             # A file has no device, and on a GPU attention is taken apart into its own kernels.
-            exported = methods_on_cpu(exported)
+            exported = bounded(methods_on_cpu(exported), settings.bounds)
         with stages.stage("decompose"):
             decomposed = decomposed_where_partitioned(chosen, exported)
         return lower_decomposed(
@@ -224,16 +228,20 @@ def _each(given: Any) -> list[PartitionerLike]:
 
 
 def _settings(
-    config: EmitConfig | None, constant_methods: Mapping[str, Any] | None
-) -> EmitConfig | None:
+    config: EmitConfig | None, constant_methods: Mapping[str, Any] | None, bounds: Bounds | None
+) -> EmitConfig:
+    settings = EmitConfig() if config is None else config
+    if bounds is not None:
+        if settings.bounds is not None:
+            raise LoweringError("bounds and config both give bounds: give them once")
+        settings = replace(settings, bounds=bounds)
     if not constant_methods:
-        return config
+        return settings
     if not isinstance(constant_methods, Mapping):
         raise LoweringError(
             f"constant_methods: found a {type(constant_methods).__name__}, expected a mapping "
             "from names of methods to what they return"
         )
-    settings = EmitConfig() if config is None else config
     twice = settings.constant_methods.keys() & constant_methods.keys()
     if twice:
         raise LoweringError(

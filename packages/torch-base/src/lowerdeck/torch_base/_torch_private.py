@@ -215,19 +215,54 @@ def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int,
     if isinstance(size, int):
         return size, size
     known = {**size.node.shape_env.var_to_range, **(ranges or {})}
+    least, most = expression_range(expression_of(size), known)
+    return max(0, least), most
+
+
+def expression_range(expression: Any, ranges: Mapping[Any, Any]) -> tuple[int, int | None]:
+    """Return the smallest and the largest number that an expression can be.
+
+    Args:
+        expression: A sympy expression of integers.
+        ranges: The range of each of its symbols.
+
+    Returns:
+        Both; the least is 0 and the largest is None where there is no bound.
+    """
     # Who made the symbol has loaded this module; importing it would load sympy, which takes 0.3 s.
     shapes: Any = torch.fx.experimental.symbolic_shapes
-    found = shapes.bound_sympy(expression_of(size), known)
-    least = max(0, int(found.lower)) if found.lower > -_NO_BOUND else 0
+    found = shapes.bound_sympy(expression, ranges)
+    if not found.upper < _NO_BOUND:
+        found = found & shapes.bound_sympy(*_with_divisors(expression, ranges, shapes))
+    least = int(found.lower) if found.lower > -_NO_BOUND else 0
     # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
     return (least, int(found.upper)) if found.upper < _NO_BOUND else (least, None)
 
 
-def upper_bound(size: Any) -> int:
+def _with_divisors(
+    expression: Any, known: Mapping[Any, Any], shapes: Any
+) -> tuple[Any, dict[Any, Any]]:
+    """Return an expression with symbols of 1 or more for its divisors, and what they can be.
+
+    A size that is divided by 0 is none: ``n // (n // 4)`` is at most ``n``.
+    """
+    ranges = dict(known)
+    divisors: dict[Any, Any] = {}
+    for quotient in expression.atoms(shapes.FloorDiv):
+        divisor = quotient.args[1]
+        if not divisor.is_number:
+            symbol = divisors.setdefault(divisor, shapes.sympy.Dummy(integer=True, positive=True))
+            found = shapes.bound_sympy(divisor, known)
+            ranges[symbol] = type(found)(max(1, found.lower), max(1, found.upper))
+    return expression.xreplace(divisors), ranges
+
+
+def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
     """Return how large a size is taken to be where a number is needed, without a guard on it.
 
     Args:
         size: A number, or a symbol of an exported program.
+        ranges: As for ``size_range``.
 
     Returns:
         The number; the top of a symbol's range; the symbol's value in the example inputs, where
@@ -235,7 +270,7 @@ def upper_bound(size: Any) -> int:
     """
     if isinstance(size, int):
         return size
-    least, top = size_range(size)
+    least, top = size_range(size, ranges)
     if top is not None and top <= _LARGEST:
         return top
     hint = hint_of(size)

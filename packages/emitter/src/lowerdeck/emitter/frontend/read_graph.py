@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.emitter._torch_private import dimension_names
+from lowerdeck.emitter.bounds import names_of
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
@@ -36,10 +36,8 @@ from lowerdeck.torch_base import (
     OpOverload,
     describe_node,
     executorch_call_delegate,
-    expression_of,
     pytree,
     schema_of,
-    varies,
 )
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -81,7 +79,7 @@ class _Reader:
         self._name = name
         self._plan_inputs = plan_inputs
         self._exported = exported
-        self._factory = ValueFactory(name, _dimension_names(exported))
+        self._factory = ValueFactory(name, names_of(exported.graph), exported.ranges)
         self._env: dict[fx.Node, Any] = {}
         self._memories: dict[str, TensorValue] = {}
 
@@ -423,22 +421,3 @@ def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
     for item in results:
         flat.extend(tree_leaves_keep_none(item) if isinstance(item, (list, tuple)) else [item])
     return flat
-
-
-def _dimension_names(exported: TracedProgram) -> dict[str, str]:
-    """Return what dynamic dimensions are called: by the user, else by their position."""
-    names: dict[str, str] = {}
-    for node in exported.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        meta = node.meta.get("val")
-        if not isinstance(meta, torch.Tensor):
-            continue
-        for dim, size in enumerate(meta.shape):
-            if not varies(size) or not expression_of(size).is_symbol:
-                continue
-            symbol = str(expression_of(size))
-            if symbol not in names:
-                names |= dimension_names(size)
-                names.setdefault(symbol, f"{node.name}_{dim}")
-    return names

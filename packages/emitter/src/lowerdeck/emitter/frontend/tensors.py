@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,12 +36,19 @@ class ValueFactory:
 
     Args:
         method: Name of the method, for messages.
-        dimension_names: Name of each symbol as the user gave it, by the symbol's text.
+        dimension_names: Name of each symbol of an input, by the symbol's text.
+        ranges: The program's ``range_constraints``.
     """
 
-    def __init__(self, method: str, dimension_names: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        method: str,
+        dimension_names: Mapping[str, str] = MappingProxyType({}),
+        ranges: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> None:
         self._method = method
-        self._dimension_names = dimension_names or {}
+        self._dimension_names = dimension_names
+        self._ranges = ranges
         self._bounds: dict[Any, int | None] = {}
 
     def tensor(
@@ -111,13 +120,14 @@ class ValueFactory:
         # slow.
         key = expression_of(size)
         if key not in self._bounds:
-            self._bounds[key] = size_range(size)[1]
+            self._bounds[key] = size_range(size, self._ranges)[1]
         bound = self._bounds[key]
         if bound is None:
             symbols = sorted(str(symbol) for symbol in key.free_symbols)
             named = [self._dimension_names[s] for s in symbols if s in self._dimension_names]
             cure = (
-                f'give it a max: torch.export.Dim("{named[0]}", max=...)'
+                f'give it a max: torch.export.Dim("{named[0]}", max=...) at export, or '
+                f'bounds={{"{named[0]}": ...}} in lower or EmitConfig'
                 if named
                 else "it depends on data; give it a max: torch._check(size <= limit) in the model"
             )

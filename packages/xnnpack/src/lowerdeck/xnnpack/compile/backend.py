@@ -139,7 +139,7 @@ def emit_partition(
     Raises:
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
     """
-    emission = Emission(half_weights=precision == "fp16")
+    emission = Emission(half_weights=precision == "fp16", ranges=program.range_constraints)
     constants = constant_tensors(program)
     given = set(program.graph_signature.user_inputs)
     inputs = [one for one in graph.find_nodes(op="placeholder") if one.name in given]

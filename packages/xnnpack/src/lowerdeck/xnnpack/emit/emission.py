@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -82,7 +82,10 @@ class Emission:
     value is the result. Conversions between layouts appear at the first need and are kept.
     """
 
-    def __init__(self, *, half_weights: bool = False) -> None:
+    def __init__(
+        self, *, half_weights: bool = False, ranges: Mapping[Any, Any] | None = None
+    ) -> None:
+        self._ranges = ranges
         self.half_weights: bool = half_weights
         """Whether filters are stored as float16 beside inputs of float32."""
         self.graph: Graph = Graph()
@@ -251,7 +254,7 @@ class Emission:
         encoding: Encoding = FLOAT,
     ) -> Tracked:
         """Return an argument of the delegate call as a tensor in the layout that it has there."""
-        dims = tuple(upper_bound(size) for size in layout.arrange(shape))
+        dims = tuple(upper_bound(size, self._ranges) for size in layout.arrange(shape))
         value = self._append(dims, encoding)
         value.external_id, value.flags = position, EXTERNAL_INPUT
         self.graph.input_ids.append(value.id)

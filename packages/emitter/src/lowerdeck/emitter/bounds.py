@@ -1,0 +1,204 @@
+"""Upper bounds of dynamic dimensions from the caller: memory is planned for the largest sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from lowerdeck.emitter._torch_private import dimension_names
+from lowerdeck.emitter.errors import EmitterError
+from lowerdeck.torch_base import (
+    expression_of,
+    expression_range,
+    set_program_parts,
+    size_range,
+    varies,
+    with_graph_module,
+)
+
+Bounds: TypeAlias = int | Mapping[str, int | Mapping[int, int]]
+"""Largest sizes: one for all input dimensions without an upper bound, or some by name.
+
+A name is that of a dimension (``torch.export.Dim``'s, a symbol such as ``s77``, or ``x_0`` for
+dimension 0 of the input ``x``), or of an input whose sizes are given by dimension:
+``{"batch": 8, "tokens": {1: 512}}``.
+"""
+
+
+def bounded(
+    programs: Mapping[str, ExportedProgram], bounds: Bounds | None
+) -> dict[str, ExportedProgram]:
+    """Return programs whose dynamic dimensions have upper bounds; the given ones are unchanged.
+
+    Sizes that depend on data are bounded by what they count (``nonzero``, masks) and by what the
+    program asserts (``torch._check(n <= x.shape[0])``, sizes of a split with a known sum).
+
+    Args:
+        programs: The program of each method. They share graphs and tensors with the results.
+        bounds: The largest sizes; None for those that the programs have.
+
+    Raises:
+        EmitterError: A bound is no positive integer, is outside of the range that the program was
+            exported for, or is of a dimension that no program has.
+
+    Example:
+        >>> import torch
+        >>> from lowerdeck.emitter import bounded, emit
+        >>> batch = ({0: torch.export.Dim.AUTO},)
+        >>> program = torch.export.export(
+        ...     torch.nn.ReLU(), (torch.ones(2, 3),), dynamic_shapes=batch
+        ... )
+        >>> emitted = emit(bounded({"forward": program}, 64))
+        >>> emitted.program.execution_plan[0].non_const_buffer_sizes
+        [0, 1536]
+    """
+    bounds = {} if bounds is None else bounds
+    _check_numbers(bounds)
+    used: set[tuple[str, int | None]] = set()
+    result = {name: _bounded(program, bounds, used) for name, program in programs.items()}
+    asked = bounds if isinstance(bounds, Mapping) else {}
+    unused = [
+        name if dim is None else f"dimension {dim} of {name}"
+        for name, bound in asked.items()
+        for dim in (bound if isinstance(bound, Mapping) else (None,))
+        if (name, dim) not in used
+    ]
+    if unused:
+        names = {name for one in programs.values() for name in names_of(one.graph).values()}
+        raise EmitterError(
+            f"bounds: found {', '.join(unused)}, expected dynamic dimensions of inputs: "
+            f"{', '.join(sorted(names)) or 'no program has any'}"
+        )
+    return result
+
+
+def names_of(graph: Graph) -> dict[str, str]:
+    """Return the names of dynamic dimensions by symbol: the user's, else by input and position.
+
+    Args:
+        graph: The graph of a program.
+    """
+    names: dict[str, str] = {}
+    for node, dim, size in _dynamic_dimensions(graph):
+        symbol = str(expression_of(size))
+        if symbol not in names:
+            names |= dimension_names(size)
+            names.setdefault(symbol, f"{node.name}_{dim}")
+    return names
+
+
+def _check_numbers(bounds: Bounds) -> None:
+    by_name = bounds if isinstance(bounds, Mapping) else {"all dimensions": bounds}
+    for name, bound in by_name.items():
+        for number in bound.values() if isinstance(bound, Mapping) else (bound,):
+            if type(number) is not int or number < 1:
+                raise EmitterError(
+                    f"bounds: found {number!r} for {name}, expected a size of 1 or more, or for "
+                    "an input a mapping from dimensions to sizes"
+                )
+
+
+def _dynamic_dimensions(graph: Graph) -> Iterator[tuple[Node, int, Any]]:
+    """Yield the dimensions of inputs that a symbol alone is: others follow from these."""
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if varies(size) and expression_of(size).is_symbol:
+                yield node, dim, size
+
+
+def _bounded(
+    program: ExportedProgram, bounds: Bounds, used: set[tuple[str, int | None]]
+) -> ExportedProgram:
+    ranges = dict(program.range_constraints)
+    names = names_of(program.graph)
+    for node, dim, size in _dynamic_dimensions(program.graph):
+        symbol = expression_of(size)
+        least, most = size_range(size, ranges)
+        bound = most
+        if not isinstance(bounds, Mapping):
+            bound = bounds if most is None else most
+        else:
+            by_dimension = bounds.get(node.name)
+            asked: dict[tuple[str, int | None], Any]
+            asked = {(name, None): bounds.get(name) for name in (names[str(symbol)], str(symbol))}
+            if isinstance(by_dimension, Mapping):
+                asked[node.name, dim] = by_dimension.get(dim)
+            found = {key: number for key, number in asked.items() if isinstance(number, int)}
+            used.update(found)
+            bound = min(found.values(), default=most)
+        if bound is None or bound == most:
+            continue
+        if bound < least or (most is not None and bound > most):
+            raise EmitterError(
+                f"bounds: found {bound} for {names[str(symbol)]}, but the program was exported "
+                f"for {least} to {'any size' if most is None else most}"
+            )
+        known = ranges[symbol]
+        ranges[symbol] = type(known)(known.lower, bound)
+    _bound_data_dependent_sizes(program.graph, ranges)
+    if ranges == program.range_constraints:
+        return program
+    result = with_graph_module(program, program.graph_module)
+    set_program_parts(result, range_constraints=ranges)
+    return result
+
+
+_ATEN = torch.ops.aten
+# They pick elements of what a mask stands for, at most all of them.
+_PICK = frozenset({_ATEN.nonzero.default, _ATEN.where.default, _ATEN.index.Tensor})
+
+
+def _bound_data_dependent_sizes(graph: Graph, ranges: dict[Any, Any]) -> None:
+    """Bound the symbols of sizes that are read from data, in ``ranges``."""
+    for node in graph.nodes:
+        if node.target in _PICK:
+            for symbol in node.meta.get("unbacked_bindings") or ():
+                _lower_upper_bound(ranges, symbol, _most_picked(node, ranges))
+        elif node.target is _ATEN._assert_scalar.default and isinstance(node.args[0], Node):
+            condition = expression_of(node.args[0].meta["val"])
+            for symbol in getattr(condition, "free_symbols", ()):
+                _lower_upper_bound(ranges, symbol, _solved(condition, symbol, ranges))
+
+
+def _most_picked(node: Node, ranges: Mapping[Any, Any]) -> int | None:
+    """Return how many elements the masks of a call have."""
+    is_index = node.target is _ATEN.index.Tensor
+    indices: Any = node.args[1] if is_index else node.args
+    values = [one.meta["val"] for one in indices if isinstance(one, Node)]
+    counts = [_elements(one, ranges) for one in values if not is_index or one.dtype is torch.bool]
+    return None if None in counts else max(filter(None, counts), default=None)
+
+
+def _elements(tensor: torch.Tensor, ranges: Mapping[Any, Any]) -> int | None:
+    sizes = [size_range(size, ranges)[1] for size in tensor.shape]
+    return None if None in sizes else prod(size for size in sizes if size is not None)
+
+
+def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
+    """Return how large a symbol of a linear condition can be; None where that tells no bound."""
+    operator = getattr(condition, "rel_op", "")
+    if operator not in {"<=", "<", ">=", ">", "=="}:
+        return None
+    # The difference is at most 0, or at most -1.
+    difference = (condition.lhs - condition.rhs).expand()
+    difference = -difference if operator in {">=", ">"} else difference
+    difference += int(operator in {"<", ">"})
+    factor = difference.coeff(symbol)
+    rest = difference - factor * symbol
+    if operator == "==" and factor.is_negative:
+        factor, rest = -factor, -rest
+    if not factor.is_positive or symbol in rest.free_symbols:
+        return None
+    return expression_range(-rest // factor, ranges)[1]
+
+
+def _lower_upper_bound(ranges: dict[Any, Any], symbol: Any, bound: int | None) -> None:
+    known = ranges.get(symbol)
+    if bound is not None and known is not None and bound < known.upper:
+        ranges[symbol] = type(known)(min(known.lower, bound), bound)
