@@ -1,7 +1,6 @@
 """A pytest plugin for CI: of long tables a share by the date of the commit.
 
-``pytest -p lowerdeck_zoo.todays`` runs all of up to 7 cases, every other of up to 15, and a fourth
-of more.
+``pytest -p lowerdeck_zoo.todays`` runs all of up to 15 cases, and every other of more.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: list[pytest.Item] = []
     for item in items:
         table = item.nodeid.partition("[")[0]
-        every = 1 if cases[table] < 8 else 2 if cases[table] < 16 else 4
+        every = 1 if cases[table] < 16 else 2
         (left if (seen[table] + today()) % every else chosen).append(item)
         seen[table] += 1
     config.hook.pytest_deselected(items=left)
