@@ -513,6 +513,19 @@ def families(session: nox.Session) -> None:
     )
 
 
+@nox.session(requires=["torch"], default=False)
+def clients(session: nox.Session) -> None:
+    """Lower classes of transformers as its own exporter exports them: ``-- [CLASS...] [--write]``.
+
+    ``--modes static dynamic`` are both by default. What came of each is kept in
+    ``out/clients.jsonl`` and not tried again; ``--write`` writes the page about them.
+    """
+    _borrow_torch(session)
+    _install_packages(session)
+    session.install("--no-deps", OFFICIAL_RUNTIME, "torchvision", "timm", "pillow", *DEV)
+    session.run(*("python", "tests/clients/run.py", *session.posargs), env={"HF_HUB_OFFLINE": "1"})
+
+
 @nox.session(default=False)
 def peers(session: nox.Session) -> None:
     """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""

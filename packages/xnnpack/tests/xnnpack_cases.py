@@ -6,12 +6,13 @@ Functions of the same inputs are one model, so that they are exported and lowere
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Case, case  # type: ignore[import-not-found]
-from mask_cases import masks  # type: ignore[import-not-found]
+from mask_cases import attend, masks  # type: ignore[import-not-found]
 from tidied_cases import tidied  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import Dim
@@ -604,3 +605,56 @@ def dynamic() -> Iterator[Case]:
         dynamic=(({2: side, 3: side},),),
         others=((torch.randn(1, 3, 16, 16),), (torch.randn(1, 3, 5, 5),)),
     )
+    yield from two_sizes()
+
+
+def two_sizes() -> Iterator[Case]:
+    """Yield views and attention of tensors with two varying sizes, as batch and tokens are."""
+
+    def heads(x: Tensor, *sizes: int) -> Tensor:
+        return x.relu().view(x.shape[0], x.shape[1], *sizes)
+
+    def masked(x: Tensor, mask: Tensor, empty: Any, *, groups: int = 4) -> Any:
+        query = heads(x, 4, 6).transpose(1, 2)
+        key = heads(x[..., : groups * 6], groups, 6).transpose(1, 2)
+        key = torch.cat([empty[0], key], -2)
+        y = attend(query, key, key + 1, mask, enable_gqa=groups < 4)
+        return y.transpose(1, 2).reshape(x.shape)
+
+    views: dict[str, Any] = {
+        "heads": lambda x: heads(x, 4, 6).exp(),
+        "heads_in_front": lambda x: heads(x, 4, 6).transpose(1, 2) + 1,
+        "heads_back": lambda x: heads(x, 4, 6).transpose(1, 2).relu().transpose(1, 2).flatten(2),
+        "three": lambda x: heads(x, 2, 3, 4) * 2,
+        "three_back": lambda x: (heads(x, 2, 3, 4) * 2).flatten(2) + 1,
+        "other_heads": lambda x: heads(heads(x, 3, 8), 6, 4) + 1,
+        "in_front": lambda x: (x.relu()[None] + 1).squeeze(0) * 2,
+        "between": lambda x: (x.relu()[:, None] + 1).squeeze(1) * 2,
+        "behind": lambda x: (x.relu()[..., None, None] + 1).squeeze((3, 4)) * 2,
+        "beside": lambda x: torch.stack([x.relu(), x[:, :]], 1)[:, 1],
+        "pieces": lambda x: sum(heads(x, 2, 12).unbind(2)),
+    }
+    dims = {0: Dim("batch", min=1, max=5), 1: Dim("tokens", min=1, max=9)}
+    others = ((1, 9, 24), (5, 1, 24), (4, 3, 24))
+    yield case(
+        *("dynamic_two_sizes", views, (2, 7, 24)),
+        dynamic=((dims,),),
+        others=tuple((torch.randn(shape),) for shape in others),
+    )
+    dims_of_mask = {0: dims[0], 2: dims[1], 3: dims[1]}
+    kinds: Any = (
+        ("truths", masked, lambda *shape: torch.rand(shape) > 0.6),
+        ("floats", masked, lambda *shape: torch.where(torch.rand(shape) > 0.6, 1.0, -torch.inf)),
+        ("groups", partial(masked, groups=2), lambda *shape: torch.rand(shape) > 0.6),
+    )
+    for name, function, mask in kinds:
+        yield case(
+            f"dynamic_masked_{name}",
+            function,
+            *((2, 7, 24), mask(2, 1, 7, 7)),
+            parts=(nn.ParameterList([torch.zeros(0)]),),
+            dynamic=((dims, dims_of_mask),),
+            others=tuple(
+                (torch.randn(shape), mask(shape[0], 1, shape[1], shape[1])) for shape in others
+            ),
+        )

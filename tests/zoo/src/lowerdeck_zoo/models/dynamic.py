@@ -88,6 +88,12 @@ PROGRAMS = (
         ({2: Dim("height", min=8, max=32)},),
     ),
     Program(
+        "dynamic_pooled_lines",
+        lambda: Of(lambda x: nn.functional.adaptive_avg_pool1d(x.transpose(1, 2), 1).flatten(1)),
+        _batches(5, 6),
+        (({0: _BATCH},),),
+    ),
+    Program(
         "dynamic_windows",
         _windows,
         lambda: [(torch.randn(2, 4, size, 16),) for size in (16, 8, 32, 9, 16)],

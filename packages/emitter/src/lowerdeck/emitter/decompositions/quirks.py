@@ -230,8 +230,23 @@ def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # 
     return copied
 
 
+def as_strided(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    """Return the tensor itself where the strides reach its own elements in their order."""
+    same = len(size) == self.dim() and is_known((storage_offset or 0) == self.storage_offset())
+    for wanted, has, step, own in zip(size, self.shape, stride, self.stride(), strict=False):
+        # Nothing steps along one element.
+        same = same and is_known(wanted == has) and (is_known(has == 1) or is_known(step == own))
+    return torch.ops.aten.alias.default(self) if same else NotImplemented
+
+
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.prims.copy_strided.default: copy_strided,
+    _ATEN.as_strided.default: as_strided,
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,

@@ -191,10 +191,10 @@ def _leaves_unset(node: Node, taken: Collection[Node]) -> bool:
 
 
 def _sets(node: Node, source: Node) -> bool:
-    # A reshape to the same sizes is none.
-    return node.target in _RESHAPES and list(map(str, _shape(node))) != list(
-        map(str, _shape(source))
-    )
+    # A reshape to the same sizes is none, nor is one to several symbolic sizes.
+    before, after = (list(map(str, _shape(one))) for one in (source, node))
+    symbols = sum(not isinstance(size, int) for size in _shape(node))
+    return node.target in _RESHAPES and before != after and symbols <= 1
 
 
 def _shape(node: Node) -> tuple[Dim, ...]:

@@ -18,6 +18,7 @@ from lowerdeck.xnnpack.emit.emission import (
     float_of,
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
+from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
 from lowerdeck.xnnpack.emit.scratch import Scratch, largest
 from lowerdeck.xnnpack.emit.tables import note_function
 from lowerdeck.xnnpack.emit.tidying import tidy
@@ -36,9 +37,12 @@ __all__ = [
     "float_of",
     "is_fixed",
     "is_one",
+    "joined",
     "largest",
     "note_function",
     "pair",
+    "reshape_refusal",
+    "resized",
     "shape_of",
     "tidy",
 ]

@@ -7,9 +7,10 @@ import math
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, joined, shape_of
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
+from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
 
@@ -45,6 +46,10 @@ def _attention(emission: Emission, call: Call) -> None:
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
+    if many > 1 and _symbols(call) > 1:
+        # A dimension of their own for heads that share a key would need more copies.
+        key, value = (_repeated(emission, one, many) for one in (key, value))
+        many = 1
     mask = mask_of(emission, call, many)
     query_id, key_id, value_id = (emission.id_of(one) for one in (query, key, value))
     shape = query.shape
@@ -93,6 +98,21 @@ def _apart(emission: Emission, tracked: Tracked, many: int) -> tuple[int, tuple[
     return emission.reshaped(emission.id_of(tracked), shape), shape
 
 
+def _repeated(emission: Emission, tracked: Tracked, many: int) -> Tracked:
+    """Return heads, each ``many`` times."""
+    batch, heads, rows, columns = tracked.shape
+    each = [emission.id_of(stretch(emission, tracked, 1, head, 1)) for head in range(int(heads))]
+    shape = (batch, int(heads) * many, rows, columns)
+    parts = [(one, 1) for one in each for _ in range(many)]
+    return emission.tracked(shape, joined(emission, parts, shape, 1, Layout.PLAIN))
+
+
+def _symbols(call: Call) -> int:
+    """Return how many sizes of the operands vary, in that which has most."""
+    names = ("query", "key", "value")
+    return max(sum(not is_fixed(size) for size in call.shape(name)) for name in names)
+
+
 def _heads_per_group(call: Call) -> int:
     if not call.args.get("enable_gqa"):
         return 1
@@ -122,8 +142,6 @@ def _group_refusal(call: Call) -> str | None:
         return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
     if shapes[1][1] != shapes[2][1]:
         return "its keys and values are grouped differently"
-    if any(sum(not is_fixed(size) for size in shape) > 1 for shape in shapes):
-        return "more than one symbolic size, which a reshape cannot carry"
     return None
 
 

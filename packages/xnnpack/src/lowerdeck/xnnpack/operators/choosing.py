@@ -11,10 +11,10 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.lowered_module import compute_known
 from lowerdeck.torch_base import describe_node
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
-from lowerdeck.xnnpack.operators.pieces import joined, stretch
+from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.layout import Layout
 
 _aten = torch.ops.aten

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one
-from lowerdeck.xnnpack.operators.maxima import largest_of_rows
-from lowerdeck.xnnpack.payload.schema import NodeKind
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one, resized
+from lowerdeck.xnnpack.operators.maxima import any_of_rows, largest_of_rows
+from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -61,12 +61,8 @@ def mask_refusal(call: Call) -> str | None:
     if call.args["attn_mask"] is None or call.is_constant("attn_mask"):
         return None
     shape = call.shape("attn_mask")
-    if not shape:
-        return "its mask has no dimension"
-    if not is_fixed(shape[-1]):
-        return "its mask is known only at run time, and has rows of a symbolic size"
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "its mask has more than one symbolic size, which a reshape cannot carry"
+    if len(shape) < 2 or len(shape) >= MAX_RANK:
+        return f"its mask has {len(shape)} dimensions"
     return None
 
 
@@ -120,23 +116,33 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     shape = _spread_sizes(tracked.shape, many)
     mask = emission.id_of(tracked)
     if shape is not tracked.shape:
-        mask = emission.reshaped(mask, shape)
+        mask = resized(emission, mask, tracked.shape, shape)
     column = (*shape[:-1], 1)
-    most = largest_of_rows(emission, mask, shape)
+    symbols = sum(not is_fixed(size) for size in shape)
+    of_rows = any_of_rows if symbols > 1 or not is_fixed(shape[-1]) else largest_of_rows
     if truths:
+        kept = of_rows(emission, mask, shape)
         # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
-        moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=most)
+        moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=kept)
         return Mask(
             emission.tracked(shape, _times(emission, moved, shape, _LARGEST)),
-            emission.tracked(column, most),
+            emission.tracked(column, kept),
         )
-    # -inf stays -inf, and the least of all numbers becomes 0.
-    above = _plus(emission, most, column, _LARGEST)
-    kept = _plus(emission, above, column, 1.0, limits=(0.0, 1.0))
+    if of_rows is any_of_rows:
+        kept = any_of_rows(emission, _above_infinity(emission, mask, shape), shape)
+    else:
+        kept = _above_infinity(emission, largest_of_rows(emission, mask, shape), column)
     # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
     floor = _times(emission, _times(emission, kept, column, -_LARGEST), column, 2.0)
     added = emission.add(NodeKind.MAXIMUM, shape, input1_id=mask, input2_id=floor)
     return Mask(emission.tracked(shape, added), emission.tracked(column, kept))
+
+
+def _above_infinity(emission: Emission, value: int, shape: Sequence[Dim]) -> int:
+    """Return 0 for -inf, and 1 for every number."""
+    # -inf stays -inf, and the least of all numbers becomes 0.
+    above = _plus(emission, value, shape, _LARGEST)
+    return _plus(emission, above, shape, 1.0, limits=(0.0, 1.0))
 
 
 def _plus(

@@ -9,11 +9,20 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    is_fixed,
+    joined,
+    reshape_refusal,
+    resized,
+    shape_of,
+)
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
-from lowerdeck.xnnpack.operators.shapes import define_reshaped
+from lowerdeck.xnnpack.operators.shapes import define_reshaped, reshape_int8_refusal
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
+from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
 
@@ -50,6 +59,9 @@ def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: i
 def _slice(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
     axis = call.axis()
+    if _takes_all(call):
+        emission.define(call.node, tracked)
+        return
     start, size = _bounds(call)
     if call.args["step"] != 1:
         _define_every(emission, call, tracked, start, size)
@@ -90,7 +102,15 @@ def _bounds(call: Call) -> tuple[int, int]:
     return first, max(last - first, 0)
 
 
+def _takes_all(call: Call) -> bool:
+    """Return whether a slice is all of its tensor, such as ``x[:]`` of a symbolic size."""
+    before, after = call.shape("self"), shape_of(call.node)
+    return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
+
+
 def _slice_refusal(call: Call) -> str | None:
+    if _takes_all(call):
+        return None
     if call.args["step"] != 1 and (
         call.rank("self") >= MAX_RANK or not all(is_fixed(one) for one in call.shape("self"))
     ):
@@ -116,13 +136,12 @@ def _select_refusal(call: Call) -> str | None:
         return "its index is symbolic"
     if not is_fixed(call.shape("self")[call.axis()]):
         return "it cuts a symbolic size"
-    return _one_symbol(shape_of(call.node))
+    return _drop_refusal(call, shape_of(call.node))
 
 
-def _one_symbol(shape: Sequence[Dim]) -> str | None:
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return None
+def _drop_refusal(call: Call, shape: Sequence[Dim]) -> str | None:
+    axis = call.axis()
+    return reshape_refusal((*shape[:axis], 1, *shape[axis:]), shape)
 
 
 def _split(emission: Emission, call: Call) -> None:
@@ -168,7 +187,7 @@ def _pieces_refusal(call: Call) -> str | None:
 
 
 def _unbind_refusal(call: Call) -> str | None:
-    return _pieces_refusal(call) or _one_symbol(call.node.meta["val"][0].shape)
+    return _pieces_refusal(call) or _drop_refusal(call, call.node.meta["val"][0].shape)
 
 
 def _cat(emission: Emission, call: Call) -> None:
@@ -183,53 +202,6 @@ def _join(
 ) -> None:
     parts = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
     emission.define_value(node, joined(emission, parts, shape_of(node), axis, layout), layout)
-
-
-def joined(
-    emission: Emission,
-    parts: Sequence[tuple[int, Dim]],
-    shape: Sequence[Dim],
-    axis: int,
-    layout: Layout,
-) -> int:
-    """Return values as one, one after the other along a dimension.
-
-    Args:
-        emission: Where to add.
-        parts: The values, and how much of the dimension each has.
-        shape: The sizes of the result.
-        axis: The dimension.
-        layout: The layout of all of them.
-    """
-    # Up to five at a time, and what comes of them: nothing is copied more than it must.
-    while len(parts) > 1:
-        groups = [parts[first : first + 5] for first in range(0, len(parts), 5)]
-        parts = [_joined(emission, group, shape, axis, layout) for group in groups]
-    return parts[0][0]
-
-
-def _joined(
-    emission: Emission,
-    parts: Sequence[tuple[int, Dim]],
-    shape: Sequence[Dim],
-    axis: int,
-    layout: Layout,
-) -> tuple[int, Dim]:
-    if len(parts) == 1:
-        return parts[0]
-    size = sum(one[1] for one in parts)
-    inputs: dict[str, Fields] = {
-        f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
-    }
-    value = emission.add(
-        CONCATENATE_KINDS[len(parts) - 2],
-        (*shape[:axis], size, *shape[axis + 1 :]),
-        layout,
-        None,
-        axis=layout.position(axis, len(shape)),
-        **inputs,
-    )
-    return value, size
 
 
 def _cat_refusal(call: Call) -> str | None:
@@ -248,23 +220,40 @@ def _stack(emission: Emission, call: Call) -> None:
     single = (*shape[:axis], 1, *shape[axis + 1 :])
     operands = [emission.of(one) for one in call.args["tensors"]]
     parts = [
-        emission.tracked(single, emission.reshaped(value, single))
-        for value in (emission.id_of(one) for one in operands)
+        emission.tracked(single, resized(emission, value, one.shape, single))
+        for value, one in [(emission.id_of(one), one) for one in operands]
     ]
     _join(emission, call.node, parts, axis, Layout.PLAIN)
 
 
 def _stack_refusal(call: Call) -> str | None:
-    return _cat_refusal(call) or _one_symbol(shape_of(call.node))
+    shape = shape_of(call.node)
+    axis = int(call.args["dim"]) % len(shape)
+    single = (*shape[:axis], 1, *shape[axis + 1 :])
+    return _cat_refusal(call) or reshape_refusal((*shape[:axis], *shape[axis + 1 :]), single)
 
 
 _SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEPS)
-_SELECT = Operator(_select, _select_refusal, computes=False, integers=Integers.KEEPS)
+_SELECT = Operator(
+    _select,
+    _select_refusal,
+    computes=False,
+    integers=Integers.KEEPS,
+    int8_refusal=reshape_int8_refusal,
+)
 _SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
-_UNBIND = Operator(_unbind, _unbind_refusal, computes=False, integers=Integers.KEEPS)
+_UNBIND = Operator(
+    _unbind,
+    _unbind_refusal,
+    computes=False,
+    integers=Integers.KEEPS,
+    int8_refusal=reshape_int8_refusal,
+)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
-    _aten.stack.default: Operator(_stack, _stack_refusal, integers=Integers.JOINS),
+    _aten.stack.default: Operator(
+        _stack, _stack_refusal, integers=Integers.JOINS, int8_refusal=reshape_int8_refusal
+    ),
     **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
     **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
     **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),

@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, largest
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, joined, largest
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.operators.pieces import joined, stretch
+from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind

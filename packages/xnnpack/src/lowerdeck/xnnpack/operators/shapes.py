@@ -8,7 +8,17 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    fake,
+    is_fixed,
+    is_one,
+    reshape_refusal,
+    resized,
+    shape_of,
+)
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -49,7 +59,7 @@ def _reshape(emission: Emission, call: Call) -> None:
 
 
 def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None:
-    """Define a node's result as a tensor with other sizes, of which one may be symbolic.
+    """Define a node's result as a tensor with other sizes, which ``reshape_refusal`` allows.
 
     Args:
         emission: Where to add.
@@ -66,17 +76,33 @@ def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None
         origin = origin.derived.get(_RESHAPED_FROM)
     ids = tracked.ids
     # One pixel: the plain order and the channels-last order are the same bytes.
-    if Layout.PLAIN not in ids and len(tracked.shape) >= 3 and all(map(is_one, tracked.shape[2:])):
-        source = ids[Layout.CHANNELS_LAST]
+    if (
+        Layout.PLAIN not in ids
+        and len(tracked.shape) >= 3
+        and all(map(is_one, tracked.shape[2:]))
+        and sum(not is_fixed(size) for size in shape) <= 1
+    ):
+        value = emission.reshaped(ids[Layout.CHANNELS_LAST], shape)
     else:
-        source = emission.id_of(tracked)
-    emission.define_value(node, emission.reshaped(source, shape))
+        value = resized(emission, emission.id_of(tracked), tracked.shape, shape)
+    emission.define_value(node, value)
     emission.of(node).derived[_RESHAPED_FROM] = tracked
 
 
 def _reshape_refusal(call: Call) -> str | None:
-    if sum(not is_fixed(size) for size in shape_of(call.node)) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
+    return reshape_refusal(call.shape("self"), shape_of(call.node))
+
+
+def reshape_int8_refusal(call: Call) -> str | None:
+    """Return why integers cannot be given the sizes of a call's result, or None.
+
+    Args:
+        call: The call; of several results the first stands for all.
+    """
+    value = call.node.meta["val"]
+    tensor = value[0] if isinstance(value, (list, tuple)) else value
+    if sum(not is_fixed(size) for size in tensor.shape) > 1:
+        return "it has several symbolic sizes, and is reshaped by multiplying"
     return None
 
 
@@ -169,11 +195,19 @@ def _expand_refusal(call: Call) -> str | None:
 
 
 def _expand_int8_refusal(call: Call) -> str | None:
-    return None if all(map(is_one, _repeats(call))) else "it repeats elements by multiplying"
+    if not all(map(is_one, _repeats(call))):
+        return "it repeats elements by multiplying"
+    return reshape_int8_refusal(call)
 
 
 _SAME = Operator(_same, computes=False, integers=Integers.KEEPS)
-_RESHAPE = Operator(_reshape, _reshape_refusal, computes=False, integers=Integers.KEEPS)
+_RESHAPE = Operator(
+    _reshape,
+    _reshape_refusal,
+    computes=False,
+    integers=Integers.KEEPS,
+    int8_refusal=reshape_int8_refusal,
+)
 _PERMUTE = Operator(
     _permute_emitter(lambda call: call.args["dims"]), computes=False, integers=Integers.KEEPS
 )

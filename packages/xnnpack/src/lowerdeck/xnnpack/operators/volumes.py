@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, joined, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
@@ -26,7 +26,6 @@ from lowerdeck.xnnpack.operators.convolution import (
     filter_encoding,
 )
 from lowerdeck.xnnpack.operators.first_result import first_result, first_result_refusal
-from lowerdeck.xnnpack.operators.pieces import joined
 from lowerdeck.xnnpack.operators.pooling import pool
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,

@@ -250,6 +250,12 @@ def _is_last(value: object, node: Node) -> bool:
     )
 
 
+def is_empty(node: Node) -> bool:
+    """Return whether a node is a tensor that is known to have no element."""
+    value = fake(node)
+    return value is not None and any(isinstance(size, int) and not size for size in value.shape)
+
+
 def changes_nothing(node: Node) -> bool:
     """Return whether a call's result is its first argument, element by element."""
     if node.target is _aten.dropout.default:

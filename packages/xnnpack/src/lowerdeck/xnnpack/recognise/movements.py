@@ -1,4 +1,4 @@
-"""The pieces of what moves elements: shuffles of pixels and channels, rolls, permutations."""
+"""The pieces of what moves elements: shuffles, rolls, permutations, joins."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Amount,
     Either,
     Match,
     Piece,
+    is_empty,
     same_sizes,
 )
 from lowerdeck.xnnpack.recognise.pieces import (
     ADD,
+    ANY,
     Arguments,
     Whole,
     X,
@@ -109,6 +112,17 @@ _COUNT = Either(
     Piece((_aten.arange.default,), Amount("end")),
 )
 _ROLLED = Piece((_aten.fmod.Scalar,), Piece(ADD, _COUNT, Amount("start")), Amount("size"))
+
+
+def _joined_alone(match: Match) -> Arguments | None:
+    tensors = arguments_of(match.pieces[0])["tensors"]
+    full = [one for one in tensors if not is_empty(one)]
+    return (full[0],) if len(full) == 1 else None
+
+
+# A cache of transformers that is still empty, in front of what it keeps.
+JOINS = (Whole(_aten.clone.default, Piece((_aten.cat.default,), ANY, ANY), _joined_alone),)
+
 ROLLS = (
     Whole(
         _aten.roll.default,

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.recognise.integer_layers import PRODUCTS, integer_layers
-from lowerdeck.xnnpack.recognise.matching import Match, matches
+from lowerdeck.xnnpack.recognise.matching import Match, is_empty, matches
 from lowerdeck.xnnpack.recognise.pieces import Arguments, Whole
 from lowerdeck.xnnpack.recognise.stages import STAGES
 
@@ -200,14 +200,16 @@ class _Survey:
         """Return whether pieces may be computed where the last of them is, of some arguments.
 
         They are, if nothing is overwritten between them but by themselves, and if they read
-        nothing else but sizes of inputs: those of what the same delegate computes would have to
-        be known before it.
+        nothing else but sizes of inputs, and tensors without elements: sizes of what the same
+        delegate computes would have to be known before it.
         """
         first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
         first += sum(one in self._writers for one in pieces[1:])
         known = {*pieces, *(one for one in arguments if isinstance(one, Node))}
         return first == last and all(
-            one in known or one in self._early for node in pieces for one in node.all_input_nodes
+            one in known or one in self._early or is_empty(one)
+            for node in pieces
+            for one in node.all_input_nodes
         )
 
     def replace(self, pieces: Sequence[Node], made: Node) -> None:

@@ -1,0 +1,261 @@
+"""Reshapes of tensors with several symbolic sizes, of which the runtime's reshape carries one.
+
+Sizes that are known are split and merged between symbolic ones, which stay in their order, as
+attention does with its heads: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. The runtime
+adds a dimension of size 1 where it multiplies with a 1 of more dimensions, and drops two where it
+averages over them; slices and concatenations split and merge the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
+from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
+
+_MOST_PIECES = 64
+"""Into how many slices a dimension is cut at most: each is a node and a copy."""
+
+
+def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
+    """Return why XNNPACK cannot give a tensor other sizes, or None.
+
+    Args:
+        before: The sizes that it has.
+        after: The sizes that it should have.
+    """
+    if sum(not is_fixed(size) for size in after) <= 1:
+        return None
+    plan = _plan(before, after)
+    if plan is None:
+        return "more than one symbolic size, which a reshape cannot carry"
+    if len(before) + plan.added > MAX_RANK or plan.pieces > _MOST_PIECES:
+        return "more than one symbolic size, and too many pieces for slices to reshape them"
+    return None
+
+
+def resized(emission: Emission, value: int, before: Sequence[Dim], after: Sequence[Dim]) -> int:
+    """Return a value with other sizes, which ``reshape_refusal`` does not refuse.
+
+    Args:
+        emission: Where to add.
+        value: The tensor in the plain layout.
+        before: Its sizes.
+        after: The sizes of the result.
+    """
+    if tuple(map(str, before)) == tuple(map(str, after)):
+        return value
+    plan = _plan(before, after)
+    if plan is None or sum(not is_fixed(size) for size in after) <= 1:
+        return emission.reshaped(value, after)
+    with emission.stored(emission.reads, emission.encoding_of(value)):
+        tensor = _Tensor(emission, value, list(before), _keys(before))
+        if plan.added:
+            tensor.add_ones(plan.added)
+        for number, (old, new) in enumerate(plan.groups):
+            if old != new:
+                for _ in old[1:]:
+                    tensor.merge(number)
+                for place, size in enumerate(new[:-1]):
+                    tensor.split((number, place), int(size))
+        return tensor.arranged(after, dropped=plan.dropped)
+
+
+_Key = tuple[int, int]
+"""Orders the dimensions: the number of a group, and the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How sizes become others.
+
+    Attributes:
+        groups: The sizes but 1 of each group before and after: those between symbolic sizes, and
+            each symbolic size in a group of its own.
+        added: How many dimensions of size 1 are added first.
+        dropped: How many are dropped at the end.
+        pieces: The most slices that a dimension is cut into.
+    """
+
+    groups: list[tuple[list[Dim], list[Dim]]]
+    added: int
+    dropped: int
+    pieces: int
+
+
+def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
+    """Return how sizes become others, or None where the symbolic ones differ or change places."""
+    old, new = _grouped(before), _grouped(after)
+    if len(old) != len(new):
+        return None
+    groups = list(zip(old, new, strict=True))
+    spare = sum(map(is_one, before)) - sum(map(is_one, after))
+    pieces = 0
+    for one, other in groups:
+        if all(map(is_fixed, [*one, *other])):
+            if prod(one) != prod(other):
+                return None
+            if one != other:
+                # A merge leaves a dimension of size 1 behind, a split needs one.
+                spare += len(one) - len(other)
+                pieces = max(pieces, *map(int, one[:-1]), *map(int, other[:-1]), 0)
+        elif str(one) != str(other):
+            return None
+    added = max(-spare, 0) if spare < 0 else spare % 2
+    return _Plan(groups, added, spare + added, pieces)
+
+
+def _grouped(shape: Sequence[Dim]) -> list[list[Dim]]:
+    """Return the sizes but 1 between symbolic ones, which are groups of their own."""
+    groups: list[list[Dim]] = [[]]
+    for size in shape:
+        if not is_fixed(size):
+            groups += [[size], []]
+        elif not is_one(size):
+            groups[-1].append(size)
+    return groups
+
+
+def _keys(shape: Sequence[Dim]) -> list[_Key | None]:
+    """Return the key of each dimension; None where its size is 1."""
+    keys: list[_Key | None] = []
+    group = place = 0
+    for size in shape:
+        if not is_fixed(size):
+            keys.append((group + 1, 0))
+            group, place = group + 2, 0
+        elif is_one(size):
+            keys.append(None)
+        else:
+            keys.append((group, place))
+            place += 1
+    return keys
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """A value on its way to other sizes, each of its dimensions with a key or None."""
+
+    emission: Emission
+    value: int
+    shape: list[Dim]
+    keys: list[_Key | None]
+
+    def add_ones(self, count: int) -> None:
+        """Add dimensions of size 1 in front."""
+        self.shape[:0] = [1] * count
+        self.keys[:0] = [None] * count
+        one = self.emission.constant_value(torch.ones([1] * len(self.shape)))
+        self.value = self.emission.add(
+            NodeKind.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
+        )
+
+    def merge(self, group: int) -> None:
+        """Make one dimension of the first two of a group."""
+        first, second = (self.keys.index(key) for key in sorted(self._of_group(group))[:2])
+        count, size = int(self.shape[first]), int(self.shape[second])
+        parts = self._slices(first, count, 1)
+        self.keys[first], self.keys[second] = None, self.keys[first]
+        self.shape[first] = 1
+        self._join(parts, second, size)
+
+    def split(self, key: _Key, count: int) -> None:
+        """Make two dimensions of one, of which the first has ``count`` elements."""
+        at, free = self.keys.index(key), self.keys.index(None)
+        size = int(self.shape[at]) // count
+        parts = self._slices(at, count, size)
+        self.shape[at], self.keys[at] = size, (key[0], key[1] + 1)
+        self.keys[free] = key
+        self._join(parts, free, 1)
+
+    def arranged(self, after: Sequence[Dim], dropped: int) -> int:
+        """Return the value with its dimensions in order and some of size 1 dropped."""
+        ones = (at for at, key in enumerate(self.keys) if key is None)
+        real = iter(sorted(key for key in self.keys if key is not None))
+        order = [next(ones) if is_one(size) else self.keys.index(next(real)) for size in after]
+        # An average drops the two dimensions before the last.
+        order[-1:-1] = ones
+        shape = [self.shape[at] for at in order]
+        value = self.emission.permuted(self.value, order, shape)
+        for _ in range(dropped // 2):
+            del shape[-3:-1]
+            value = self.emission.add(NodeKind.GLOBAL_AVG_POOLING_2D, shape, input_id=value)
+        return value
+
+    def _of_group(self, group: int) -> list[_Key]:
+        return [key for key in self.keys if key is not None and key[0] == group]
+
+    def _slices(self, axis: int, count: int, size: int) -> list[int]:
+        rank = len(self.shape)
+        shape = [*self.shape[:axis], size, *self.shape[axis + 1 :]]
+        return [
+            self.emission.add(
+                NodeKind.STATIC_SLICE,
+                shape,
+                num_dims=rank,
+                offsets=tuple(number * size if at == axis else 0 for at in range(rank)),
+                # Size 0 stands for all of a dimension, whatever its size is at run time.
+                sizes=tuple(size if at == axis else 0 for at in range(rank)),
+                input_id=self.value,
+            )
+            for number in range(count)
+        ]
+
+    def _join(self, parts: list[int], axis: int, each: int) -> None:
+        self.shape[axis] = each * len(parts)
+        whole = [(part, each) for part in parts]
+        self.value = joined(self.emission, whole, self.shape, axis, Layout.PLAIN)
+
+
+def joined(
+    emission: Emission,
+    parts: Sequence[tuple[int, Dim]],
+    shape: Sequence[Dim],
+    axis: int,
+    layout: Layout,
+) -> int:
+    """Return values as one, one after the other along a dimension.
+
+    Args:
+        emission: Where to add.
+        parts: The values, and how much of the dimension each has.
+        shape: The sizes of the result.
+        axis: The dimension.
+        layout: The layout of all of them.
+    """
+    # Up to five at a time, and what comes of them: nothing is copied more than it must.
+    while len(parts) > 1:
+        groups = [parts[first : first + 5] for first in range(0, len(parts), 5)]
+        parts = [_joined(emission, group, shape, axis, layout) for group in groups]
+    return parts[0][0]
+
+
+def _joined(
+    emission: Emission,
+    parts: Sequence[tuple[int, Dim]],
+    shape: Sequence[Dim],
+    axis: int,
+    layout: Layout,
+) -> tuple[int, Dim]:
+    if len(parts) == 1:
+        return parts[0]
+    size = sum(one[1] for one in parts)
+    inputs: dict[str, Fields] = {
+        f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
+    }
+    value = emission.add(
+        CONCATENATE_KINDS[len(parts) - 2],
+        (*shape[:axis], size, *shape[axis + 1 :]),
+        layout,
+        None,
+        axis=layout.position(axis, len(shape)),
+        **inputs,
+    )
+    return value, size
