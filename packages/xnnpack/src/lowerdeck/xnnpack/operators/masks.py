@@ -9,8 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one
-from lowerdeck.xnnpack.operators.maxima import largest_of_rows
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    fake,
+    is_fixed,
+    is_one,
+    symbols_refusal,
+)
+from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -65,9 +73,8 @@ def mask_refusal(call: Call) -> str | None:
         return "its mask has no dimension"
     if not is_fixed(shape[-1]):
         return "its mask is known only at run time, and has rows of a symbolic size"
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "its mask has more than one symbolic size, which a reshape cannot carry"
-    return None
+    reason = symbols_refusal(shape)
+    return reason and f"its mask has {reason}"
 
 
 def _known(data: torch.Tensor, many: int) -> Mask:
@@ -118,38 +125,16 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     then multiplied by 0. All other rows stay what they are, -inf included.
     """
     shape = _spread_sizes(tracked.shape, many)
-    mask = emission.id_of(tracked)
-    if shape is not tracked.shape:
-        mask = emission.reshaped(mask, shape)
-    column = (*shape[:-1], 1)
-    most = largest_of_rows(emission, mask, shape)
+    mask = tracked if shape is tracked.shape else emission.view(tracked, shape)
+    most = largest_of_rows(emission, mask)
     if truths:
         # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
-        moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=most)
-        return Mask(
-            emission.tracked(shape, _times(emission, moved, shape, _LARGEST)),
-            emission.tracked(column, most),
-        )
+        moved = emission.binary(NodeKind.SUBTRACT, mask, most)
+        return Mask(emission.binary(NodeKind.MULTIPLY, moved, _LARGEST), most)
     # -inf stays -inf, and the least of all numbers becomes 0.
-    above = _plus(emission, most, column, _LARGEST)
-    kept = _plus(emission, above, column, 1.0, limits=(0.0, 1.0))
+    above = emission.binary(NodeKind.ADD, most, _LARGEST)
+    kept = emission.binary(NodeKind.ADD, above, 1.0, (0.0, 1.0))
     # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
-    floor = _times(emission, _times(emission, kept, column, -_LARGEST), column, 2.0)
-    added = emission.add(NodeKind.MAXIMUM, shape, input1_id=mask, input2_id=floor)
-    return Mask(emission.tracked(shape, added), emission.tracked(column, kept))
-
-
-def _plus(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    number: float,
-    limits: tuple[float, float] | None = None,
-) -> int:
-    other = emission.id_of(emission.scalar(number))
-    return emission.add(NodeKind.ADD, shape, output_range=limits, input1_id=value, input2_id=other)
-
-
-def _times(emission: Emission, value: int, shape: Sequence[Dim], factor: float) -> int:
-    other = emission.id_of(emission.scalar(factor))
-    return emission.add(NodeKind.MULTIPLY, shape, input1_id=value, input2_id=other)
+    low = emission.binary(NodeKind.MULTIPLY, kept, -_LARGEST)
+    floor = emission.binary(NodeKind.MULTIPLY, low, 2.0)
+    return Mask(emission.binary(NodeKind.MAXIMUM, mask, floor), kept)

@@ -9,8 +9,17 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Tracked, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Fields,
+    Tracked,
+    is_fixed,
+    shape_of,
+    symbols_refusal,
+)
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move
+from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.shapes import define_reshaped
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
@@ -66,19 +75,14 @@ def _define_every(emission: Emission, call: Call, tracked: Tracked, start: int, 
     reach = min(count * step, whole - start)
     value = emission.id_of(stretch(emission, tracked, axis, start, reach))
     missing = count * step - reach
-    sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
     if missing:
-        value = emission.add(
-            NodeKind.STATIC_CONSTANT_PAD,
-            sizes,
-            pre_paddings=(0,) * len(shape),
-            post_paddings=tuple(missing if one == axis else 0 for one in range(len(shape))),
-            input_id=value,
-        )
+        sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
+        after = [missing if one == axis else 0 for one in range(len(shape))]
+        value = padded(emission, value, sizes, (0,) * len(shape), after)
     parted = (*shape[:axis], count, step, *shape[axis + 1 :])
     parts = emission.tracked(parted, emission.reshaped(value, parted))
     first = stretch(emission, parts, axis + 1, 0, 1)
-    emission.define_value(call.node, emission.reshaped(emission.id_of(first), shape_of(call.node)))
+    emission.define(call.node, emission.view(first, shape_of(call.node)))
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -116,13 +120,7 @@ def _select_refusal(call: Call) -> str | None:
         return "its index is symbolic"
     if not is_fixed(call.shape("self")[call.axis()]):
         return "it cuts a symbolic size"
-    return _one_symbol(shape_of(call.node))
-
-
-def _one_symbol(shape: Sequence[Dim]) -> str | None:
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return None
+    return symbols_refusal(shape_of(call.node))
 
 
 def _split(emission: Emission, call: Call) -> None:
@@ -168,44 +166,36 @@ def _pieces_refusal(call: Call) -> str | None:
 
 
 def _unbind_refusal(call: Call) -> str | None:
-    return _pieces_refusal(call) or _one_symbol(call.node.meta["val"][0].shape)
+    return _pieces_refusal(call) or symbols_refusal(call.node.meta["val"][0].shape)
 
 
 def _cat(emission: Emission, call: Call) -> None:
     shape = shape_of(call.node)
     rank, axis = len(shape), int(call.args["dim"]) % len(shape)
     operands = [emission.of(one) for one in call.args["tensors"]]
-    _join(emission, call.node, operands, axis, emission.common_layout(*operands, rank=rank))
-
-
-def _join(
-    emission: Emission, node: fx.Node, operands: Sequence[Tracked], axis: int, layout: Layout
-) -> None:
-    parts = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
-    emission.define_value(node, joined(emission, parts, shape_of(node), axis, layout), layout)
+    layout = emission.common_layout(*operands, rank=rank)
+    emission.define(call.node, joined(emission, operands, axis, layout))
 
 
 def joined(
-    emission: Emission,
-    parts: Sequence[tuple[int, Dim]],
-    shape: Sequence[Dim],
-    axis: int,
-    layout: Layout,
-) -> int:
-    """Return values as one, one after the other along a dimension.
+    emission: Emission, parts: Sequence[Tracked], axis: int, layout: Layout = Layout.PLAIN
+) -> Tracked:
+    """Return tensors as one, one after the other along a dimension.
 
     Args:
         emission: Where to add.
-        parts: The values, and how much of the dimension each has.
-        shape: The sizes of the result.
+        parts: The tensors.
         axis: The dimension.
-        layout: The layout of all of them.
+        layout: The layout of the result.
     """
+    shape = parts[0].shape
+    held = [(emission.id_of(one, layout), one.shape[axis]) for one in parts]
     # Up to five at a time, and what comes of them: nothing is copied more than it must.
-    while len(parts) > 1:
-        groups = [parts[first : first + 5] for first in range(0, len(parts), 5)]
-        parts = [_joined(emission, group, shape, axis, layout) for group in groups]
-    return parts[0][0]
+    while len(held) > 1:
+        groups = [held[first : first + 5] for first in range(0, len(held), 5)]
+        held = [_joined(emission, group, shape, axis, layout) for group in groups]
+    ((value, size),) = held
+    return emission.tracked((*shape[:axis], size, *shape[axis + 1 :]), value, layout)
 
 
 def _joined(
@@ -246,22 +236,18 @@ def _stack(emission: Emission, call: Call) -> None:
     rank = len(shape)
     axis = int(call.args["dim"]) % rank
     single = (*shape[:axis], 1, *shape[axis + 1 :])
-    operands = [emission.of(one) for one in call.args["tensors"]]
-    parts = [
-        emission.tracked(single, emission.reshaped(value, single))
-        for value in (emission.id_of(one) for one in operands)
-    ]
-    _join(emission, call.node, parts, axis, Layout.PLAIN)
+    parts = [emission.view(emission.of(one), single) for one in call.args["tensors"]]
+    emission.define(call.node, joined(emission, parts, axis))
 
 
 def _stack_refusal(call: Call) -> str | None:
-    return _cat_refusal(call) or _one_symbol(shape_of(call.node))
+    return _cat_refusal(call) or symbols_refusal(shape_of(call.node))
 
 
-_SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEPS)
-_SELECT = Operator(_select, _select_refusal, computes=False, integers=Integers.KEEPS)
-_SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
-_UNBIND = Operator(_unbind, _unbind_refusal, computes=False, integers=Integers.KEEPS)
+_SPLIT = move(_split, _split_refusal)
+_SELECT = move(_select, _select_refusal)
+_SLICE = move(_slice, _slice_refusal)
+_UNBIND = move(_unbind, _unbind_refusal)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
     _aten.stack.default: Operator(_stack, _stack_refusal, integers=Integers.JOINS),
