@@ -11,7 +11,7 @@ from lowerdeck.torch_base import (
     MemoryUse,
     copy_graph_module,
     held_tensors,
-    with_graph_module,
+    with_parts,
 )
 
 
@@ -49,4 +49,5 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     signature = program.graph_signature
     inputs = [spec for spec in signature.input_specs if spec.arg.name not in merged]
     outputs = list(signature.output_specs)
-    return with_graph_module(program, copied, ExportGraphSignature(inputs, outputs))
+    new_signature = ExportGraphSignature(inputs, outputs)
+    return with_parts(program, graph_module=copied, graph_signature=new_signature)

@@ -16,7 +16,6 @@ from lowerdeck.torch_base._torch_private import (
     OpOverload,
     OpOverloadPacket,
     add_node,
-    bare_program,
     composite_parts,
     copy_node,
     core_decompositions,
@@ -43,10 +42,9 @@ from lowerdeck.torch_base._torch_private import (
     size_conditions,
     size_range,
     storage_identity,
-    unset_fake_temporarily,
     upper_bound,
     varies,
-    with_graph_module,
+    with_parts,
 )
 from lowerdeck.torch_base.aliases import MemoryUse, held_tensors, shared_inputs
 from lowerdeck.torch_base.arguments import arguments_of
@@ -61,7 +59,6 @@ from lowerdeck.torch_base.graphs import (
     graphs_of,
     is_getitem,
     mended,
-    nested_graphs,
 )
 from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.node_effects import Behaviours, writes_in_place
@@ -139,9 +136,8 @@ __all__ = [
     "reserve_name",
     # Programs made of parts, without a copy and without a check, and a check of one
     "changed_constant",
-    "bare_program",
     "set_program_parts",
-    "with_graph_module",
+    "with_parts",
     # torch's own module of trees, tensors without data, and the garbage collector held back
     "FakeTensor",
     "FakeTensorMode",
@@ -150,7 +146,6 @@ __all__ = [
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "pytree",
-    "unset_fake_temporarily",
     # What a message and a compiler ask of a node
     "SourceFrame",
     "arguments_of",
@@ -173,6 +168,5 @@ __all__ = [
     "copy_graph_module",
     "graphs_of",
     "is_getitem",
-    "nested_graphs",
     "without_idle_modes",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
@@ -16,7 +15,7 @@ from torch._higher_order_ops.executorch_call_delegate import (
     executorch_call_delegate as _executorch_call_delegate,
 )
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
@@ -41,7 +40,6 @@ __all__ = [
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "pytree",
-    "unset_fake_temporarily",
 ]
 
 
@@ -122,12 +120,15 @@ def is_impure(module: object) -> bool:
 
 
 def data_address(tensor: torch.Tensor) -> int:
-    """Return the address of a dense tensor's first element, for reading only.
+    """Return the address of a tensor's first element, for reading only; 0 without memory.
 
     ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one.
     """
-    start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
-    return start + int(tensor.storage_offset()) * tensor.element_size()
+    try:
+        start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
+    except (NotImplementedError, RuntimeError):
+        return 0
+    return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:
@@ -277,76 +278,56 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
     return least if hint is None else int(hint)
 
 
-def storage_address(tensor: torch.Tensor) -> int:
-    """Return where the storage of a tensor begins in memory; 0 where it lies nowhere.
-
-    ``data_ptr()`` would be for writing too, and so turn a lazy clone into a real one.
-    """
-    try:
-        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view that reads as the negative of ``tensor``."""
     return torch._neg_view(tensor)
 
 
-def set_program_parts(
-    program: ExportedProgram,
-    *,
-    graph_module: GraphModule | None = None,
-    signature: ExportGraphSignature | None = None,
-    state_dict: dict[str, Any] | None = None,
-    constants: dict[str, Any] | None = None,
-    module_call_graph: list[ModuleCallEntry] | None = None,
-    verifiers: list[type] | None = None,
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    range_constraints: dict[Any, Any] | None = None,
-) -> None:
-    """Replace parts of ``program`` in place; what is None stays.
+class ProgramParts(TypedDict, total=False):
+    """Parts of a program, by the names of its properties."""
+
+    graph_module: GraphModule
+    graph_signature: ExportGraphSignature
+    state_dict: dict[str, Any]
+    constants: dict[str, Any]
+    module_call_graph: list[ModuleCallEntry]
+    verifiers: list[type]
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    range_constraints: dict[Any, Any]
+    guards_code: list[str]
+
+
+def set_program_parts(program: ExportedProgram, **parts: Unpack[ProgramParts]) -> None:
+    """Replace parts of ``program`` in place.
 
     Args:
-        program: A program that nobody else holds.
-        graph_module: The graph module.
-        signature: What describes its inputs and outputs.
-        state_dict: Parameters and buffers.
-        constants: Lifted tensors, buffers that no state dict has, and objects.
-        module_call_graph: How modules were called.
-        verifiers: What checks it.
-        example_inputs: Positional and named inputs.
-        range_constraints: The range of each symbol.
+        program: A program that nothing else refers to.
+        parts: The new parts, neither copied nor verified.
     """
-    for name, value in {
-        "_graph_module": graph_module,
-        "_graph_signature": signature,
-        "_state_dict": state_dict,
-        "_constants": constants,
-        "_module_call_graph": module_call_graph,
-        "_verifiers": verifiers,
-        "_example_inputs": example_inputs,
-        "_range_constraints": range_constraints,
-    }.items():
-        if value is not None:
-            setattr(program, name, value)
+    for name, value in parts.items():
+        setattr(program, f"_{name}", value)
 
 
-def with_graph_module(
+def with_parts(
     program: ExportedProgram,
-    graph_module: GraphModule,
-    signature: ExportGraphSignature | None = None,
+    cls: type[ExportedProgram] = ExportedProgram,
+    **parts: Unpack[ProgramParts],
 ) -> ExportedProgram:
-    """Return a program like ``program``, on the same tensors, around another graph module.
+    """Return a program that shares all parts of ``program`` except those that are given.
+
+    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
+    for a thousand partitions of one program that is work for nothing: the whole is verified once.
 
     Args:
-        program: Any program.
-        graph_module: The graph module; not copied.
-        signature: What describes it; that of ``program`` if None.
+        program: Any program; not changed.
+        cls: The class of the new program.
+        parts: The new parts, neither copied nor verified.
     """
-    made = copy.copy(program)
-    set_program_parts(made, graph_module=graph_module, signature=signature)
-    return made
+    # Not ``copy.copy``, which pickles the subclass that lowered-module has.
+    new_program = cls.__new__(cls)
+    new_program.__dict__.update(program.__dict__)
+    set_program_parts(new_program, **parts)
+    return new_program
 
 
 def add_node(
@@ -491,50 +472,6 @@ def reads_only_earlier(nodes: Sequence[Node]) -> bool:
             return False
         seen[node] = None
     return True
-
-
-def bare_program(
-    graph_module: GraphModule,
-    signature: ExportGraphSignature,
-    *,
-    state_dict: dict[str, Any],
-    constants: dict[str, Any],
-    range_constraints: Mapping[Any, Any],
-    module_call_graph: list[ModuleCallEntry],
-    verifiers: list[type],
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    cls: type[ExportedProgram] = ExportedProgram,
-) -> ExportedProgram:
-    """Return a program of exactly these parts, neither copied, nor generated anew, nor verified.
-
-    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
-    for a thousand partitions of one program that is work for nothing: the whole is verified once.
-
-    Args:
-        graph_module: The graph module.
-        signature: What describes its inputs and outputs.
-        state_dict: Parameters and buffers.
-        constants: Lifted tensors, buffers that no state dict has, and objects.
-        range_constraints: The range of each symbol.
-        module_call_graph: How modules were called.
-        verifiers: What checks it.
-        example_inputs: Positional and named inputs.
-        cls: The class of the program.
-    """
-    program = cls.__new__(cls)
-    program._guards_code = []
-    program._example_inputs = example_inputs
-    set_program_parts(
-        program,
-        graph_module=graph_module,
-        signature=signature,
-        state_dict=state_dict,
-        constants=constants,
-        range_constraints=dict(range_constraints),
-        module_call_graph=module_call_graph,
-        verifiers=verifiers,
-    )
-    return program
 
 
 def size_conditions(program: ExportedProgram) -> list[str]:

@@ -7,30 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class _Switch:
-    """The collector's switch, and how many hold it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._was_on = False
-
-    def take(self) -> None:
-        with self._lock:
-            if not self._holders:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._holders += 1
-
-    def let_go(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders and self._was_on:
-                gc.enable()
-
-
-_SWITCH = _Switch()
+_LOCK = threading.Lock()
+_WAS_ON: list[bool] = []
+"""For each holder, whether the collector was on when it came."""
 
 
 @contextmanager
@@ -52,8 +31,13 @@ def collector_held() -> Iterator[None]:
         >>> gc.isenabled()
         True
     """
-    _SWITCH.take()
+    with _LOCK:
+        _WAS_ON.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        _SWITCH.let_go()
+        with _LOCK:
+            # The entry that is left at last is that of the first holder.
+            if _WAS_ON.pop() and not _WAS_ON:
+                gc.enable()

@@ -16,7 +16,7 @@ from lowerdeck.torch_base._torch_private import (
     LazyGraphModule,
     mend_readers,
     reserve_name,
-    with_graph_module,
+    with_parts,
 )
 from lowerdeck.torch_base.sources import describe_node
 
@@ -29,25 +29,17 @@ def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
 
     Graphs inside earlier delegates are not among them: a delegate is closed.
     """
-    seen: set[int] = set()
+    seen: set[GraphModule] = set()
     waiting = [graph_module]
     while waiting:
         current = waiting.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         yield current
-        waiting.extend(
-            reversed([child for _, child in nested_graphs(current) if id(child) not in seen])
-        )
-
-
-def nested_graphs(graph_module: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yield each get_attr node of one graph that refers to a graph, with that graph."""
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        attribute = attribute_of(graph_module, node)
-        if isinstance(attribute, GraphModule):
-            yield node, attribute
+        nodes = current.graph.find_nodes(op="get_attr")
+        attributes = [attribute_of(current, node) for node in reversed(nodes)]
+        waiting.extend(value for value in attributes if isinstance(value, GraphModule))
 
 
 def is_getitem(node: Node) -> bool:
@@ -121,16 +113,11 @@ def mended(program: ExportedProgram) -> ExportedProgram:
         mend_readers(module.graph)
     if not _misnamed_inputs(program):
         return program
-    copied = with_graph_module(program, copy_graph_module(program.graph_module))
-    _name_inputs(copied)
-    return copied
-
-
-def _name_inputs(program: ExportedProgram) -> None:
-    """Give placeholders the signature's names, by position, where no other node has them."""
-    for node, name in _misnamed_inputs(program).items():
-        reserve_name(program.graph, name)
+    copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
+    for node, name in _misnamed_inputs(copied).items():
+        reserve_name(copied.graph, name)
         node.name = name
+    return copied
 
 
 def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
@@ -188,23 +175,16 @@ def changed_constant(program: ExportedProgram) -> str | None:
         else:
             continue
         found[node] = name, tensor
-        difference = _difference(tensor, node.meta.get("val"))
-        if difference is not None:
+        exported = node.meta.get("val")
+        if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
+            continue
+        # Sizes that vary are no constant's; comparing them would add a guard.
+        is_static = all(isinstance(size, int) for size in exported.shape)
+        if is_static and (tensor.shape, tensor.dtype) != (exported.shape, exported.dtype):
             reader = next(iter(node.users), None)
             who = f", which {describe_node(reader)} reads" if reader is not None else ""
-            return f"{difference[0]} for {name!r}{who}; expected {difference[1]}, as exported"
+            return (
+                f"found {list(tensor.shape)} of {tensor.dtype} for {name!r}{who}; expected "
+                f"{list(exported.shape)} of {exported.dtype}, as exported"
+            )
     return None
-
-
-def _difference(tensor: object, exported: object) -> tuple[str, str] | None:
-    if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
-        return None
-    # Sizes that vary are no constant's; comparing them would add a guard.
-    if any(not isinstance(size, int) for size in exported.shape):
-        return None
-    if (tensor.shape, tensor.dtype) == (exported.shape, exported.dtype):
-        return None
-    return (
-        f"found {list(tensor.shape)} of {tensor.dtype}",
-        f"{list(exported.shape)} of {exported.dtype}",
-    )

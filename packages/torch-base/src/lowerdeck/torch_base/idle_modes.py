@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node, map_arg
 
-from lowerdeck.torch_base._torch_private import with_graph_module
+from lowerdeck.torch_base._torch_private import with_parts
 from lowerdeck.torch_base.graphs import attribute_of, copy_graph_module, graphs_of
 
 _MARK = "_export_tracepoint"
@@ -59,9 +59,8 @@ def without_idle_modes(exported_program: ExportedProgram) -> ExportedProgram:
     for gm in reversed(list(graphs_of(copied))):
         _remove_idle(gm, casts, named if gm is copied else ())
         gm.recompile()
-    return with_graph_module(
-        exported_program, copied, _signature(copied, exported_program.graph_signature)
-    )
+    signature = _signature(copied, exported_program.graph_signature)
+    return with_parts(exported_program, graph_module=copied, graph_signature=signature)
 
 
 def _name(node: Node) -> str:

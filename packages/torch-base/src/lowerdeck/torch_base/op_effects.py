@@ -100,15 +100,16 @@ _SILENT_ALIASES = frozenset(
         *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }
 )
-# Which write arguments though their schemas do not say so, and the argument by which they do not:
+# Which write their statistics though their schemas do not say so, unless this argument is False:
 # torch keeps these schemas as they were (its functionalisation has a list of its own).
-_SILENT_WRITES: dict[str, tuple[tuple[str, ...], str]] = {
-    "batch_norm": (("running_mean", "running_var"), "training"),
-    "cudnn_batch_norm": (("running_mean", "running_var"), "training"),
-    "instance_norm": (("running_mean", "running_var"), "use_input_stats"),
-    "miopen_batch_norm": (("running_mean", "running_var"), "training"),
-    "native_batch_norm": (("running_mean", "running_var"), "training"),
-    "_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_SILENT_WRITES = {
+    "batch_norm": "training",
+    "cudnn_batch_norm": "training",
+    "instance_norm": "use_input_stats",
+    "miopen_batch_norm": "training",
+    "native_batch_norm": "training",
+    "_batch_norm_impl_index": "training",
 }
 # torch's structured control flow lets no result share memory with an argument, and a delegate's
 # results are its own.
@@ -146,10 +147,7 @@ def returns_view(target: object) -> bool:
         >>> returns_view(torch.ops.aten.view.default), returns_view(torch.ops.aten.add_.Tensor)
         (True, False)
     """
-    return isinstance(target, OpOverload) and any(
-        result.alias_info is not None and not result.alias_info.is_write
-        for result in schema_of(target).returns
-    )
+    return returns_alias(target) and not written_arguments(target)
 
 
 @cache
@@ -254,9 +252,8 @@ def _overload(target: OpOverload) -> Behaviour:
     spared: Arguments = ()
     silent = _SILENT_WRITES.get(schema.name.rpartition("::")[2])
     if silent is not None and not writes:
-        arguments_by_name = {name: (index, name) for index, name, _ in arguments}
-        writes = tuple(arguments_by_name[name] for name in silent[0] if name in arguments_by_name)
-        spared = (arguments_by_name[silent[1]],) if silent[1] in arguments_by_name else ()
+        writes = tuple((index, name) for index, name, _ in arguments if name in _STATISTICS)
+        spared = tuple((index, name) for index, name, _ in arguments if name == silent)
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lowerdeck.torch_base._torch_private import storage_address, storage_identity
+from lowerdeck.torch_base._torch_private import data_address, storage_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Extent:
         storage = storage_identity(tensor)
         if storage is None:
             return cls(("object", id(tensor)), 0, 1)
-        address = storage_address(tensor)
-        first = int(tensor.storage_offset()) * tensor.element_size()
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         reach = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps)
-        end = first + (reach * tensor.element_size() if tensor.numel() else 0)
+        size = reach * tensor.element_size() if tensor.numel() else 0
+        address = data_address(tensor)
         if address:
-            return cls(str(tensor.device), address + first, address + end)
-        return cls(("storage", storage), first, end)
+            return cls(str(tensor.device), address, address + size)
+        first = int(tensor.storage_offset()) * tensor.element_size()
+        return cls(("storage", storage), first, first + size)
 
 
 class MemoryMap:

@@ -143,7 +143,7 @@ def named_edge_form(program: ExportedProgram) -> ExportedProgram:
         for spec in made.graph_signature.output_specs
     ]
     signature = ExportGraphSignature(list(made.graph_signature.input_specs), outputs)
-    set_program_parts(made, signature=signature, verifiers=[edge_verifier()])
+    set_program_parts(made, graph_signature=signature, verifiers=[edge_verifier()])
     return made
 
 
@@ -246,7 +246,7 @@ def _lift_numbers(program: ExportedProgram) -> None:
     signature = program.graph_signature
     specs[at:at] = made
     signature = ExportGraphSignature(specs, list(signature.output_specs))
-    set_program_parts(program, signature=signature, constants=constants)
+    set_program_parts(program, graph_signature=signature, constants=constants)
 
 
 def _numbers(node: Node) -> list[tuple[int, torch.dtype]]:
@@ -292,4 +292,4 @@ def _drop_unused(program: ExportedProgram) -> None:
         return
     outputs = [replace(spec) for spec in program.graph_signature.output_specs]
     signature = ExportGraphSignature(specs, outputs)
-    set_program_parts(program, signature=signature, constants=constants)
+    set_program_parts(program, graph_signature=signature, constants=constants)
