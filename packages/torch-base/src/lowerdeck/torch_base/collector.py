@@ -1,4 +1,4 @@
-"""Hold the cyclic garbage collector back while many objects are made that all live on."""
+"""Pause of the cyclic garbage collector while large graphs are built."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _WAS_ON: list[bool] = []
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Keep the collector from walking a growing graph again and again to find nothing.
+    """Pause the cyclic garbage collector, which finds nothing in a growing graph.
 
-    Nodes refer to each other, so that each pass of it walks all graphs that there are: a quarter
-    to a third of the time of building large ones. It is a switch of the whole process, so that
-    holders are counted: the first switches it off, and the last leaves it as the first found it,
-    whichever threads they are in. Do not hold it while code of users runs, which may leave
+    Each pass walks all graphs of the process: a quarter to a third of the time of building large
+    ones. The switch is one for the process: the first holder turns it off, and the last one, in
+    whatever thread, restores it. Do not hold it while code of users runs, which may leave
     garbage behind.
 
     Example:

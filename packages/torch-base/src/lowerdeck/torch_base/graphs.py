@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import (
     LazyGraphModule,
-    mend_readers,
     reserve_name,
+    restore_users,
     with_parts,
 )
 from lowerdeck.torch_base.sources import describe_node
@@ -78,29 +79,29 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
     copied = copy.deepcopy(_lazy(graph_module), memo)
     for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
         for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
-            # fx gives a copy of a node called "input" another name; signatures know the old one.
+            # fx renames the copy of a node called "input"; signatures have the old name.
             if node.name != source.name:
                 node.name = source.name
     return copied
 
 
 def _lazy(graph_module: GraphModule) -> GraphModule:
-    """Return ``graph_module`` as one whose copies write no code until somebody runs them.
+    """Return ``graph_module`` as one whose copies generate code at their first call.
 
-    Writing it is a third of the cost of a copy, and most copies are compiled, not run.
+    Generating it is a third of the cost of a copy, and most copies are compiled, not run.
     """
     if type(graph_module).__bases__ != (GraphModule,):
         return graph_module
-    made = LazyGraphModule.__new__(LazyGraphModule)
-    made.__dict__.update(graph_module.__dict__)
-    return made
+    lazy = LazyGraphModule.__new__(LazyGraphModule)
+    lazy.__dict__.update(graph_module.__dict__)
+    return lazy
 
 
-def mended(program: ExportedProgram) -> ExportedProgram:
+def repair_program(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
 
     Missing ``Node.users`` are restored in place, which is not observable (see
-    :func:`mend_readers`). Placeholders get the names by which the signature knows them back in a
+    :func:`restore_users`). Placeholders get the names by which the signature knows them back in a
     copy: fx renames the copy of a node called "input" or "dict". O(edges).
 
     Args:
@@ -110,7 +111,7 @@ def mended(program: ExportedProgram) -> ExportedProgram:
         The program itself, or a copy on the same tensors.
     """
     for module in graphs_of(program.graph_module):
-        mend_readers(module.graph)
+        restore_users(module.graph)
     if not _misnamed_inputs(program):
         return program
     copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
@@ -134,12 +135,27 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
     }
     taken = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
     if len({*renamed.values()} - taken) < len(renamed):
-        return {}  # Somebody's pass renamed them: that is not ours to tell.
+        return {}  # A pass renamed them on purpose.
     return renamed
 
 
+def renamed_outputs(signature: ExportGraphSignature, graph: Graph) -> ExportGraphSignature:
+    """Return a signature like ``signature`` whose outputs have the names of returned nodes.
+
+    Args:
+        signature: Of the graph, before what it returns was replaced by others of its kind.
+        graph: The outermost graph of a program.
+    """
+    values: Any = graph.output_node().args[0]
+    outputs: list[Any] = [
+        replace(spec, arg=replace(spec.arg, name=value.name)) if isinstance(value, Node) else spec
+        for spec, value in zip(signature.output_specs, values, strict=True)
+    ]
+    return ExportGraphSignature(list(signature.input_specs), outputs)
+
+
 def changed_constant(program: ExportedProgram) -> str | None:
-    """Return what of a program's first constant does not fit its graph, None if all do.
+    """Describe the first constant of a program that does not fit its graph; None if all fit.
 
     A graph is traced for one shape and dtype of each constant. Another tensor in ``state_dict`` or
     ``constants`` would be read as if it were that, past its end or in the wrong type.
@@ -164,21 +180,21 @@ def changed_constant(program: ExportedProgram) -> str | None:
         for spec in program.graph_signature.input_specs
         if spec.kind in _CONSTANTS
     }
-    found: dict[object, tuple[str, object]] = {}
+    holders: dict[object, tuple[str, object]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in targets:
             name = targets[node.name]
             tensor = state.get(name, constants.get(name))
-        elif node.op == "call_function" and str(node.target) == _INNER and node.args[0] in found:
-            (outer, holder), part = found[node.args[0]], str(node.args[1])
+        elif node.op == "call_function" and str(node.target) == _INNER and node.args[0] in holders:
+            (outer, holder), part = holders[node.args[0]], str(node.args[1])
             name, tensor = f"{outer}.{part}", getattr(holder, part, None)
         else:
             continue
-        found[node] = name, tensor
+        holders[node] = name, tensor
         exported = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
             continue
-        # Sizes that vary are no constant's; comparing them would add a guard.
+        # Comparing symbolic sizes would add a guard.
         is_static = all(isinstance(size, int) for size in exported.shape)
         if is_static and (tensor.shape, tensor.dtype) != (exported.shape, exported.dtype):
             reader = next(iter(node.users), None)

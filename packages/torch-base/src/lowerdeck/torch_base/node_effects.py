@@ -31,7 +31,7 @@ _RANDOM_MODULES = (
 
 
 class Behaviours:
-    """Tells what each node of one graph module does; the answer for a callee is kept."""
+    """Effects of the nodes of one graph module, computed once for each callee."""
 
     def __init__(self, gm: torch.nn.Module | None) -> None:
         self._gm = gm
@@ -67,30 +67,30 @@ class Behaviours:
     def _callee(self, node: Node) -> tuple[object, Behaviour, bool]:
         """Return the callee of a call_function, what it does, and whether that is nothing."""
         target = node.target
-        known = self._functions.get(id(target))
-        if known is None:
+        callee = self._functions.get(id(target))
+        if callee is None:
             behaviour = function_behaviour(node)
             has_effect = behaviour.effect or behaviour.inplace_at >= 0
             plain = not (has_effect or isinstance(target, HigherOrderOperator))
-            known = self._functions[id(target)] = target, behaviour, plain
-        return known
+            callee = self._functions[id(target)] = target, behaviour, plain
+        return callee
 
     def _function(self, node: Node) -> Behaviour:
-        _, known, _ = self._callee(node)
+        _, behaviour, _ = self._callee(node)
         if isinstance(node.target, HigherOrderOperator):
-            return replace(known, effect=known.effect | self._nested(node))
-        for index, name in known.spared_by:
-            given = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
-            if given is False:
-                return replace(known, effect=known.effect & ~Effect.WRITES, writes=())
-        given = node.kwargs.get("inplace")
-        if 0 <= known.inplace_at < len(node.args):
-            given = node.args[known.inplace_at]
-        if given is True:
-            return Behaviour(known.effect | Effect.WRITES, FIRST, aliases=True)
+            return replace(behaviour, effect=behaviour.effect | self._nested(node))
+        for index, name in behaviour.spared_by:
+            argument = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
+            if argument is False:
+                return replace(behaviour, effect=behaviour.effect & ~Effect.WRITES, writes=())
+        argument = node.kwargs.get("inplace")
+        if 0 <= behaviour.inplace_at < len(node.args):
+            argument = node.args[behaviour.inplace_at]
+        if argument is True:
+            return Behaviour(behaviour.effect | Effect.WRITES, FIRST, aliases=True)
         if "out" in node.kwargs and isinstance(node.kwargs["out"], Node):
-            return Behaviour(known.effect | Effect.WRITES, ((-1, "out"),), aliases=True)
-        return known
+            return Behaviour(behaviour.effect | Effect.WRITES, ((-1, "out"),), aliases=True)
+        return behaviour
 
     def _nested(self, node: Node) -> Effect:
         """Return the effects of the graphs that a higher-order operator is given."""
@@ -138,7 +138,8 @@ def writes_in_place(gm: GraphModule) -> bool:
     Args:
         gm: Its own graph is looked at, and those that its nodes are given.
     """
-    known = Behaviours(gm)
+    behaviours = Behaviours(gm)
     return any(
-        not known.is_plain(node) and known.effect(node) & Effect.WRITES for node in gm.graph.nodes
+        not behaviours.is_plain(node) and behaviours.effect(node) & Effect.WRITES
+        for node in gm.graph.nodes
     )
