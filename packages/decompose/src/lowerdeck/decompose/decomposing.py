@@ -21,6 +21,7 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.in_place import replace_in_place_calls
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import Keep
 from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
@@ -88,6 +89,9 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
     Raises:
         DecomposeError: torch cannot functionalize the program.
     """
+    without_calls = replace_in_place_calls(exported_program)
+    if without_calls is not None:
+        return without_calls
     operators = {
         node.target
         for graph_module in graphs_of(exported_program.graph_module)
