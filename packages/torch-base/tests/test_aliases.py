@@ -13,12 +13,12 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from lowerdeck.torch_base import (
     MemoryUse,
-    held_tensors,
-    hides_aliases,
+    hides_effects,
     returns_alias,
     returns_view,
     returns_written,
     shared_inputs,
+    state_tensors,
     writes_in_place,
     written_arguments,
 )
@@ -90,7 +90,7 @@ def test_names_share_memory_where_they_overlap_in_one_storage() -> None:
     program = exported(model, torch.ones(4))
     nodes = named(program.graph)
     assert shared_inputs(program) == [[nodes["b_low"], nodes["b_high"]]]
-    assert {node.name for node in held_tensors(program)} == {
+    assert {node.name for node in state_tensors(program)} == {
         "b_low",
         "b_high",
         "b_other",
@@ -201,7 +201,7 @@ def test_operators_whose_schemas_hide_that_they_return_their_argument(
     first = result[0] if isinstance(result, (list, tuple)) else result
     given = row if "row" in str(args) else x
     assert first.untyped_storage()._cdata == given.untyped_storage()._cdata
-    assert hides_aliases(operator)
+    assert hides_effects(operator)
     graph = Graph()
     nodes: dict[str, object] = {name: graph.placeholder(name) for name in values}
     made = graph.call_function(operator, tuple(filled(nodes)))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.torch_base import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
+from lowerdeck.torch_base import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, is_channels_last
 
 _EVERY = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 # TorchScript has no enumerations: a dtype is its number there, and so is a memory format.
@@ -77,8 +77,8 @@ def test_channels_lie_last_only_where_nothing_else_fits(
     sizes: tuple[int, ...], form: torch.memory_format, lies_so: bool
 ) -> None:
     tensor = torch.ones(sizes).contiguous(memory_format=form)
-    assert lies_channels_last(tensor) is lies_so
-    assert not lies_channels_last(tensor[0, 0])
+    assert is_channels_last(tensor) is lies_so
+    assert not is_channels_last(tensor[0, 0])
 
 
 def test_sizes_that_are_read_from_data_lie_plain() -> None:
@@ -91,4 +91,4 @@ def test_sizes_that_are_read_from_data_lie_plain() -> None:
 
     program = torch.export.export(Narrowed(), (torch.ones(2, 3, 4, 5), torch.tensor(3)))
     (narrow,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.narrow.default)
-    assert lies_channels_last(narrow.meta["val"]) is False
+    assert is_channels_last(narrow.meta["val"]) is False

@@ -14,6 +14,7 @@ import torch
 from torch._export.utils import _is_preservable_cia_op
 from torch._export.verifier import Verifier
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.decomp_utils import PRESERVED_ATEN_CIA_OPS
@@ -51,9 +52,8 @@ from lowerdeck.torch_base import (
     pytree,
     set_program_parts,
     storage_identity,
-    unset_fake_temporarily,
     varies,
-    with_graph_module,
+    with_parts,
 )
 
 __all__ = [
@@ -430,11 +430,11 @@ def assemble(
     ranges = {} if environment is None else dict(program.range_constraints)
     for symbol, bounds in () if environment is None else environment.var_to_range.items():
         ranges.setdefault(symbol, bounds)
-    new_program = with_graph_module(program, graph_module)
-    set_program_parts(
-        new_program,
+    new_program = with_parts(
+        program,
+        graph_module=graph_module,
         # Only for the verifier, which reads its properties once for each output.
-        signature=CachedSignature(signature.input_specs, signature.output_specs),
+        graph_signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
@@ -445,5 +445,5 @@ def assemble(
         },
     )
     new_program.validate()  # type: ignore[no-untyped-call]
-    set_program_parts(new_program, signature=signature)
+    set_program_parts(new_program, graph_signature=signature)
     return new_program

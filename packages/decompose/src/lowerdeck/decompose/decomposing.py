@@ -21,13 +21,14 @@ from lowerdeck.decompose._torch_private import (
 )
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.in_place import replace_in_place_calls
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import Keep
 from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table, stay
-from lowerdeck.decompose.signature import new_outputs, update_output_names
+from lowerdeck.decompose.signature import new_outputs
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
@@ -40,9 +41,9 @@ from lowerdeck.torch_base import (
     collector_held,
     composite_parts,
     graphs_of,
-    hides_aliases,
-    hides_writes,
-    mended,
+    hides_effects,
+    renamed_outputs,
+    repair_program,
     shared_inputs,
     writes_in_place,
 )
@@ -88,6 +89,9 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
     Raises:
         DecomposeError: torch cannot functionalize the program.
     """
+    without_calls = replace_in_place_calls(exported_program)
+    if without_calls is not None:
+        return without_calls
     operators = {
         node.target
         for graph_module in graphs_of(exported_program.graph_module)
@@ -96,9 +100,7 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
     }
     # Functionalization trusts schemas: a composite that hides an alias or a write is decomposed.
     composites: dict[OperatorBase, Any] = {
-        operator: composite_parts(operator)
-        if hides_aliases(operator) or hides_writes(operator)
-        else stay
+        operator: composite_parts(operator) if hides_effects(operator) else stay
         for operator in operators
     }
     return _decompose(exported_program, Rules({}, composites), None, only_writes=True)
@@ -224,7 +226,7 @@ def _check_arguments(program: Any, table: Any) -> None:
 
 def _prepare(exported_program: ExportedProgram) -> tuple[ExportedProgram, MemoryUse | None]:
     """Return the program with one name for each mutated memory, and its aliases if it writes."""
-    program = mended(unwrap_subclass_parameters(exported_program))
+    program = repair_program(unwrap_subclass_parameters(exported_program))
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, None
     try:
@@ -316,7 +318,7 @@ def _trace(
         # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
         if walk.writer.is_dynamic:
             insert_assertions(new_module)
-            update_output_names(signature, graph.output_node())
+            signature = renamed_outputs(signature, graph)
         new_module.meta.update(graph_module.meta)
         return Parts(new_module, signature, program.state_dict, program.constants), named
 

@@ -25,7 +25,7 @@ from lowerdeck.torch_base import (
     pytree,
     set_program_parts,
     storage_identity,
-    with_graph_module,
+    with_parts,
 )
 
 _CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
             )
     if autocasts:
         program = decompose(program, {})
-    moved = with_graph_module(program, copy_graph_module(program.graph_module))
+    moved = with_parts(program, graph_module=copy_graph_module(program.graph_module))
     fakes = FakeTensors(fake_mode_of(moved.graph_module))
 
     def moved_value(value: Any) -> Any:

@@ -25,7 +25,7 @@ from lowerdeck.torch_base import (
     copy_graph_module,
     is_traceable_wrapper_subclass,
     set_program_parts,
-    with_graph_module,
+    with_parts,
 )
 
 _ACCESS = "export.access_subclass_inner_tensor.default"
@@ -52,7 +52,7 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
     wrapped = {name for name, tensor in state.items() if is_subclass(tensor)}
     if not wrapped or subclass_reader(program) is not None:
         return program
-    copied = with_graph_module(program, copy_graph_module(program.graph_module))
+    copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
     state_dict, constants = dict(program.state_dict), dict(program.constants)
     specs: list[InputSpec] = []
     placeholders = copied.graph.find_nodes(op="placeholder")
@@ -73,7 +73,9 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
         # Its readers have no users any more.
         _erase(node)
     signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
-    set_program_parts(copied, signature=signature, state_dict=state_dict, constants=constants)
+    set_program_parts(
+        copied, graph_signature=signature, state_dict=state_dict, constants=constants
+    )
     return copied
 
 

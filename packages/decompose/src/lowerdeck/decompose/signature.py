@@ -106,19 +106,6 @@ def new_outputs(
     return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
 
 
-def update_output_names(signature: ExportGraphSignature, output: Node) -> None:
-    """Update the names of a signature's outputs to the nodes that the graph returns, in place.
-
-    Args:
-        signature: The signature of the graph before its outputs were replaced.
-        output: The output node of the graph.
-    """
-    returned: Any = output.args[0]
-    for spec, node in zip(signature.output_specs, returned, strict=True):
-        if isinstance(node, Node):
-            spec.arg.name = node.name
-
-
 def _give_each_its_own(
     nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
 ) -> None:

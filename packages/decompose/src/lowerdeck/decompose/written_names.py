@@ -10,8 +10,8 @@ from lowerdeck.torch_base import (
     Extent,
     MemoryUse,
     copy_graph_module,
-    held_tensors,
-    with_graph_module,
+    state_tensors,
+    with_parts,
 )
 
 
@@ -27,7 +27,7 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
         memory: How the program uses memory.
     """
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
-    written = [item for item in held_tensors(program).items() if memory.writers(item[0])]
+    written = [item for item in state_tensors(program).items() if memory.writers(item[0])]
     # Buffers come first: the signature has no mutation of a constant.
     written.sort(key=lambda item: kinds[item[0].name] is InputKind.CONSTANT_TENSOR)
     first: dict[object, Node] = {}
@@ -49,4 +49,5 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     signature = program.graph_signature
     inputs = [spec for spec in signature.input_specs if spec.arg.name not in merged]
     outputs = list(signature.output_specs)
-    return with_graph_module(program, copied, ExportGraphSignature(inputs, outputs))
+    new_signature = ExportGraphSignature(inputs, outputs)
+    return with_parts(program, graph_module=copied, graph_signature=new_signature)

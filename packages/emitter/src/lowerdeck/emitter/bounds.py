@@ -15,10 +15,9 @@ from lowerdeck.emitter.errors import EmitterError
 from lowerdeck.torch_base import (
     expression_of,
     expression_range,
-    set_program_parts,
     size_range,
     varies,
-    with_graph_module,
+    with_parts,
 )
 
 Bounds: TypeAlias = int | Mapping[str, int | Mapping[int, int]]
@@ -144,9 +143,7 @@ def _bounded(
     _bound_data_dependent_sizes(program.graph, ranges)
     if ranges == program.range_constraints:
         return program
-    result = with_graph_module(program, program.graph_module)
-    set_program_parts(result, range_constraints=ranges)
-    return result
+    return with_parts(program, range_constraints=ranges)
 
 
 _ATEN = torch.ops.aten

@@ -40,7 +40,7 @@ from lowerdeck.emitter.memory import MemoryPlan, plan_memory, with_state
 from lowerdeck.emitter.passes import require_kernels, run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
-from lowerdeck.torch_base import collector_held, mended, without_idle_modes
+from lowerdeck.torch_base import collector_held, remove_noop_mode_regions, repair_program
 
 
 def emit(
@@ -81,7 +81,9 @@ def emit(
     settings = config if config is not None else EmitConfig()
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
-    by_name = {name: without_idle_modes(mended(one)) for name, one in by_name.items()}
+    by_name = {
+        name: remove_noop_mode_regions(repair_program(one)) for name, one in by_name.items()
+    }
     by_name = bounded(by_name, settings.bounds)
     # A file has no device, and what is computed ahead is computed here.
     by_name = methods_on_cpu(by_name)

@@ -22,7 +22,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from lowerdeck.exir_compat._executorch import is_exirs
 from lowerdeck.exir_compat.errors import TransformError
 from lowerdeck.lowered_module import changed_as_in_exir, in_torch_operators
-from lowerdeck.torch_base import copy_graph_module, with_graph_module
+from lowerdeck.torch_base import copy_graph_module, with_parts
 
 Pass = Callable[..., Any]
 """Takes a graph module, or a program where it says so, and returns what it became.
@@ -43,7 +43,7 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
         TransformError: A pass is none, returned something else, or changed what the program
             takes or returns.
     """
-    copied = with_graph_module(program, copy_graph_module(program.graph_module))
+    copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
     for each in passes:
         if of_exirs(each):
             copied = changed_as_in_exir(copied, partial(_after, each=each))
@@ -87,7 +87,8 @@ def _after(program: ExportedProgram, each: Any) -> ExportedProgram:
             "PassResult of one, or None where it changed what it was given"
         )
     inner.recompile()
-    return with_graph_module(program, inner, _signature(program.graph_signature, inner, name))
+    signature = _signature(program.graph_signature, inner, name)
+    return with_parts(program, graph_module=inner, graph_signature=signature)
 
 
 def _takes_program(each: Any) -> bool:

@@ -70,9 +70,9 @@ from lowerdeck.torch_base import (
     MemoryMap,
     changed_constant,
     collector_held,
-    mended,
+    remove_noop_mode_regions,
+    repair_program,
     set_program_parts,
-    without_idle_modes,
 )
 
 PartitionerLike = Callable[[ExportedProgram], Any]
@@ -424,7 +424,7 @@ def changed_as_in_exir(
     Raises:
         AliasingError: The program writes in place what cannot be said without.
     """
-    program = mended(program)
+    program = repair_program(program)
     return changed_in_edge_form(
         functional(program) if writes_anything(program) else program, change
     )
@@ -444,7 +444,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     """
     if not edge_dialect_is_loaded():
         return program
-    program = mended(program)
+    program = repair_program(program)
     if program.dialect != "EDGE" and writes_anything(program):
         program = functional(program)
     return named_edge_form(program)
@@ -460,7 +460,7 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    program = without_idle_modes(mended(program))
+    program = remove_noop_mode_regions(repair_program(program))
     return functional(program) if writes_anything(program) else program
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from openvino import Output, Type, opset13
 
-from lowerdeck.torch_base import lies_channels_last
+from lowerdeck.torch_base import is_channels_last
 
 # Ends the name of a result whose bytes lie so.
 CHANNELS_LAST = "channels_last"
@@ -28,7 +28,7 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
     Args:
         tensor: A tensor.
     """
-    if not lies_channels_last(tensor):
+    if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
     return tensor.permute(order).reshape(tensor.shape)

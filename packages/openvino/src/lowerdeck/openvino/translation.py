@@ -20,7 +20,7 @@ from lowerdeck.openvino.layout import (
     with_channels_last,
 )
 from lowerdeck.openvino.precision import rounded_to_float16
-from lowerdeck.torch_base import bytes_of, lies_channels_last, view_tensor
+from lowerdeck.torch_base import bytes_of, is_channels_last, view_tensor
 
 TYPES: dict[torch.dtype, Type] = {
     torch.float32: Type.f32,
@@ -67,7 +67,7 @@ class Translation(DeclarativeBackend):
         sizes = [size if isinstance(size, int) else -1 for size in tensor.shape]
         made = opset13.parameter(sizes, TYPES[tensor.dtype], name=node.name)
         value = made.output(0)
-        self._values[node] = with_channels_first(value) if lies_channels_last(tensor) else value
+        self._values[node] = with_channels_first(value) if is_channels_last(tensor) else value
         self._known.add(self._values[node])
         return made
 
@@ -134,7 +134,7 @@ class Translation(DeclarativeBackend):
                 opset13.logical_or if value.get_element_type() == Type.boolean else opset13.maximum
             )
             value = join(value, value).output(0)
-        if not lies_channels_last(tensor_of(node)):
+        if not is_channels_last(tensor_of(node)):
             return value
         value = with_channels_last(value)
         # Its name alone tells the runtime half, which is handed elements without an order.

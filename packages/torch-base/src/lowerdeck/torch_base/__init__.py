@@ -1,7 +1,7 @@
 """Facts about torch's graphs and programs that several packages need.
 
-The lowest layer: what nodes do besides computing (effects, writes in place, shared memory), and
-what is private in torch but needed by more than one package. It replaces nothing of torch.
+The lowest layer: effects, in-place writes and aliases of nodes, and private parts of torch
+that more than one package needs. It replaces nothing of torch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from lowerdeck.torch_base._torch_private import (
     OpOverload,
     OpOverloadPacket,
     add_node,
-    bare_program,
     composite_parts,
     copy_node,
     core_decompositions,
     data_address,
     detect_fake_mode,
     enable_python_dispatcher,
-    erase_nodes_now,
     executorch_call_delegate,
     expression_of,
     expression_range,
@@ -32,27 +30,26 @@ from lowerdeck.torch_base._torch_private import (
     is_impure,
     is_traceable_wrapper_subclass,
     mark_impure,
-    mend_readers,
     overload_name,
     plain_number,
     pytree,
     reads_only_earlier,
     reserve_name,
+    restore_users,
     schema_of,
     set_program_parts,
     size_conditions,
     size_range,
     storage_identity,
-    unset_fake_temporarily,
     upper_bound,
     varies,
-    with_graph_module,
+    with_parts,
 )
-from lowerdeck.torch_base.aliases import MemoryUse, held_tensors, shared_inputs
+from lowerdeck.torch_base.aliases import MemoryUse, shared_inputs, state_tensors
 from lowerdeck.torch_base.arguments import arguments_of
 from lowerdeck.torch_base.collector import collector_held
 from lowerdeck.torch_base.copies import OwnCopies, copy_module, lazy_clone
-from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, lies_channels_last
+from lowerdeck.torch_base.dtypes import DTYPES, MEMORY_FORMATS, SCALAR_TYPES, is_channels_last
 from lowerdeck.torch_base.file_tensors import tensor_in_file
 from lowerdeck.torch_base.graphs import (
     attribute_of,
@@ -60,15 +57,14 @@ from lowerdeck.torch_base.graphs import (
     copy_graph_module,
     graphs_of,
     is_getitem,
-    mended,
-    nested_graphs,
+    renamed_outputs,
+    repair_program,
 )
-from lowerdeck.torch_base.idle_modes import without_idle_modes
 from lowerdeck.torch_base.node_effects import Behaviours, writes_in_place
+from lowerdeck.torch_base.noop_modes import remove_noop_mode_regions
 from lowerdeck.torch_base.op_effects import (
     Effect,
-    hides_aliases,
-    hides_writes,
+    hides_effects,
     returns_alias,
     returns_view,
     returns_written,
@@ -93,15 +89,14 @@ __all__ = [
     "Extent",
     "MemoryMap",
     "MemoryUse",
-    "held_tensors",
-    "hides_aliases",
-    "hides_writes",
+    "state_tensors",
+    "hides_effects",
     "returns_alias",
     "returns_view",
     "returns_written",
     "shared_inputs",
     "written_arguments",
-    # The bytes of a tensor, and copies that cost nothing until they are written
+    # Bytes and lazy copies of tensors
     "OwnCopies",
     "bytes_of",
     "data_address",
@@ -110,12 +105,12 @@ __all__ = [
     "storage_identity",
     "tensor_in_file",
     "view_tensor",
-    # The numbers that programs keep for dtypes and memory formats
+    # Numbers of dtypes and memory formats
     "DTYPES",
     "MEMORY_FORMATS",
     "SCALAR_TYPES",
-    "lies_channels_last",
-    # Operators, their schemas and kinds, and what they are taken apart into
+    "is_channels_last",
+    # Operators, their schemas, kinds and decompositions
     "HigherOrderOperator",
     "LazyGraphModule",
     "OperatorBase",
@@ -127,22 +122,21 @@ __all__ = [
     "find_schema",
     "overload_name",
     "schema_of",
-    # Nodes added, copied and erased at a third of torch's cost; readers that torch forgot
+    # Fast ways to add and copy nodes; users that torch lost
     "add_node",
     "copy_node",
-    "erase_nodes_now",
     "mark_impure",
     "reads_only_earlier",
     "is_impure",
-    "mended",
-    "mend_readers",
+    "repair_program",
+    "restore_users",
     "reserve_name",
-    # Programs made of parts, without a copy and without a check, and a check of one
+    # Programs with other parts, and a check of constants
     "changed_constant",
-    "bare_program",
+    "renamed_outputs",
     "set_program_parts",
-    "with_graph_module",
-    # torch's own module of trees, tensors without data, and the garbage collector held back
+    "with_parts",
+    # pytree, fake tensors, and the garbage collector
     "FakeTensor",
     "FakeTensorMode",
     "collector_held",
@@ -150,15 +144,14 @@ __all__ = [
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "pytree",
-    "unset_fake_temporarily",
-    # What a message and a compiler ask of a node
+    # Source lines, modules and arguments of nodes
     "SourceFrame",
     "arguments_of",
     "describe_node",
     "module_path",
     "source_frame",
     "source_frames",
-    # Sizes and numbers that vary, asked without a guard
+    # Symbolic sizes, without guards
     "SYMBOLS",
     "expression_of",
     "hint_of",
@@ -173,6 +166,5 @@ __all__ = [
     "copy_graph_module",
     "graphs_of",
     "is_getitem",
-    "nested_graphs",
-    "without_idle_modes",
+    "remove_noop_mode_regions",
 ]

@@ -1,12 +1,11 @@
-"""Every use that this package makes of what is private in torch; each has a test of its own."""
+"""All uses of private names of torch in this package; each has a test."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd
@@ -16,7 +15,7 @@ from torch._higher_order_ops.executorch_call_delegate import (
     executorch_call_delegate as _executorch_call_delegate,
 )
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
@@ -41,30 +40,29 @@ __all__ = [
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",
     "pytree",
-    "unset_fake_temporarily",
 ]
 
 
 _OF_LAYOUT = re.compile(
     r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
 )
-"""Functions of torch that ask how a result lies in memory, and whether to fold or to copy."""
+"""Functions of torch that check the layout of a result, and whether to fold or to copy."""
 
 _OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
 _ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where conditions are asked once more, as the program's own ones."""
+"""Where torch checks the program's own conditions once more."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""What stands for a number of a program that is known only when it runs."""
+"""Types of numbers that are known only when a program runs."""
 
 NormBase: type[torch.nn.Module] = _NormBase
-"""What batch and instance norms of all dimensions are made from."""
+"""The base class of batch and instance norms of all dimensions."""
 
 LazyGraphModule: type[GraphModule] = _LazyGraphModule
-"""A graph module that becomes code when it is called first."""
+"""A graph module that generates its code at its first call."""
 
 # The same object, with a type that checkers need not infer.
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
@@ -78,7 +76,7 @@ def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
 
 
 def reserve_name(graph: Graph, name: str) -> None:
-    """Let ``graph`` give away a name, in place, as if a node had it."""
+    """Reserve a name in ``graph``, in place, as if a node had it."""
     graph._graph_namespace.create_name(name, None)
 
 
@@ -101,7 +99,7 @@ def overload_name(operator: OpOverload) -> str:
 
 @functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
-    """Return what does ``operator`` by calling others, as eager does; None if nothing does.
+    """Return the function that computes a composite ``operator`` by others; None if not composite.
 
     Args:
         operator: One overload.
@@ -122,16 +120,19 @@ def is_impure(module: object) -> bool:
 
 
 def data_address(tensor: torch.Tensor) -> int:
-    """Return the address of a dense tensor's first element, for reading only.
+    """Return the address of a tensor's first element, for reading only; 0 without memory.
 
     ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one.
     """
-    start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
-    return start + int(tensor.storage_offset()) * tensor.element_size()
+    try:
+        start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
+    except (NotImplementedError, RuntimeError):
+        return 0
+    return start and start + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:
-    """Return what tensors of one storage have in common while either lives; None without one."""
+    """Return the identity of a tensor's storage while it lives; None without one."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -169,21 +170,21 @@ def expression_of(number: Any) -> Any:
 
 
 def plain_number(number: Any) -> Any:
-    """Return the number that a symbol has come to be; a symbol that varies as it is.
+    """Return the number that a symbol is known to be; a symbol that varies unchanged.
 
     Args:
         number: Any value.
     """
     if isinstance(number, SYMBOLS):
         node = number.node
-        # sympy's True and False are no numbers.
+        # ``is_number`` is False for sympy's True and False.
         if node.expr.is_number or (node.pytype is bool and not node.expr.free_symbols):
             return node.pytype(node.expr)
     return number
 
 
 def varies(number: object) -> bool:
-    """Return whether ``number`` is a symbol, and none that has come to be a number.
+    """Return whether ``number`` is a symbol that is not known to be one number.
 
     Args:
         number: Any value.
@@ -192,7 +193,7 @@ def varies(number: object) -> bool:
 
 
 def hint_of(number: Any) -> Any:
-    """Return what a symbol was when the program was made, None if unknown; a number as it is.
+    """Return the value of a symbol in the example inputs, None if unknown; a number unchanged.
 
     Args:
         number: A number, or a symbol of an exported program.
@@ -231,34 +232,34 @@ def expression_range(expression: Any, ranges: Mapping[Any, Any]) -> tuple[int, i
     """
     # Who made the symbol has loaded this module; importing it would load sympy, which takes 0.3 s.
     shapes: Any = torch.fx.experimental.symbolic_shapes
-    found = shapes.bound_sympy(expression, ranges)
-    if not found.upper < _NO_BOUND:
-        found = found & shapes.bound_sympy(*_with_divisors(expression, ranges, shapes))
-    least = int(found.lower) if found.lower > -_NO_BOUND else 0
+    bounds = shapes.bound_sympy(expression, ranges)
+    if not bounds.upper < _NO_BOUND:
+        bounds = bounds & shapes.bound_sympy(*_with_divisors(expression, ranges, shapes))
+    least = int(bounds.lower) if bounds.lower > -_NO_BOUND else 0
     # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
-    return (least, int(found.upper)) if found.upper < _NO_BOUND else (least, None)
+    return (least, int(bounds.upper)) if bounds.upper < _NO_BOUND else (least, None)
 
 
 def _with_divisors(
-    expression: Any, known: Mapping[Any, Any], shapes: Any
+    expression: Any, ranges: Mapping[Any, Any], shapes: Any
 ) -> tuple[Any, dict[Any, Any]]:
     """Return an expression with symbols of 1 or more for its divisors, and what they can be.
 
     A size that is divided by 0 is none: ``n // (n // 4)`` is at most ``n``.
     """
-    ranges = dict(known)
+    extended = dict(ranges)
     divisors: dict[Any, Any] = {}
     for quotient in expression.atoms(shapes.FloorDiv):
         divisor = quotient.args[1]
         if not divisor.is_number:
             symbol = divisors.setdefault(divisor, shapes.sympy.Dummy(integer=True, positive=True))
-            found = shapes.bound_sympy(divisor, known)
-            ranges[symbol] = type(found)(max(1, found.lower), max(1, found.upper))
-    return expression.xreplace(divisors), ranges
+            bounds = shapes.bound_sympy(divisor, ranges)
+            extended[symbol] = type(bounds)(max(1, bounds.lower), max(1, bounds.upper))
+    return expression.xreplace(divisors), extended
 
 
 def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
-    """Return how large a size is taken to be where a number is needed, without a guard on it.
+    """Return an upper bound of a size, or an estimate, without a guard on it.
 
     Args:
         size: A number, or a symbol of an exported program.
@@ -277,76 +278,56 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
     return least if hint is None else int(hint)
 
 
-def storage_address(tensor: torch.Tensor) -> int:
-    """Return where the storage of a tensor begins in memory; 0 where it lies nowhere.
-
-    ``data_ptr()`` would be for writing too, and so turn a lazy clone into a real one.
-    """
-    try:
-        return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
 def negative_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view that reads as the negative of ``tensor``."""
     return torch._neg_view(tensor)
 
 
-def set_program_parts(
-    program: ExportedProgram,
-    *,
-    graph_module: GraphModule | None = None,
-    signature: ExportGraphSignature | None = None,
-    state_dict: dict[str, Any] | None = None,
-    constants: dict[str, Any] | None = None,
-    module_call_graph: list[ModuleCallEntry] | None = None,
-    verifiers: list[type] | None = None,
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    range_constraints: dict[Any, Any] | None = None,
-) -> None:
-    """Replace parts of ``program`` in place; what is None stays.
+class ProgramParts(TypedDict, total=False):
+    """Parts of a program, by the names of its properties."""
+
+    graph_module: GraphModule
+    graph_signature: ExportGraphSignature
+    state_dict: dict[str, Any]
+    constants: dict[str, Any]
+    module_call_graph: list[ModuleCallEntry]
+    verifiers: list[type]
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
+    range_constraints: dict[Any, Any]
+    guards_code: list[str]
+
+
+def set_program_parts(program: ExportedProgram, **parts: Unpack[ProgramParts]) -> None:
+    """Replace parts of ``program`` in place.
 
     Args:
-        program: A program that nobody else holds.
-        graph_module: The graph module.
-        signature: What describes its inputs and outputs.
-        state_dict: Parameters and buffers.
-        constants: Lifted tensors, buffers that no state dict has, and objects.
-        module_call_graph: How modules were called.
-        verifiers: What checks it.
-        example_inputs: Positional and named inputs.
-        range_constraints: The range of each symbol.
+        program: A program that nothing else refers to.
+        parts: The new parts, neither copied nor verified.
     """
-    for name, value in {
-        "_graph_module": graph_module,
-        "_graph_signature": signature,
-        "_state_dict": state_dict,
-        "_constants": constants,
-        "_module_call_graph": module_call_graph,
-        "_verifiers": verifiers,
-        "_example_inputs": example_inputs,
-        "_range_constraints": range_constraints,
-    }.items():
-        if value is not None:
-            setattr(program, name, value)
+    for name, value in parts.items():
+        setattr(program, f"_{name}", value)
 
 
-def with_graph_module(
+def with_parts(
     program: ExportedProgram,
-    graph_module: GraphModule,
-    signature: ExportGraphSignature | None = None,
+    cls: type[ExportedProgram] = ExportedProgram,
+    **parts: Unpack[ProgramParts],
 ) -> ExportedProgram:
-    """Return a program like ``program``, on the same tensors, around another graph module.
+    """Return a program that shares all parts of ``program`` except those that are given.
+
+    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
+    for a thousand partitions of one program that is work for nothing: the whole is verified once.
 
     Args:
-        program: Any program.
-        graph_module: The graph module; not copied.
-        signature: What describes it; that of ``program`` if None.
+        program: Any program; not changed.
+        cls: The class of the new program.
+        parts: The new parts, neither copied nor verified.
     """
-    made = copy.copy(program)
-    set_program_parts(made, graph_module=graph_module, signature=signature)
-    return made
+    # Not ``copy.copy``, which pickles the subclass that lowered-module has.
+    new_program = cls.__new__(cls)
+    new_program.__dict__.update(program.__dict__)
+    set_program_parts(new_program, **parts)
+    return new_program
 
 
 def add_node(
@@ -373,7 +354,7 @@ def add_node(
         type_expr: The type of its value, where that is known.
     """
     if graph._owning_module is not None:
-        # Hooks of the owner want to hear of it.
+        # The owner may have hooks that run for each new node.
         return graph.create_node(op, target, args, kwargs or {}, name, type_expr)
     free = _free_name(graph, name)
     return _append(graph, Node(graph, free, op, target, args, kwargs or {}, type_expr))
@@ -400,11 +381,11 @@ def _append(graph: Graph, node: Node) -> Node:
     return node
 
 
-def mend_readers(graph: Graph) -> None:
-    """Enter every node among the users of what it reads.
+def restore_users(graph: Graph) -> None:
+    """Add every node to the users of what it reads.
 
     ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
-    after a write. Whoever goes by users alone loses those edges.
+    after a write. A pass that follows ``users`` would lose those edges.
 
     Args:
         graph: The graph; nothing changes where it is whole.
@@ -444,30 +425,6 @@ def copy_node(
     return copy
 
 
-def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
-
-    Args:
-        graph: The graph.
-        nodes: Readers before what they read.
-    """
-    owner = graph.owning_module
-    if owner is not None and getattr(owner, "_erase_node_hooks", None):
-        for node in nodes:
-            graph.erase_node(node)
-        return
-    forget = graph._find_nodes_lookup_table.remove
-    count = 0
-    for node in nodes:
-        forget(node)
-        node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
-        object.__setattr__(node, "_erased", True)
-        node._update_args_kwargs((), {})
-        count += 1
-    graph._len -= count
-
-
 def mark_impure(module: GraphModule) -> None:
     """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
     attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
@@ -478,8 +435,7 @@ def mark_impure(module: GraphModule) -> None:
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
 
-    It goes by what nodes read, which is right even where torch forgot readers, and which they hold
-    in a dict: ``all_input_nodes`` would make a list of it for each.
+    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
 
     Args:
         nodes: Nodes of one graph, each once.
@@ -493,75 +449,31 @@ def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     return True
 
 
-def bare_program(
-    graph_module: GraphModule,
-    signature: ExportGraphSignature,
-    *,
-    state_dict: dict[str, Any],
-    constants: dict[str, Any],
-    range_constraints: Mapping[Any, Any],
-    module_call_graph: list[ModuleCallEntry],
-    verifiers: list[type],
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-    cls: type[ExportedProgram] = ExportedProgram,
-) -> ExportedProgram:
-    """Return a program of exactly these parts, neither copied, nor generated anew, nor verified.
-
-    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
-    for a thousand partitions of one program that is work for nothing: the whole is verified once.
-
-    Args:
-        graph_module: The graph module.
-        signature: What describes its inputs and outputs.
-        state_dict: Parameters and buffers.
-        constants: Lifted tensors, buffers that no state dict has, and objects.
-        range_constraints: The range of each symbol.
-        module_call_graph: How modules were called.
-        verifiers: What checks it.
-        example_inputs: Positional and named inputs.
-        cls: The class of the program.
-    """
-    program = cls.__new__(cls)
-    program._guards_code = []
-    program._example_inputs = example_inputs
-    set_program_parts(
-        program,
-        graph_module=graph_module,
-        signature=signature,
-        state_dict=state_dict,
-        constants=constants,
-        range_constraints=dict(range_constraints),
-        module_call_graph=module_call_graph,
-        verifiers=verifiers,
-    )
-    return program
-
-
 def size_conditions(program: ExportedProgram) -> list[str]:
     """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
 
-    Many are asked only for how results lie in memory while torch traces, which operators ask anew
-    when they run. In memory these are told by who asked, and left out; a file has all of them,
-    and does not say which is which.
+    Many only choose the layout of results while torch traces; operators check these again when
+    they run. They are recognized by the function that asked and left out. A loaded program has
+    all conditions, since a file does not record who asked.
     """
-    told = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if told else None
+    conditions = list(dict.fromkeys(program._guards_code))
+    shapes = _shape_env(program) if conditions else None
     if shapes is None:
-        return told
-    known = shapes.var_to_sources
+        return conditions
+    sources = shapes.var_to_sources
     # Who made the symbols has loaded this module; importing it would load sympy.
     printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(known, lambda source: source.name, known)
+    printer = printing.ShapeGuardPythonPrinter(sources, lambda source: source.name, sources)
     matters: dict[str, bool] = {}
     for guard in shapes.guards:
         place = guard.sloc.framework_loc
         file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not known.keys() >= guard.expr.free_symbols:
+        if _ASKED_AGAIN.search(file) or not sources.keys() >= guard.expr.free_symbols:
             continue
         is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
         text = printer.doprint(guard.expr)
         matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in told if matters.get(text, True)]
+    return [text for text in conditions if matters.get(text, True)]
 
 
 def _shape_env(program: ExportedProgram) -> Any:

@@ -1,14 +1,13 @@
 """Aliases in a graph: which values may share memory, and which nodes read and write it.
 
-Sharing is told from the schemas of operators and joined into groups, with no bytes looked at: two
-values of one group may share memory, two of different groups do not. It errs on one side only, so
-that whoever moves or cuts nodes by it is careful rather than wrong.
+Derived from operator schemas, without reading data. Two values of one group may share memory, two
+of different groups do not: a pass that moves or cuts nodes is too careful at worst.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ class MemoryUse:
     The cost is linear in nodes and edges.
 
     Args:
-        graph: The graph, in a legal order; to be made anew after an edit.
+        graph: The graph, in a legal order; build another ``MemoryUse`` after an edit.
         module: The module that holds what the graph's nodes name; None for none.
         shared: Nodes that share memory from outside, a list for each memory.
 
@@ -95,7 +94,7 @@ class MemoryUse:
         return cls(program.graph, program.graph_module, shared_inputs(program))
 
     def group(self, node: Node) -> Node:
-        """Return the node that stands for all values that ``node`` may share memory with."""
+        """Return the representative of all values that ``node`` may share memory with."""
         root = node
         while (above := self._above.get(root, root)) is not root:
             root = above
@@ -130,21 +129,17 @@ class MemoryUse:
         self._above[self.group(node)] = self.group(other)
 
     def _join_attributes(self, graph: Graph, module: torch.nn.Module | None) -> None:
-        read: dict[str, list[Node]] = {}
+        first: dict[str, Node] = {}
+        tensors: dict[Node, torch.Tensor] = {}
         for node in graph.find_nodes(op="get_attr"):
-            read.setdefault(str(node.target), []).append(node)
-        extents: dict[str, Extent] = {}
-        for path in read:
-            found = attribute_of(module, path) if module is not None else None
-            if isinstance(found, torch.Tensor):
-                extents[path] = Extent.of(found)
-        memory = MemoryMap(extents.values())
-        first: dict[object, Node] = {}
-        for path, nodes in read.items():
-            where = memory.find(extents[path]) if path in extents else None
-            known = first.setdefault(path if where is None else where, nodes[0])
+            known = first.setdefault(str(node.target), node)
+            self._join(node, known)
+            value = attribute_of(module, node) if module is not None and known is node else None
+            if isinstance(value, torch.Tensor):
+                tensors[node] = value
+        for nodes in _overlapping(tensors):
             for node in nodes:
-                self._join(node, known)
+                self._join(node, nodes[0])
 
     def _only_looks(self, node: Node) -> bool:
         if node.op != "call_function":
@@ -160,46 +155,53 @@ def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
     """Return the placeholders of ``program`` whose tensors share memory, a list for each memory.
 
     Args:
-        program: Its parameters, buffers and constants are asked where they lie.
+        program: Its parameters, buffers and constants are compared.
     """
-    extents = {node: Extent.of(tensor) for node, tensor in held_tensors(program).items()}
+    return [nodes for nodes in _overlapping(state_tensors(program)) if len(nodes) > 1]
+
+
+def _overlapping(tensors: Mapping[Node, torch.Tensor]) -> list[list[Node]]:
+    """Return the nodes of tensors that share memory, a list for each memory."""
+    extents = {node: Extent.of(tensor) for node, tensor in tensors.items()}
     memory = MemoryMap(extents.values())
     by_memory: dict[Extent | None, list[Node]] = {}
     for node, extent in extents.items():
         by_memory.setdefault(memory.find(extent), []).append(node)
-    return [nodes for found, nodes in by_memory.items() if found is not None and len(nodes) > 1]
+    # Empty tensors are in no memory.
+    by_memory.pop(None, None)
+    return list(by_memory.values())
 
 
-def held_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+def state_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Return the tensor of each placeholder of ``program`` that has one.
 
     Args:
-        program: Any exported program; its parameters, buffers and constants are what it holds.
+        program: Any exported program; with parameters, buffers and constants.
     """
     placeholders = program.graph.find_nodes(op="placeholder")
-    found: dict[Node, torch.Tensor] = {}
+    tensors: dict[Node, torch.Tensor] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         value = program.state_dict.get(spec.target, program.constants.get(spec.target))
         if isinstance(value, torch.Tensor):
-            found[node] = value
-    return found
+            tensors[node] = value
+    return tensors
 
 
 def _chosen(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
     """Return the nodes among the arguments at these positions or of these names; all for none."""
     if not arguments:
         return node.all_input_nodes
-    found: list[Node] = []
+    nodes: list[Node] = []
     for index, name in arguments:
         argument: Any = node.kwargs.get(name)
         if 0 <= index < len(node.args):
             argument = node.args[index]
         if isinstance(argument, Node):
-            found.append(argument)
+            nodes.append(argument)
         elif isinstance(argument, (list, tuple)):
-            found.extend(item for item in argument if isinstance(item, Node))
+            nodes.extend(item for item in argument if isinstance(item, Node))
     # A keyword under another name than the schema's: be careful rather than wrong.
-    return found or node.all_input_nodes
+    return nodes or node.all_input_nodes
 
 
 def _is_basic(index: object) -> bool:

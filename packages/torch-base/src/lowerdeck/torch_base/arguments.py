@@ -19,8 +19,8 @@ def arguments_of(node: Node) -> dict[str, Any]:
 
     Returns:
         Names and values; these hold nodes where the call does. Where torch takes one number for
-        several (``stride=[2]`` of a convolution in two dimensions), there are as many as it means.
-        Empty for what has no schema, such as ``getitem``.
+        several (``stride=[2]`` of a convolution in two dimensions), it is repeated.
+        Empty without a schema, such as ``getitem``.
 
     Example:
         >>> import torch
@@ -31,15 +31,15 @@ def arguments_of(node: Node) -> dict[str, Any]:
     if not isinstance(node.target, OpOverload):
         return {}
     schema = _schema(node.target)
-    found = {name: default for name, default, _ in schema}
-    found.update(zip(found, node.args, strict=False))
-    found.update(node.kwargs)
+    arguments = {name: default for name, default, _ in schema}
+    arguments.update(zip(arguments, node.args, strict=False))
+    arguments.update(node.kwargs)
     for name, _, length in schema:
-        value = found[name]
+        value = arguments[name]
         # export keeps the short form that its user wrote.
         if length is not None and isinstance(value, (list, tuple)) and len(value) == 1:
-            found[name] = immutable_list(list(value) * length)
-    return found
+            arguments[name] = immutable_list(list(value) * length)
+    return arguments
 
 
 @cache
@@ -52,5 +52,5 @@ def _schema(operator: OpOverload) -> tuple[tuple[str, Any, int | None], ...]:
 
 
 def _fixed(default: Any) -> Any:
-    # Every caller is given the same list.
+    # All callers share the default.
     return immutable_list(default) if isinstance(default, list) else default

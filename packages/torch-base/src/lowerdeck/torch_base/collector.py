@@ -1,4 +1,4 @@
-"""Hold the cyclic garbage collector back while many objects are made that all live on."""
+"""Pause of the cyclic garbage collector while large graphs are built."""
 
 from __future__ import annotations
 
@@ -7,40 +7,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class _Switch:
-    """The collector's switch, and how many hold it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._was_on = False
-
-    def take(self) -> None:
-        with self._lock:
-            if not self._holders:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._holders += 1
-
-    def let_go(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders and self._was_on:
-                gc.enable()
-
-
-_SWITCH = _Switch()
+_LOCK = threading.Lock()
+_WAS_ON: list[bool] = []
+"""For each holder, whether the collector was on when it came."""
 
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Keep the collector from walking a growing graph again and again to find nothing.
+    """Pause the cyclic garbage collector, which finds nothing in a growing graph.
 
-    Nodes refer to each other, so that each pass of it walks all graphs that there are: a quarter
-    to a third of the time of building large ones. It is a switch of the whole process, so that
-    holders are counted: the first switches it off, and the last leaves it as the first found it,
-    whichever threads they are in. Do not hold it while code of users runs, which may leave
+    Each pass walks all graphs of the process: a quarter to a third of the time of building large
+    ones. The switch is one for the process: the first holder turns it off, and the last one, in
+    whatever thread, restores it. Do not hold it while code of users runs, which may leave
     garbage behind.
 
     Example:
@@ -52,8 +30,13 @@ def collector_held() -> Iterator[None]:
         >>> gc.isenabled()
         True
     """
-    _SWITCH.take()
+    with _LOCK:
+        _WAS_ON.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        _SWITCH.let_go()
+        with _LOCK:
+            # The entry that is left at last is that of the first holder.
+            if _WAS_ON.pop() and not _WAS_ON:
+                gc.enable()

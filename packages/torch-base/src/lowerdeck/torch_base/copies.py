@@ -42,7 +42,7 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OwnCopies:
-    """Gives copies of tensors, lazy where torch can: what shares memory shares it in the copies.
+    """Copies tensors, lazily where torch can; copies of tensors that share memory share it.
 
     Args:
         tensors: All that will be copied. Others among them cost nothing.
@@ -57,11 +57,11 @@ class OwnCopies:
 
     @cached_property
     def _memory(self) -> MemoryMap:
-        """Where everything lies, which is asked where a storage is shared or truly copied."""
+        """The extents of all tensors; needed only if a storage is shared or truly copied."""
         return MemoryMap(map(_in_storage, self._held))
 
     def of(self, value: Any) -> Any:
-        """Return the copy of ``value``; what is no tensor is given back."""
+        """Return the copy of ``value``; anything but a tensor is returned as it is."""
         if not isinstance(value, torch.Tensor):
             return value
         if not _is_plain(value):
@@ -115,11 +115,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_storage(tensor: torch.Tensor) -> Extent:
-    """Return where ``tensor`` lies in its storage, aligned to sixteen bytes for every type."""
-    found = Extent.of(tensor)
+    """Return the extent of ``tensor`` in its storage, aligned to sixteen bytes for every type."""
+    extent = Extent.of(tensor)
     first = int(tensor.storage_offset()) * tensor.element_size()
     start = first // 16 * 16
-    return Extent(storage_identity(tensor), start, first + found.end - found.start)
+    return Extent(storage_identity(tensor), start, first + extent.end - extent.start)
 
 
 def _is_plain(value: object) -> TypeGuard[torch.Tensor]:

@@ -1,9 +1,8 @@
-"""Dtypes and memory formats by their numbers in a program, which torch says in C++ alone.
+"""Numbers of dtypes and memory formats in a program, which torch defines in C++ only.
 
-Whoever writes a program and whoever reads it must mean the same by one. It is that of
-``c10::ScalarType`` for a dtype, and of ``c10::MemoryFormat`` for a memory format. Types
-whose elements share bytes or need a scale beside them (``bits8``, ``uint4``, ``quint8``) are left
-out: a tensor in a program is a row of numbers.
+They are those of ``c10::ScalarType`` and ``c10::MemoryFormat``. Types whose elements share bytes
+or need a scale (``bits8``, ``uint4``, ``quint8``) are left out: a tensor in a program is an
+array of numbers.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ MEMORY_FORMATS = MappingProxyType(
 _BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def lies_channels_last(tensor: torch.Tensor) -> bool:
-    """Tell whether a program holds a tensor with its channels last: only where nothing else fits.
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Return whether a program stores a tensor with its channels last.
 
-    A tensor of one channel, or one pixel, lies both ways. Whoever compiles a part of a program and
-    whoever writes the rest must call it the same, and plain is what more kernels take.
+    A tensor of one channel, or one pixel, is contiguous in both formats. The compiler of a
+    partition and the emitter of the rest must agree, and more kernels take the default format.
 
     Args:
-        tensor: A tensor, or what stands for it in a graph.
+        tensor: A tensor, real or fake.
     """
     wanted = _BY_RANK.get(tensor.dim())
     if wanted is None:
@@ -69,5 +68,5 @@ def lies_channels_last(tensor: torch.Tensor) -> bool:
     try:
         return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=wanted)
     except RuntimeError:
-        # Sizes that are read from data decide it, so nothing is known before the program runs.
+        # It depends on sizes that are read from data.
         return False

@@ -19,10 +19,10 @@ _POSIX = os.name == "posix"
 def tensor_in_file(
     pieces: Iterable[torch.Tensor], count: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return a tensor whose elements lie in a mapped file.
+    """Return a tensor that is stored in a mapped file.
 
-    The file lies in the system's folder for temporary ones (``TMPDIR``) and has no name any more:
-    it goes when nobody reads it, whatever becomes of the process.
+    The file is in the system's folder for temporary ones (``TMPDIR``) and already unlinked: the
+    system frees it after its last use, also if the process is killed.
 
     Args:
         pieces: The elements, some after the other, each piece of the dtype ``dtype``. They are

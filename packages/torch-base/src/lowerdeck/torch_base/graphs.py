@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
+from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import (
     LazyGraphModule,
-    mend_readers,
     reserve_name,
-    with_graph_module,
+    restore_users,
+    with_parts,
 )
 from lowerdeck.torch_base.sources import describe_node
 
@@ -29,25 +30,17 @@ def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
 
     Graphs inside earlier delegates are not among them: a delegate is closed.
     """
-    seen: set[int] = set()
+    seen: set[GraphModule] = set()
     waiting = [graph_module]
     while waiting:
         current = waiting.pop()
-        if id(current) in seen:
+        if current in seen:
             continue
-        seen.add(id(current))
+        seen.add(current)
         yield current
-        waiting.extend(
-            reversed([child for _, child in nested_graphs(current) if id(child) not in seen])
-        )
-
-
-def nested_graphs(graph_module: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yield each get_attr node of one graph that refers to a graph, with that graph."""
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        attribute = attribute_of(graph_module, node)
-        if isinstance(attribute, GraphModule):
-            yield node, attribute
+        nodes = current.graph.find_nodes(op="get_attr")
+        attributes = [attribute_of(current, node) for node in reversed(nodes)]
+        waiting.extend(value for value in attributes if isinstance(value, GraphModule))
 
 
 def is_getitem(node: Node) -> bool:
@@ -86,29 +79,29 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
     copied = copy.deepcopy(_lazy(graph_module), memo)
     for old, new in zip(graphs_of(graph_module), graphs_of(copied), strict=True):
         for source, node in zip(old.graph.nodes, new.graph.nodes, strict=True):
-            # fx gives a copy of a node called "input" another name; signatures know the old one.
+            # fx renames the copy of a node called "input"; signatures have the old name.
             if node.name != source.name:
                 node.name = source.name
     return copied
 
 
 def _lazy(graph_module: GraphModule) -> GraphModule:
-    """Return ``graph_module`` as one whose copies write no code until somebody runs them.
+    """Return ``graph_module`` as one whose copies generate code at their first call.
 
-    Writing it is a third of the cost of a copy, and most copies are compiled, not run.
+    Generating it is a third of the cost of a copy, and most copies are compiled, not run.
     """
     if type(graph_module).__bases__ != (GraphModule,):
         return graph_module
-    made = LazyGraphModule.__new__(LazyGraphModule)
-    made.__dict__.update(graph_module.__dict__)
-    return made
+    lazy = LazyGraphModule.__new__(LazyGraphModule)
+    lazy.__dict__.update(graph_module.__dict__)
+    return lazy
 
 
-def mended(program: ExportedProgram) -> ExportedProgram:
+def repair_program(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
 
     Missing ``Node.users`` are restored in place, which is not observable (see
-    :func:`mend_readers`). Placeholders get the names by which the signature knows them back in a
+    :func:`restore_users`). Placeholders get the names by which the signature knows them back in a
     copy: fx renames the copy of a node called "input" or "dict". O(edges).
 
     Args:
@@ -118,19 +111,14 @@ def mended(program: ExportedProgram) -> ExportedProgram:
         The program itself, or a copy on the same tensors.
     """
     for module in graphs_of(program.graph_module):
-        mend_readers(module.graph)
+        restore_users(module.graph)
     if not _misnamed_inputs(program):
         return program
-    copied = with_graph_module(program, copy_graph_module(program.graph_module))
-    _name_inputs(copied)
-    return copied
-
-
-def _name_inputs(program: ExportedProgram) -> None:
-    """Give placeholders the signature's names, by position, where no other node has them."""
-    for node, name in _misnamed_inputs(program).items():
-        reserve_name(program.graph, name)
+    copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
+    for node, name in _misnamed_inputs(copied).items():
+        reserve_name(copied.graph, name)
         node.name = name
+    return copied
 
 
 def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
@@ -147,12 +135,27 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
     }
     taken = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
     if len({*renamed.values()} - taken) < len(renamed):
-        return {}  # Somebody's pass renamed them: that is not ours to tell.
+        return {}  # A pass renamed them on purpose.
     return renamed
 
 
+def renamed_outputs(signature: ExportGraphSignature, graph: Graph) -> ExportGraphSignature:
+    """Return a signature like ``signature`` whose outputs have the names of returned nodes.
+
+    Args:
+        signature: Of the graph, before what it returns was replaced by others of its kind.
+        graph: The outermost graph of a program.
+    """
+    values: Any = graph.output_node().args[0]
+    outputs: list[Any] = [
+        replace(spec, arg=replace(spec.arg, name=value.name)) if isinstance(value, Node) else spec
+        for spec, value in zip(signature.output_specs, values, strict=True)
+    ]
+    return ExportGraphSignature(list(signature.input_specs), outputs)
+
+
 def changed_constant(program: ExportedProgram) -> str | None:
-    """Return what of a program's first constant does not fit its graph, None if all do.
+    """Describe the first constant of a program that does not fit its graph; None if all fit.
 
     A graph is traced for one shape and dtype of each constant. Another tensor in ``state_dict`` or
     ``constants`` would be read as if it were that, past its end or in the wrong type.
@@ -177,34 +180,27 @@ def changed_constant(program: ExportedProgram) -> str | None:
         for spec in program.graph_signature.input_specs
         if spec.kind in _CONSTANTS
     }
-    found: dict[object, tuple[str, object]] = {}
+    holders: dict[object, tuple[str, object]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in targets:
             name = targets[node.name]
             tensor = state.get(name, constants.get(name))
-        elif node.op == "call_function" and str(node.target) == _INNER and node.args[0] in found:
-            (outer, holder), part = found[node.args[0]], str(node.args[1])
+        elif node.op == "call_function" and str(node.target) == _INNER and node.args[0] in holders:
+            (outer, holder), part = holders[node.args[0]], str(node.args[1])
             name, tensor = f"{outer}.{part}", getattr(holder, part, None)
         else:
             continue
-        found[node] = name, tensor
-        difference = _difference(tensor, node.meta.get("val"))
-        if difference is not None:
+        holders[node] = name, tensor
+        exported = node.meta.get("val")
+        if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
+            continue
+        # Comparing symbolic sizes would add a guard.
+        is_static = all(isinstance(size, int) for size in exported.shape)
+        if is_static and (tensor.shape, tensor.dtype) != (exported.shape, exported.dtype):
             reader = next(iter(node.users), None)
             who = f", which {describe_node(reader)} reads" if reader is not None else ""
-            return f"{difference[0]} for {name!r}{who}; expected {difference[1]}, as exported"
+            return (
+                f"found {list(tensor.shape)} of {tensor.dtype} for {name!r}{who}; expected "
+                f"{list(exported.shape)} of {exported.dtype}, as exported"
+            )
     return None
-
-
-def _difference(tensor: object, exported: object) -> tuple[str, str] | None:
-    if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
-        return None
-    # Sizes that vary are no constant's; comparing them would add a guard.
-    if any(not isinstance(size, int) for size in exported.shape):
-        return None
-    if (tensor.shape, tensor.dtype) == (exported.shape, exported.dtype):
-        return None
-    return (
-        f"found {list(tensor.shape)} of {tensor.dtype}",
-        f"{list(exported.shape)} of {exported.dtype}",
-    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -31,76 +29,68 @@ _RANDOM_MODULES = (
     torch.nn.RReLU,
 )
 
-Target: TypeAlias = Callable[..., object] | str
-
 
 class Behaviours:
-    """Tells what each node of one graph module does; the answer for a callee is kept."""
+    """Effects of the nodes of one graph module, computed once for each callee."""
 
     def __init__(self, gm: torch.nn.Module | None) -> None:
         self._gm = gm
-        self._functions: dict[Target, Behaviour] = {}
-        self._methods: dict[str, Behaviour] = {}
-        self._modules: dict[str, Behaviour] = {}
-        # By identity: hashing an operator is a call into Python, and every node asks.
-        self._plain: dict[int, bool] = {}
-        # Held, so that no other callee gets the identity of one that is known.
-        self._held: list[object] = []
+        # By identity: hashing an operator is a call into Python, and every node asks. The callee
+        # is held, so that no other one gets its identity.
+        self._functions: dict[int, tuple[object, Behaviour, bool]] = {}
+        self._others: dict[tuple[str, str], Behaviour] = {}
 
     def is_plain(self, node: Node) -> bool:
         """Return whether ``node`` surely does nothing but compute its value; cheap."""
         if node.op != "call_function":
             return node.op in {"placeholder", "get_attr", "output"}
-        target = node.target
-        plain = self._plain.get(id(target))
-        if plain is None:
-            known = self._functions.get(target) or function_behaviour(node)
-            plain = not (
-                isinstance(target, HigherOrderOperator) or known.effect or known.inplace_at >= 0
-            )
-            self._plain[id(target)] = plain
-            self._held.append(target)
+        # Looked up here too: each call of Python counts, and every node asks.
+        _, _, plain = self._functions.get(id(node.target)) or self._callee(node)
         return plain and not ("inplace" in node.kwargs or "out" in node.kwargs)
 
     def of(self, node: Node) -> Behaviour:
         """Return what ``node`` does."""
         if node.op == "call_function":
             return self._function(node)
-        if node.op == "call_method":
-            name = str(node.target)
-            if name not in self._methods:
-                self._methods[name] = method_behaviour(name)
-            return self._methods[name]
-        if node.op == "call_module":
-            name = str(node.target)
-            if name not in self._modules:
-                self._modules[name] = self._module(name)
-            return self._modules[name]
-        return PURE
+        if node.op not in {"call_method", "call_module"}:
+            return PURE
+        key = node.op, str(node.target)
+        if key not in self._others:
+            of_callee = method_behaviour if node.op == "call_method" else self._module
+            self._others[key] = of_callee(key[1])
+        return self._others[key]
 
     def effect(self, node: Node) -> Effect:
         """Return the effects of ``node``."""
         return self.of(node).effect
 
-    def _function(self, node: Node) -> Behaviour:
+    def _callee(self, node: Node) -> tuple[object, Behaviour, bool]:
+        """Return the callee of a call_function, what it does, and whether that is nothing."""
         target = node.target
-        known = self._functions.get(target)
-        if known is None:
-            known = self._functions[target] = function_behaviour(node)
-        if isinstance(target, HigherOrderOperator):
-            return replace(known, effect=known.effect | self._nested(node))
-        for index, name in known.spared_by:
-            given = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
-            if given is False:
-                return replace(known, effect=known.effect & ~Effect.WRITES, writes=())
-        given = node.kwargs.get("inplace")
-        if 0 <= known.inplace_at < len(node.args):
-            given = node.args[known.inplace_at]
-        if given is True:
-            return Behaviour(known.effect | Effect.WRITES, FIRST, aliases=True)
+        callee = self._functions.get(id(target))
+        if callee is None:
+            behaviour = function_behaviour(node)
+            has_effect = behaviour.effect or behaviour.inplace_at >= 0
+            plain = not (has_effect or isinstance(target, HigherOrderOperator))
+            callee = self._functions[id(target)] = target, behaviour, plain
+        return callee
+
+    def _function(self, node: Node) -> Behaviour:
+        _, behaviour, _ = self._callee(node)
+        if isinstance(node.target, HigherOrderOperator):
+            return replace(behaviour, effect=behaviour.effect | self._nested(node))
+        for index, name in behaviour.spared_by:
+            argument = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
+            if argument is False:
+                return replace(behaviour, effect=behaviour.effect & ~Effect.WRITES, writes=())
+        argument = node.kwargs.get("inplace")
+        if 0 <= behaviour.inplace_at < len(node.args):
+            argument = node.args[behaviour.inplace_at]
+        if argument is True:
+            return Behaviour(behaviour.effect | Effect.WRITES, FIRST, aliases=True)
         if "out" in node.kwargs and isinstance(node.kwargs["out"], Node):
-            return Behaviour(known.effect | Effect.WRITES, ((-1, "out"),), aliases=True)
-        return known
+            return Behaviour(behaviour.effect | Effect.WRITES, ((-1, "out"),), aliases=True)
+        return behaviour
 
     def _nested(self, node: Node) -> Effect:
         """Return the effects of the graphs that a higher-order operator is given."""
@@ -125,8 +115,7 @@ class Behaviours:
             if isinstance(inner, GraphModule):
                 behaviours = Behaviours(inner)
                 # An operator does the same in each graph; a thousand submodules share the answers.
-                behaviours._functions, behaviours._plain = self._functions, self._plain
-                behaviours._held = self._held
+                behaviours._functions = self._functions
                 for node in inner.graph.nodes:
                     if not behaviours.is_plain(node):
                         effect |= behaviours.effect(node)
@@ -149,7 +138,8 @@ def writes_in_place(gm: GraphModule) -> bool:
     Args:
         gm: Its own graph is looked at, and those that its nodes are given.
     """
-    known = Behaviours(gm)
+    behaviours = Behaviours(gm)
     return any(
-        not known.is_plain(node) and known.effect(node) & Effect.WRITES for node in gm.graph.nodes
+        not behaviours.is_plain(node) and behaviours.effect(node) & Effect.WRITES
+        for node in gm.graph.nodes
     )

@@ -90,8 +90,8 @@ _QUESTIONS = frozenset(
     {"_assert_tensor_metadata", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride"}
 )
 _MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
-# Whose results may be, or see, what they are given though their schemas do not say so: found by
-# running torch's own operator samples (tests/test_aliases.py).
+# Operators whose results may alias arguments although their schemas do not say so, as torch's
+# operator samples show (tests/test_aliases.py).
 _SILENT_ALIASES = frozenset(
     {
         *("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
@@ -100,18 +100,18 @@ _SILENT_ALIASES = frozenset(
         *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }
 )
-# Which write arguments though their schemas do not say so, and the argument by which they do not:
-# torch keeps these schemas as they were (its functionalisation has a list of its own).
-_SILENT_WRITES: dict[str, tuple[tuple[str, ...], str]] = {
-    "batch_norm": (("running_mean", "running_var"), "training"),
-    "cudnn_batch_norm": (("running_mean", "running_var"), "training"),
-    "instance_norm": (("running_mean", "running_var"), "use_input_stats"),
-    "miopen_batch_norm": (("running_mean", "running_var"), "training"),
-    "native_batch_norm": (("running_mean", "running_var"), "training"),
-    "_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
+# Operators that write their statistics although their schemas do not say so, unless this argument
+# is False (torch's functionalization has such a list as well).
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_SILENT_WRITES = {
+    "batch_norm": "training",
+    "cudnn_batch_norm": "training",
+    "instance_norm": "use_input_stats",
+    "miopen_batch_norm": "training",
+    "native_batch_norm": "training",
+    "_batch_norm_impl_index": "training",
 }
-# torch's structured control flow lets no result share memory with an argument, and a delegate's
-# results are its own.
+# torch's control flow refuses results that alias arguments, and a delegate returns new tensors.
 _FRESH = frozenset(
     {
         *("associative_scan", "cond", "map_impl", "scan", "while_loop"),
@@ -120,18 +120,21 @@ _FRESH = frozenset(
 )
 
 
-def hides_aliases(target: object) -> bool:
-    """Return whether results of an operator may share memory though its schema keeps silent.
+def hides_effects(target: object) -> bool:
+    """Return whether an operator may alias or write an argument though its schema keeps silent.
 
-    torch's functionalisation takes schemas at their word: left whole, such an operator loses what
-    is written through its result.
+    torch's functionalization trusts schemas: if such an operator is kept whole, writes are lost.
 
     Args:
         target: What a node calls.
     """
-    if not isinstance(target, OpOverload):
-        return False
-    return schema_of(target).name.rpartition("::")[2] in _SILENT_ALIASES
+    return isinstance(target, OpOverload) and (
+        _name(target) in _SILENT_ALIASES or _name(target) in _SILENT_WRITES
+    )
+
+
+def _name(operator: OpOverload) -> str:
+    return schema_of(operator).name.rpartition("::")[2]
 
 
 def returns_view(target: object) -> bool:
@@ -146,10 +149,7 @@ def returns_view(target: object) -> bool:
         >>> returns_view(torch.ops.aten.view.default), returns_view(torch.ops.aten.add_.Tensor)
         (True, False)
     """
-    return isinstance(target, OpOverload) and any(
-        result.alias_info is not None and not result.alias_info.is_write
-        for result in schema_of(target).returns
-    )
+    return returns_alias(target) and not written_arguments(target)
 
 
 @cache
@@ -198,26 +198,15 @@ def returns_written(target: Any) -> bool:
     return len(schema.returns) == 1 and schema.arguments[0].name in written_arguments(target)
 
 
-def hides_writes(target: object) -> bool:
-    """Return whether an operator may write arguments though its schema keeps silent.
-
-    Args:
-        target: What a node calls.
-    """
-    if not isinstance(target, OpOverload):
-        return False
-    return schema_of(target).name.rpartition("::")[2] in _SILENT_WRITES
-
-
 def function_behaviour(node: Node) -> Behaviour:
     """Return what the function that ``node`` calls does, whatever its arguments."""
     target = node.target
     name = getattr(target, "__name__", "")
     if isinstance(target, OpOverload):
-        found = _overload(target)
-        name = schema_of(target).name.rpartition("::")[2]
+        behaviour = _overload(target)
+        name = _name(target)
     elif target in _INPLACE_OPERATORS:
-        found = Behaviour(Effect.WRITES, ((0, "a"),), aliases=True)
+        behaviour = Behaviour(Effect.WRITES, ((0, "a"),), aliases=True)
     elif target is operator.setitem:
         return Behaviour(Effect.WRITES, ((0, "a"),))
     elif target is operator.getitem:
@@ -225,22 +214,22 @@ def function_behaviour(node: Node) -> Behaviour:
     elif getattr(target, "__module__", "") in {"_operator", "math", "builtins"}:
         return PURE
     elif isinstance(target, OpOverloadPacket):
-        found = _packet(target)
+        behaviour = _packet(target)
     elif isinstance(target, HigherOrderOperator):
-        found = PURE if name in _FRESH else UNKNOWN
+        behaviour = PURE if name in _FRESH else UNKNOWN
     else:
-        found = _by_name(target)
+        behaviour = _by_name(target)
     if name in _CHECKS:
         return Behaviour(Effect.CHECK, only_looks=name in _QUESTIONS)
     if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
         index = list(inspect.signature(target).parameters).index("inplace")
-        return replace(found, inplace_at=index)
+        return replace(behaviour, inplace_at=index)
     if name in _MODES:
         return Behaviour(Effect.MODE)
-    # torch's own verdict last: it knows what was registered as having an effect.
-    if not found.effect and node.is_impure():
-        return replace(found, effect=Effect.EFFECT)
-    return found
+    # Last, since torch has a registry of operators with effects.
+    if not behaviour.effect and node.is_impure():
+        return replace(behaviour, effect=Effect.EFFECT)
+    return behaviour
 
 
 def _overload(target: OpOverload) -> Behaviour:
@@ -252,21 +241,20 @@ def _overload(target: OpOverload) -> Behaviour:
     written = written_arguments(target)
     writes = tuple((index, name) for index, name, _ in arguments if name in written)
     spared: Arguments = ()
-    silent = _SILENT_WRITES.get(schema.name.rpartition("::")[2])
+    silent = _SILENT_WRITES.get(_name(target))
     if silent is not None and not writes:
-        arguments_by_name = {name: (index, name) for index, name, _ in arguments}
-        writes = tuple(arguments_by_name[name] for name in silent[0] if name in arguments_by_name)
-        spared = (arguments_by_name[silent[1]],) if silent[1] in arguments_by_name else ()
+        writes = tuple((index, name) for index, name, _ in arguments if name in _STATISTICS)
+        spared = tuple((index, name) for index, name, _ in arguments if name == silent)
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM
-    if hides_aliases(target):
+    if _name(target) in _SILENT_ALIASES:
         return Behaviour(effect, writes, aliases=True)
     aliases = returns_alias(target)
     aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
     # A composite operator, such as reshape, may copy.
     is_view = aliases and not writes and composite_parts(target) is None
-    only_looks = is_view or schema.name.rpartition("::")[2] in _QUESTIONS
+    only_looks = is_view or _name(target) in _QUESTIONS
     return Behaviour(effect, writes, aliases, aliased, only_looks, spared_by=spared)
 
 
@@ -274,11 +262,11 @@ def _packet(packet: OpOverloadPacket) -> Behaviour:
     effect, aliases, writes = Effect.NONE, False, False
     in_place = packet.__name__.endswith("_") and not packet.__name__.endswith("__")
     for name in packet.overloads():  # type: ignore[no-untyped-call]
-        found = _overload(getattr(packet, name))
-        effect |= found.effect & ~Effect.WRITES
+        behaviour = _overload(getattr(packet, name))
+        effect |= behaviour.effect & ~Effect.WRITES
         # Overloads with ``out`` write only where it is given, which the node's kwargs show.
-        writes |= in_place and bool(found.effect & Effect.WRITES)
-        aliases |= found.aliases and not (found.writes and not in_place)
+        writes |= in_place and bool(behaviour.effect & Effect.WRITES)
+        aliases |= behaviour.aliases and not (behaviour.writes and not in_place)
     if writes:
         return Behaviour(effect | Effect.WRITES, ((0, "self"),), aliases=True)
     return Behaviour(effect, (), aliases)

@@ -46,7 +46,7 @@ def source_frames(node: Node) -> tuple[SourceFrame, ...]:
     """Return the frames recorded for a node, outermost first; none where nothing is known.
 
     Args:
-        node: Any node, from a file too: whatever its metadata holds, nothing is raised.
+        node: Any node, from a file too: nothing is raised for invalid metadata.
 
     Example:
         >>> import torch
@@ -74,7 +74,7 @@ def _frames(trace: str) -> tuple[SourceFrame, ...]:
 def source_frame(node: Node) -> SourceFrame | None:
     """Return the innermost frame outside torch that made a node, None where nothing is known.
 
-    torch's own, such as that of ``Linear.forward``, is told only where there is no other.
+    A frame of torch, such as that of ``Linear.forward``, only if there is no other.
 
     Args:
         node: Any node.

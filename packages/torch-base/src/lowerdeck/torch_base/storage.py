@@ -1,7 +1,7 @@
 """Extents of tensors in memory, and which of them overlap.
 
-A storage tells too little: all weights that were read from one file may be parts of one storage,
-and two storages may lie on one memory that somebody lent.
+The identity of storages is not enough: all weights that were read from one file may be parts of
+one storage, and two storages may be views of one memory (``torch.from_numpy``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from lowerdeck.torch_base._torch_private import storage_address, storage_identity
+from lowerdeck.torch_base._torch_private import data_address, storage_identity
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes from the first to the last element of a tensor, with whatever lies between.
+    """The bytes from the first to the last element of a tensor, and all bytes between.
 
-    It is good as long as the tensor lives.
+    Valid while the tensor is alive.
 
     Attributes:
         space: What ``start`` counts in: a device's memory, or a storage without an address.
@@ -33,22 +33,22 @@ class Extent:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Extent:
-        """Return where ``tensor`` lies.
+        """Return the extent of ``tensor``.
 
         Args:
-            tensor: Any tensor; one without a storage of its own (a sparse one) overlaps none.
+            tensor: Any tensor; one without a storage (sparse) overlaps none.
         """
         storage = storage_identity(tensor)
         if storage is None:
             return cls(("object", id(tensor)), 0, 1)
-        address = storage_address(tensor)
-        first = int(tensor.storage_offset()) * tensor.element_size()
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         reach = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps)
-        end = first + (reach * tensor.element_size() if tensor.numel() else 0)
+        size = reach * tensor.element_size() if tensor.numel() else 0
+        address = data_address(tensor)
         if address:
-            return cls(str(tensor.device), address + first, address + end)
-        return cls(("storage", storage), first, end)
+            return cls(str(tensor.device), address, address + size)
+        first = int(tensor.storage_offset()) * tensor.element_size()
+        return cls(("storage", storage), first, first + size)
 
 
 class MemoryMap:

@@ -28,14 +28,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(b"")
     array = _memory_type(count).from_address(data_address(dense))
     array.owner = dense  # the view holds the array, the array this
-    # Whoever is handed weights may hash them (ExecuTorch does), and none may change them.
+    # Read-only views can be hashed, which ExecuTorch does with weights.
     return memoryview(array).cast("B").toreadonly()
 
 
 def view_tensor(
     data: memoryview | bytes, dtype: torch.dtype, shape: Sequence[int]
 ) -> torch.Tensor:
-    """Return a tensor that lies on ``data``.
+    """Return a tensor whose memory is ``data``.
 
     Args:
         data: Exactly the bytes of the tensor, in row-major order. They may be read-only, as a

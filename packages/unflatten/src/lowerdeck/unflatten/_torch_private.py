@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from lowerdeck.torch_base import pytree, with_graph_module
+from lowerdeck.torch_base import pytree, with_parts
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -156,7 +156,7 @@ def remove_effect_tokens(program: ExportedProgram) -> ExportedProgram:
     )
     own_module = copy.deepcopy(program.graph_module, shared)
     without_tokens: ExportedProgram = _remove_effect_tokens(
-        with_graph_module(program, own_module, own_signature)
+        with_parts(program, graph_module=own_module, graph_signature=own_signature)
     )
     return without_tokens
 

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
-from lowerdeck.torch_base import collector_held, mended
+from lowerdeck.torch_base import collector_held, repair_program
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
 from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
 from lowerdeck.unflatten.codegen.names import OWN_NAMES
@@ -102,7 +102,7 @@ def unflatten(
             f"{restore_types!r}."
         )
     with collector_held():
-        program = mended(remove_effect_tokens(module))
+        program = repair_program(remove_effect_tokens(module))
         root, modules = _build(program, flat_args_adapter, inplace, preserve == "all")
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None

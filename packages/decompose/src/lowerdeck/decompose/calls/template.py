@@ -20,7 +20,7 @@ from lowerdeck.decompose.recording import Recording
 from lowerdeck.torch_base import (
     HigherOrderOperator,
     OpOverload,
-    hides_aliases,
+    hides_effects,
     pytree,
     returns_alias,
     schema_of,
@@ -188,7 +188,7 @@ class _Results:
         leaf = self._leaves[position]
         # Operators that hide their aliases return views as well.
         return (
-            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_aliases(leaf.target)
+            isinstance(leaf, Node) and parent_of(leaf) is None and not hides_effects(leaf.target)
         )
 
     def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[View, ...]]:

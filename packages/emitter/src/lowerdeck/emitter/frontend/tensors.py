@@ -21,8 +21,8 @@ from lowerdeck.emitter.ir.values import (
 from lowerdeck.torch_base import (
     SCALAR_TYPES,
     expression_of,
+    is_channels_last,
     is_traceable_wrapper_subclass,
-    lies_channels_last,
     plain_number,
     size_range,
     varies,
@@ -142,7 +142,7 @@ class ValueFactory:
 def layout_of(tensor: torch.Tensor) -> DimOrder:
     """Return the layout that a tensor has: channels-last only where nothing else fits."""
     rank = tensor.dim()
-    return channels_last_order(rank) if lies_channels_last(tensor) else contiguous_order(rank)
+    return channels_last_order(rank) if is_channels_last(tensor) else contiguous_order(rank)
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:

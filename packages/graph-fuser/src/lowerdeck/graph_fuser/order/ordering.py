@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
 from lowerdeck.graph_fuser.order.hazards import order_hazards
-from lowerdeck.torch_base import mend_readers, reads_only_earlier
+from lowerdeck.torch_base import reads_only_earlier, restore_users
 
 _FRAME = {"placeholder": 0, "output": 2}
 
@@ -59,7 +59,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
     nodes = list(gm.graph.nodes)
     if _is_framed(gm.graph, nodes) and reads_only_earlier(nodes):
         return gm
-    mend_readers(gm.graph)
+    restore_users(gm.graph)
     # Stable, and a single pass over what is in order already.
     legal = sorted(nodes, key=lambda node: _FRAME.get(node.op, 1))
     if not reads_only_earlier(legal):

@@ -12,7 +12,7 @@ from lowerdeck.graph_fuser.outliner.checks import check_names, checked_order
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.schedule import Schedule
 from lowerdeck.graph_fuser.regions import ROOT, Region, region_tree
-from lowerdeck.torch_base import collector_held, mend_readers
+from lowerdeck.torch_base import collector_held, restore_users
 
 
 class OutlinePlan:
@@ -112,7 +112,7 @@ def prepare(
 ) -> GraphBuilder:
     """Return the builder of the regions' graphs; see ``plan_outline``."""
     graph, module = (gm, gm.owning_module) if isinstance(gm, Graph) else (gm.graph, gm)
-    mend_readers(graph)
+    restore_users(graph)
     tree = region_tree(graph, regions)
     hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
     boundary = find_boundary(tree, order=hazards, input_order=input_order)

@@ -9,7 +9,6 @@ from lowerdeck.graph_fuser._torch_private import replace_hooks
 from lowerdeck.graph_fuser.order import relink
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.regions import ROOT
-from lowerdeck.torch_base import erase_nodes_now
 
 
 def splice_calls(graphs: GraphBuilder) -> None:
@@ -25,7 +24,8 @@ def splice_calls(graphs: GraphBuilder) -> None:
         with graph.inserting_before(tree.nodes[tree.first[child]]):
             graphs.call(child, graph, env)
     _rewire(graphs, env)
-    erase_nodes_now(graph, reversed(tree.region_of))
+    for node in reversed(tree.region_of):
+        graph.erase_node(node)
     stretch = graphs.schedule.stretches[ROOT]
     if stretch is not None:
         nodes: list[Node] = []

@@ -13,7 +13,7 @@ from lowerdeck.graph_fuser.proposer.grouping import Candidates
 from lowerdeck.graph_fuser.proposer.items import ItemGraph
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.spreading import spread
-from lowerdeck.torch_base import collector_held, is_getitem, mend_readers
+from lowerdeck.torch_base import collector_held, is_getitem, restore_users
 
 Supported: TypeAlias = Callable[[Node], bool] | OperatorSupportBase
 """Says whether a node may be fused: a predicate, or torch's operator support."""
@@ -57,7 +57,7 @@ def propose_partitions(
         >>> print(proposal.left_out[next(n for n in gm.graph.nodes if n.name == "sin")].detail)
         sin is not supported
     """
-    mend_readers(gm.graph)
+    restore_users(gm.graph)
     check_legal(gm.graph)
     nodes = list(gm.graph.nodes)
     candidates = Candidates(nodes, order_hazards(gm.graph, gm), predicate(gm, is_supported))

@@ -19,7 +19,7 @@ from lowerdeck.graph_fuser.outliner import (
     replace_inputs,
 )
 from lowerdeck.graph_fuser.regions import Region
-from lowerdeck.torch_base import erase_nodes_now, mend_readers
+from lowerdeck.torch_base import restore_users
 
 
 def fuse_as_graphmodule(
@@ -97,7 +97,7 @@ def insert_subgm(
         >>> [node.name for node in gm.graph.nodes]
         ['x', 'block', 'sin', 'output']
     """
-    mend_readers(gm.graph)
+    restore_users(gm.graph)
     position = {node: number for number, node in enumerate(gm.graph.nodes)}
     given = [] if insertion_point is None else [insertion_point]
     _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
@@ -143,7 +143,7 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         RegionError: A node that stays reads one of them, or one is foreign or erased already.
             ``gm`` is as before.
     """
-    mend_readers(gm.graph)
+    restore_users(gm.graph)
     doomed = dict.fromkeys(nodes)
     _check_present(gm, list(doomed), dict.fromkeys(gm.graph.nodes))
     for node in doomed:
@@ -153,7 +153,8 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
                 f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
                 "replace its uses first."
             )
-    erase_nodes_now(gm.graph, reversed(topo_sort(list(doomed))))
+    for node in reversed(topo_sort(list(doomed))):
+        gm.graph.erase_node(node)
     defer_code(gm)
 
 

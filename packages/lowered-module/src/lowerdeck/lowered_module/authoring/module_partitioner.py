@@ -18,7 +18,7 @@ from lowerdeck.lowered_module.authoring.partitioner import (
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.functional import changing_inputs
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import OpOverload, graphs_of, held_tensors
+from lowerdeck.torch_base import OpOverload, graphs_of, state_tensors
 
 PartitionerLike = Callable[[ExportedProgram], Any]
 _CALL = re.compile(r"@\d+$")
@@ -147,7 +147,7 @@ class Everything(Partitioner):
                 if node.op == "call_function" and isinstance(node.target, OpOverload):
                     node.meta[DELEGATION_TAG] = "all"
         # What the user passes in belongs to nobody.
-        for node in held_tensors(exported_program):
+        for node in state_tensors(exported_program):
             node.meta[DELEGATION_TAG] = "all"
         return PartitionResult(exported_program, {"all": self._spec_of_all})
 

@@ -112,7 +112,7 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
         program.graph_module.recompile()
         signature = copy_signature(program.graph_signature)
         signature.output_specs = [found for _, found in kept]
-        set_program_parts(program, signature=signature)
+        set_program_parts(program, graph_signature=signature)
     assert spec.in_spec is not None
     assert spec.out_spec is not None
     return CallingConvention(spec.in_spec, spec.out_spec, tuple(constants), tuple(mutated))

@@ -17,7 +17,7 @@ from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.program.signature import SignatureIndex, SubProgram, sub_program
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import nested_graphs
+from lowerdeck.torch_base import attribute_of
 
 
 @dataclass(slots=True)
@@ -99,7 +99,12 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
 
 
 def _children(gm: GraphModule, where: str) -> list[tuple[str, GraphModule]]:
-    return [(f"{where}{node.target}.", child) for node, child in nested_graphs(gm)]
+    attributes = ((node, attribute_of(gm, node)) for node in gm.graph.find_nodes(op="get_attr"))
+    return [
+        (f"{where}{node.target}.", child)
+        for node, child in attributes
+        if isinstance(child, GraphModule)
+    ]
 
 
 def _cut_graph(

@@ -9,9 +9,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.fx import GraphModule
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of
-from lowerdeck.torch_base import bare_program, collector_held, copy_graph_module, lazy_clone
+from lowerdeck.torch_base import collector_held, copy_graph_module, lazy_clone, with_parts
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
@@ -31,16 +32,8 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
             return value
         return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
 
-    return bare_program(
-        graph_module,
-        copy_signature(program.graph_signature),
-        state_dict={name: fake(name, tensor) for name, tensor in program.state_dict.items()},
-        constants=dict(program.constants),
-        range_constraints=program.range_constraints,
-        module_call_graph=copy_call_graph(program.module_call_graph),
-        verifiers=list(program.verifiers),
-        example_inputs=program.example_inputs,
-    )
+    state = {name: fake(name, tensor) for name, tensor in program.state_dict.items()}
+    return _copy(program, graph_module, state, dict(program.constants))
 
 
 def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> ExportedProgram:
@@ -81,15 +74,26 @@ def _with_values(
         program: The program.
         values: Called with its state and with its constants, by name.
     """
-    return bare_program(
-        copy_graph_module(program.graph_module),
-        copy_signature(program.graph_signature),
-        state_dict=values(program.state_dict),
-        constants=values(program.constants),
-        range_constraints=program.range_constraints,
+    graph_module = copy_graph_module(program.graph_module)
+    return _copy(program, graph_module, values(program.state_dict), values(program.constants))
+
+
+def _copy(
+    program: ExportedProgram,
+    graph_module: GraphModule,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+) -> ExportedProgram:
+    return with_parts(
+        program,
+        graph_module=graph_module,
+        graph_signature=copy_signature(program.graph_signature),
+        state_dict=state_dict,
+        constants=constants,
+        range_constraints=dict(program.range_constraints),
         module_call_graph=copy_call_graph(program.module_call_graph),
         verifiers=list(program.verifiers),
-        example_inputs=program.example_inputs,
+        guards_code=[],
     )
 
 

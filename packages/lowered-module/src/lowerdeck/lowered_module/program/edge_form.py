@@ -24,7 +24,14 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.lowered_module._executorch import edge_operator, edge_verifier, in_edge_dialect
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.copies import shared_copy
-from lowerdeck.torch_base import OpOverload, graphs_of, reserve_name, schema_of, set_program_parts
+from lowerdeck.torch_base import (
+    OpOverload,
+    graphs_of,
+    renamed_outputs,
+    reserve_name,
+    schema_of,
+    set_program_parts,
+)
 
 # In a node's metadata: the operator that it called, and its arguments that were numbers.
 _CALLED = "lowerdeck_called"
@@ -132,26 +139,17 @@ def named_edge_form(program: ExportedProgram) -> ExportedProgram:
     made = shared_copy(program) if made is program else made
     # Without it nothing leaves that form on the way through `to_backend`.
     made.graph_module.meta.pop(_VERIFIERS, None)
-    for inner in graphs_of(made.graph_module):
-        if inner is not made.graph_module:
-            _name_calls(inner.graph)
-    renamed = _name_calls(made.graph)
-    outputs = [
-        replace(spec, arg=replace(spec.arg, name=renamed[spec.arg.name]))
-        if getattr(spec.arg, "name", None) in renamed
-        else replace(spec)
-        for spec in made.graph_signature.output_specs
-    ]
-    signature = ExportGraphSignature(list(made.graph_signature.input_specs), outputs)
-    set_program_parts(made, signature=signature, verifiers=[edge_verifier()])
+    for gm in graphs_of(made.graph_module):
+        _name_calls(gm.graph)
+    signature = renamed_outputs(made.graph_signature, made.graph)
+    set_program_parts(made, graph_signature=signature, verifiers=[edge_verifier()])
     return made
 
 
-def _name_calls(graph: Graph) -> dict[str, str]:
-    """Name calls of the Edge dialect for their operators, as exir does; return names by names."""
+def _name_calls(graph: Graph) -> None:
+    """Name calls of the Edge dialect for their operators, as exir does."""
     taken = {node.name for node in graph.nodes}
     counts: dict[str, int] = {}
-    renamed: dict[str, str] = {}
     for node in graph.nodes:
         if node.op != "call_function" or edge_operator(node.target) is None:
             continue
@@ -162,9 +160,7 @@ def _name_calls(graph: Graph) -> dict[str, str]:
             name = f"{stem}_{counts[stem]}"
         taken.add(name)
         reserve_name(graph, name)
-        renamed[node.name] = name
         node.name = name
-    return renamed
 
 
 def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
@@ -246,7 +242,7 @@ def _lift_numbers(program: ExportedProgram) -> None:
     signature = program.graph_signature
     specs[at:at] = made
     signature = ExportGraphSignature(specs, list(signature.output_specs))
-    set_program_parts(program, signature=signature, constants=constants)
+    set_program_parts(program, graph_signature=signature, constants=constants)
 
 
 def _numbers(node: Node) -> list[tuple[int, torch.dtype]]:
@@ -292,4 +288,4 @@ def _drop_unused(program: ExportedProgram) -> None:
         return
     outputs = [replace(spec) for spec in program.graph_signature.output_specs]
     signature = ExportGraphSignature(specs, outputs)
-    set_program_parts(program, signature=signature, constants=constants)
+    set_program_parts(program, graph_signature=signature, constants=constants)

@@ -23,9 +23,9 @@ from lowerdeck.torch_base import (
     MemoryMap,
     MemoryUse,
     graphs_of,
-    held_tensors,
     is_getitem,
     shared_inputs,
+    state_tensors,
     writes_in_place,
 )
 
@@ -134,7 +134,7 @@ def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     """
     found: list[Extent] = []
     for program in programs:
-        held = held_tensors(program)
+        held = state_tensors(program)
         changing = changing_inputs(program)
         found += [Extent.of(held[node]) for node in changing if node in held]
     return MemoryMap(found)
@@ -149,7 +149,7 @@ def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     return MemoryMap(
         Extent.of(tensor)
         for program in programs
-        for node, tensor in held_tensors(program).items()
+        for node, tensor in state_tensors(program).items()
         if node.users
     )
 
@@ -165,7 +165,7 @@ def mark_shared(
         changed: What any method changes, as ``changed_memory`` returns it.
         used: What other methods use, as ``used_memory`` returns it.
     """
-    held = held_tensors(source)
+    held = state_tensors(source)
     originals = source.graph.find_nodes(op="placeholder")
     copies = program.graph.find_nodes(op="placeholder")
     for copied, node in zip(copies, originals, strict=True):

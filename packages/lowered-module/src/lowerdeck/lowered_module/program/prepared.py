@@ -22,8 +22,8 @@ from lowerdeck.torch_base import (
     MemoryMap,
     MemoryUse,
     OwnCopies,
-    bare_program,
     set_program_parts,
+    with_parts,
 )
 
 
@@ -39,18 +39,17 @@ class PreparedProgram(ExportedProgram):
     def of(cls, program: ExportedProgram) -> PreparedProgram:
         """Return ``program`` as a prepared one: the same graph and tensors, flat in and out."""
         specs = program.graph_signature
-        prepared = bare_program(
-            program.graph_module,
-            specs,
-            state_dict=program.state_dict,
-            constants=program.constants,
-            range_constraints=program.range_constraints,
+        prepared = with_parts(
+            program,
+            cls,
+            range_constraints=dict(program.range_constraints),
             module_call_graph=flat_call_graph(
                 sum(spec.kind == InputKind.USER_INPUT for spec in specs.input_specs),
                 sum(spec.kind == OutputKind.USER_OUTPUT for spec in specs.output_specs),
             ),
             verifiers=list(program.verifiers),
-            cls=cls,
+            example_inputs=None,
+            guards_code=[],
         )
         prepared._module = None  # type: ignore[attr-defined]
         return cast("PreparedProgram", prepared)

@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import bare_program, pytree
+from lowerdeck.torch_base import pytree, with_parts
 
 OWNABLE_KINDS = (
     InputKind.PARAMETER,
@@ -230,19 +230,21 @@ def sub_program(
         holder[str(spec.target)] = index.values[str(spec.target)]
     output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
     signature = ExportGraphSignature(input_specs, output_specs)
-    program = bare_program(
-        submodule,
-        signature,
+    ranges = owning_program.range_constraints if range_constraints is None else range_constraints
+    program = with_parts(
+        owning_program,
+        graph_module=submodule,
+        graph_signature=signature,
         state_dict=state,
         constants=constants,
-        range_constraints=(
-            owning_program.range_constraints if range_constraints is None else range_constraints
-        ),
+        range_constraints=dict(ranges),
         module_call_graph=flat_call_graph(
             sum(spec.kind == InputKind.USER_INPUT for spec in input_specs),
             sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs),
         ),
         verifiers=list(owning_program.verifiers),
+        example_inputs=None,
+        guards_code=[],
     )
     return SubProgram(program, owned, mutated)
 

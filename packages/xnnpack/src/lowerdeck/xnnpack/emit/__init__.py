@@ -8,6 +8,7 @@ from lowerdeck.xnnpack.emit.arguments import (
     is_one,
     pair,
     shape_of,
+    symbols_refusal,
 )
 from lowerdeck.xnnpack.emit.emission import (
     MOST_RESCALED,
@@ -19,7 +20,7 @@ from lowerdeck.xnnpack.emit.emission import (
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
-from lowerdeck.xnnpack.emit.scratch import Scratch, largest
+from lowerdeck.xnnpack.emit.scratch import Scratch, fits_half
 from lowerdeck.xnnpack.emit.tables import note_function
 from lowerdeck.xnnpack.emit.tidying import tidy
 
@@ -34,15 +35,16 @@ __all__ = [
     "Tracked",
     "broadcast",
     "fake",
+    "fits_half",
     "float_of",
     "is_fixed",
     "is_one",
     "joined",
-    "largest",
     "note_function",
     "pair",
     "reshape_refusal",
     "resized",
     "shape_of",
+    "symbols_refusal",
     "tidy",
 ]

@@ -35,6 +35,13 @@ def is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def symbols_refusal(shape: Sequence[Dim]) -> str | None:
+    """Return why a reshape cannot make a tensor of these sizes, or None."""
+    if sum(not is_fixed(size) for size in shape) > 1:
+        return "more than one symbolic size, which a reshape cannot carry"
+    return None
+
+
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the sizes of two tensors together, where those that vary meet only ones."""
     rank = max(len(left), len(right))

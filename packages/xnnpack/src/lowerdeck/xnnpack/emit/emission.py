@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from torch import fx
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
-from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -168,6 +168,10 @@ class Emission:
             yield
         finally:
             self._reads, self._writes = before
+
+    def made_as(self, encoding: Encoding | None) -> AbstractContextManager[None]:
+        """Let the nodes that are added make values of an encoding; None changes nothing."""
+        return nullcontext() if encoding is None else self.stored(None, encoding)
 
     @property
     def reads(self) -> Encoding | None:
@@ -462,6 +466,62 @@ class Emission:
         self.graph.nodes.append(node)
         self.sources.append(())
         return output
+
+    def unary(
+        self, kind: NodeKind, operand: Tracked, limits: Range | None = None, **fields: Fields
+    ) -> Tracked:
+        """Add a function of each element of a tensor.
+
+        Args:
+            kind: The function.
+            operand: The tensor; the result has its shape and layout.
+            limits: Least and greatest result, where the node is to clamp.
+            **fields: The fields of the node's table beside its input and output.
+        """
+        layout = operand.preferred
+        value = self.id_of(operand, layout)
+        result = self.add(kind, operand.shape, layout, limits, input_id=value, **fields)
+        return self.tracked(operand.shape, result, layout)
+
+    def binary(
+        self,
+        kind: NodeKind,
+        left: Tracked | float,
+        right: Tracked | float,
+        limits: Range | None = None,
+        *,
+        shape: Sequence[Dim] | None = None,
+        **fields: Fields,
+    ) -> Tracked:
+        """Add a function of two operands that broadcast.
+
+        Args:
+            kind: The function.
+            left: A tensor or a number.
+            right: A tensor or a number.
+            limits: Least and greatest result, where the node is to clamp.
+            shape: Sizes of the result, where they are not those of the operands together.
+            **fields: The fields of the node's table beside its inputs and output.
+        """
+        left, right = (self.scalar(x) if isinstance(x, float) else x for x in (left, right))
+        shape = broadcast(left.shape, right.shape) if shape is None else shape
+        layout = self.common_layout(left, right, rank=len(shape))
+        fields["input1_id"] = self.aligned(left, len(shape), layout)
+        fields["input2_id"] = self.aligned(right, len(shape), layout)
+        return self.tracked(shape, self.add(kind, shape, layout, limits, **fields), layout)
+
+    def plain(self, tensor: Tracked) -> Tracked:
+        """Return a tensor in the plain layout."""
+        return self.tracked(tensor.shape, self.id_of(tensor))
+
+    def view(self, tensor: Tracked, shape: Sequence[Dim]) -> Tracked:
+        """Return a tensor with other sizes, in the plain layout; at most one is symbolic."""
+        return self.tracked(shape, self.reshaped(self.id_of(tensor), shape))
+
+    def transposed(self, tensor: Tracked, order: Sequence[int]) -> Tracked:
+        """Return a tensor with its dimensions in another order, in the plain layout."""
+        shape = [tensor.shape[axis] for axis in order]
+        return self.tracked(shape, self.permuted(self.id_of(tensor), order, shape))
 
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
         """Return ``value`` with other sizes; at most one of them is symbolic."""

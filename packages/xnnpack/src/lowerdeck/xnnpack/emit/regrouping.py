@@ -16,7 +16,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
-from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
@@ -41,31 +41,30 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
     return None
 
 
-def resized(emission: Emission, value: int, before: Sequence[Dim], after: Sequence[Dim]) -> int:
-    """Return a value with other sizes, which ``reshape_refusal`` does not refuse.
+def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracked:
+    """Return a tensor with other sizes, which ``reshape_refusal`` does not refuse.
 
     Args:
         emission: Where to add.
-        value: The tensor in the plain layout.
-        before: Its sizes.
-        after: The sizes of the result.
+        tensor: The tensor.
+        after: The sizes of the result, which has the plain layout.
     """
-    if tuple(map(str, before)) == tuple(map(str, after)):
-        return value
+    before = tensor.shape
     plan = _plan(before, after)
     if plan is None or sum(not is_fixed(size) for size in after) <= 1:
-        return emission.reshaped(value, after)
+        return emission.view(tensor, after)
+    value = emission.id_of(tensor)
     with emission.stored(emission.reads, emission.encoding_of(value)):
-        tensor = _Tensor(emission, value, list(before), _keys(before))
+        moved = _Tensor(emission, value, list(before), _keys(before))
         if plan.added:
-            tensor.add_ones(plan.added)
+            moved.add_ones(plan.added)
         for number, (old, new) in enumerate(plan.groups):
             if old != new:
                 for _ in old[1:]:
-                    tensor.merge(number)
+                    moved.merge(number)
                 for place, size in enumerate(new[:-1]):
-                    tensor.split((number, place), int(size))
-        return tensor.arranged(after, dropped=plan.dropped)
+                    moved.split((number, place), int(size))
+        return emission.tracked(after, moved.arranged(after, dropped=plan.dropped))
 
 
 _Key = tuple[int, int]
@@ -160,20 +159,14 @@ class _Tensor:
     def merge(self, group: int) -> None:
         """Make one dimension of the first two of a group."""
         first, second = (self.keys.index(key) for key in sorted(self._of_group(group))[:2])
-        count, size = int(self.shape[first]), int(self.shape[second])
-        parts = self._slices(first, count, 1)
+        self._join(self._slices(first, int(self.shape[first]), 1), second)
         self.keys[first], self.keys[second] = None, self.keys[first]
-        self.shape[first] = 1
-        self._join(parts, second, size)
 
     def split(self, key: _Key, count: int) -> None:
         """Make two dimensions of one, of which the first has ``count`` elements."""
         at, free = self.keys.index(key), self.keys.index(None)
-        size = int(self.shape[at]) // count
-        parts = self._slices(at, count, size)
-        self.shape[at], self.keys[at] = size, (key[0], key[1] + 1)
-        self.keys[free] = key
-        self._join(parts, free, 1)
+        self._join(self._slices(at, count, int(self.shape[at]) // count), free)
+        self.keys[at], self.keys[free] = (key[0], key[1] + 1), key
 
     def arranged(self, after: Sequence[Dim], dropped: int) -> int:
         """Return the value with its dimensions in order and some of size 1 dropped."""
@@ -192,10 +185,10 @@ class _Tensor:
     def _of_group(self, group: int) -> list[_Key]:
         return [key for key in self.keys if key is not None and key[0] == group]
 
-    def _slices(self, axis: int, count: int, size: int) -> list[int]:
+    def _slices(self, axis: int, count: int, size: int) -> list[Tracked]:
         rank = len(self.shape)
         shape = [*self.shape[:axis], size, *self.shape[axis + 1 :]]
-        return [
+        slices = [
             self.emission.add(
                 NodeKind.STATIC_SLICE,
                 shape,
@@ -207,34 +200,32 @@ class _Tensor:
             )
             for number in range(count)
         ]
+        return [self.emission.tracked(shape, one) for one in slices]
 
-    def _join(self, parts: list[int], axis: int, each: int) -> None:
-        self.shape[axis] = each * len(parts)
-        whole = [(part, each) for part in parts]
-        self.value = joined(self.emission, whole, self.shape, axis, Layout.PLAIN)
+    def _join(self, parts: list[Tracked], axis: int) -> None:
+        whole = joined(self.emission, parts, axis)
+        self.value, self.shape = self.emission.id_of(whole), list(whole.shape)
 
 
 def joined(
-    emission: Emission,
-    parts: Sequence[tuple[int, Dim]],
-    shape: Sequence[Dim],
-    axis: int,
-    layout: Layout,
-) -> int:
-    """Return values as one, one after the other along a dimension.
+    emission: Emission, parts: Sequence[Tracked], axis: int, layout: Layout = Layout.PLAIN
+) -> Tracked:
+    """Return tensors as one, one after the other along a dimension.
 
     Args:
         emission: Where to add.
-        parts: The values, and how much of the dimension each has.
-        shape: The sizes of the result.
+        parts: The tensors.
         axis: The dimension.
-        layout: The layout of all of them.
+        layout: The layout of the result.
     """
+    shape = parts[0].shape
+    held = [(emission.id_of(one, layout), one.shape[axis]) for one in parts]
     # Up to five at a time, and what comes of them: nothing is copied more than it must.
-    while len(parts) > 1:
-        groups = [parts[first : first + 5] for first in range(0, len(parts), 5)]
-        parts = [_joined(emission, group, shape, axis, layout) for group in groups]
-    return parts[0][0]
+    while len(held) > 1:
+        groups = [held[first : first + 5] for first in range(0, len(held), 5)]
+        held = [_joined(emission, group, shape, axis, layout) for group in groups]
+    ((value, size),) = held
+    return emission.tracked((*shape[:axis], size, *shape[axis + 1 :]), value, layout)
 
 
 def _joined(

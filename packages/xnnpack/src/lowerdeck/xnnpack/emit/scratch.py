@@ -12,6 +12,7 @@ IN_MEMORY = 8 << 20
 """Bytes that one partition may hold in memory, and there may be hundreds; others lie in files."""
 _PIECE = 1 << 20
 """Elements that are converted at once; an even number, as two may go into one byte."""
+_LARGEST_HALF = torch.finfo(torch.float16).max
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -119,11 +120,11 @@ def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from pieces_of(part)
 
 
-def largest(tensor: torch.Tensor) -> float:
-    """Return the largest absolute number of a tensor, without a copy of it; NaN if one is NaN.
+def fits_half(tensor: torch.Tensor) -> bool:
+    """Return whether no number of a tensor is beyond float16, or NaN; makes no copy of it.
 
     Args:
         tensor: A tensor that is not empty.
     """
-    low, high = tensor.aminmax()
-    return max(-float(low), float(high)) if low == low else float("nan")
+    low, high = map(float, tensor.aminmax())
+    return low >= -_LARGEST_HALF and high <= _LARGEST_HALF

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.moves import merge_moves
@@ -60,7 +61,8 @@ def _readers_of(graph: Graph) -> dict[int, set[NodeKind]]:
 
 
 def _inputs(node: Node) -> list[int]:
-    found = [node.number(name) for name in _input_names(node.kind) if name in node.fields]
+    fields = node.fields
+    found: list[Any] = [fields.get(name, NONE) for name in _input_names(node.kind)]
     return [value for value in found if value != NONE]
 
 
@@ -106,6 +108,8 @@ def _keep_images(emission: Emission) -> None:
     again, which is a copy where others read the line as well.
     """
     graph = emission.graph
+    if not any(_turns_lines(graph, node) for node in graph.nodes):
+        return
     uses = _Uses(graph)
     images: dict[int, int] = {}
     renamed: dict[int, int] = {}
@@ -128,6 +132,15 @@ def _keep_images(emission: Emission) -> None:
             changed[number] = [(_reading(node, renamed), number)]
     if changed:
         _replace(emission, changed)
+
+
+def _turns_lines(graph: Graph, node: Node) -> bool:
+    """Return whether a node makes lines of images of one row, or the other way round."""
+    if node.kind is not NodeKind.STATIC_RESHAPE:
+        return False
+    ids = node.number("input_id"), node.number("output_id")
+    line, image = sorted((graph.values[one].dims for one in ids), key=len)
+    return len(line) == 3 and image == _row(line)
 
 
 def _operands(
@@ -162,6 +175,8 @@ def _reading(node: Node, others: Mapping[int, int]) -> Node:
 
 
 def _fold_padding(graph: Graph) -> None:
+    if not any(node.kind is NodeKind.STATIC_CONSTANT_PAD for node in graph.nodes):
+        return
     uses = _Uses(graph)
     for number, node in enumerate(graph.nodes):
         # Without neighbours a pixel is a row of a matrix, which is faster than an image.
@@ -213,6 +228,8 @@ def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
 def _part_layers(emission: Emission) -> None:
     """Compute the parts of a layer's result one by one, where nobody reads all of it."""
     graph = emission.graph
+    if not any(node.kind is NodeKind.STATIC_SLICE for node in graph.nodes):
+        return
     uses = _Uses(graph)
     readers = Counter[int]()
     for value in graph.values:

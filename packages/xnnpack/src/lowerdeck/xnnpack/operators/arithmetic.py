@@ -31,20 +31,11 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
         left, right = (emission.of(call.args[name]) for name in ("self", "other"))
         if swapped:
             left, right = right, left
-        right = _scaled(emission, right, call.args.get("alpha", 1))
+        right = scaled(emission, right, call.args.get("alpha", 1))
         left, right = _without_repeats(left, right), _without_repeats(right, left)
-        shape = shape_of(call.node)
-        layout = emission.common_layout(left, right, rank=len(shape))
         last, limits = following_clamp(call.node) if kind in _CAN_CLAMP else (call.node, None)
-        value = emission.add(
-            kind,
-            shape,
-            layout,
-            limits,
-            input1_id=emission.aligned(left, len(shape), layout),
-            input2_id=emission.aligned(right, len(shape), layout),
-        )
-        emission.define_value(last, value, layout)
+        shape = shape_of(call.node)
+        emission.define(last, emission.binary(kind, left, right, limits, shape=shape))
 
     return Operator(
         emit,
@@ -93,21 +84,14 @@ def _without_repeats(one: Tracked, other: Tracked) -> Tracked:
     return one if data is one.data else Tracked(tuple(data.shape), data)
 
 
-def _scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
+def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
+    """Return a tensor times a number; a constant is multiplied ahead of time."""
     if factor == 1:
         return tracked
     tensor = tracked.tensor
     if tensor is not None:
         return Tracked(tracked.shape, tensor * factor)
-    layout = tracked.preferred
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=emission.id_of(emission.scalar(float(factor))),
-    )
-    return emission.tracked(tracked.shape, value, layout)
+    return emission.binary(NodeKind.MULTIPLY, tracked, float(factor))
 
 
 def _refusal(call: Call) -> str | None:

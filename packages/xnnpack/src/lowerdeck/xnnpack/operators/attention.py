@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, joined, shape_of
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    is_fixed,
+    joined,
+    shape_of,
+    symbols_refusal,
+)
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
 from lowerdeck.xnnpack.operators.pieces import stretch
@@ -23,16 +30,14 @@ def _softmax(emission: Emission, call: Call) -> None:
     layout = Layout.CHANNELS_LAST if axis == 1 and rank >= 3 else Layout.PLAIN
     if layout.position(axis, rank) == rank - 1:
         value = emission.id_of(tracked, layout)
-        result = emission.add(NodeKind.SOFTMAX, tracked.shape, layout, input_id=value)
-        emission.define_value(call.node, result, layout)
+        value = emission.add(NodeKind.SOFTMAX, tracked.shape, layout, input_id=value)
+        emission.define_value(call.node, value, layout)
         return
     # The runtime's softmax runs along the last dimension: swap ours with it, and back.
     swap = list(range(rank))
     swap[axis], swap[-1] = swap[-1], swap[axis]
-    shape = [tracked.shape[one] for one in swap]
-    value = emission.permuted(emission.id_of(tracked), swap, shape)
-    value = emission.add(NodeKind.SOFTMAX, shape, input_id=value)
-    emission.define_value(call.node, emission.permuted(value, swap, tracked.shape))
+    result = emission.unary(NodeKind.SOFTMAX, emission.transposed(tracked, swap))
+    emission.define(call.node, emission.transposed(result, swap))
 
 
 def _softmax_refusal(call: Call) -> str | None:
@@ -46,71 +51,48 @@ def _attention(emission: Emission, call: Call) -> None:
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
-    if many > 1 and _symbols(call) > 1:
+    if many > 1 and any(symbols_refusal(one.shape) for one in (query, key, value)):
         # A dimension of their own for heads that share a key would need more copies.
         key, value = (_repeated(emission, one, many) for one in (key, value))
         many = 1
     mask = mask_of(emission, call, many)
-    query_id, key_id, value_id = (emission.id_of(one) for one in (query, key, value))
-    shape = query.shape
+    query, key, value = (emission.plain(one) for one in (query, key, value))
+    batch = shape_of(call.node)[:-1]
     if many > 1:
         # Heads that share a key broadcast against it, in a dimension of their own.
-        query_id, shape = _apart(emission, query, many)
-        key_id, _ = _apart(emission, key, 1)
-        value_id, _ = _apart(emission, value, 1)
-    batch = shape if many > 1 else shape_of(call.node)
-    scaled = emission.add(
-        NodeKind.MULTIPLY,
-        shape,
-        input1_id=query_id,
-        input2_id=emission.id_of(emission.scalar(factor)),
-    )
-    scores_shape = (*batch[:-1], key.shape[-2])
-    scores = emission.add(
-        NodeKind.BATCH_MATRIX_MULTIPLY,
-        scores_shape,
-        input1_id=scaled,
-        input2_id=key_id,
+        query, key, value = (
+            _apart(emission, one, each) for one, each in ((query, many), (key, 1), (value, 1))
+        )
+        batch = query.shape[:-1]
+    product = NodeKind.BATCH_MATRIX_MULTIPLY
+    scores = emission.binary(
+        product,
+        emission.binary(NodeKind.MULTIPLY, query, factor),
+        key,
+        shape=(*batch, key.shape[-2]),
         flags=TRANSPOSE_WEIGHTS,
     )
     if mask.added is not None:
-        scores = emission.add(
-            NodeKind.ADD, scores_shape, input1_id=scores, input2_id=emission.id_of(mask.added)
-        )
-    weights = emission.add(NodeKind.SOFTMAX, scores_shape, input_id=scores)
-    shape = (*batch[:-1], value.shape[-1])
-    result = emission.add(
-        NodeKind.BATCH_MATRIX_MULTIPLY, shape, input1_id=weights, input2_id=value_id
-    )
+        scores = emission.binary(NodeKind.ADD, scores, mask.added, shape=scores.shape)
+    weights = emission.unary(NodeKind.SOFTMAX, scores)
+    result = emission.binary(product, weights, value, shape=(*batch, value.shape[-1]))
     if mask.kept is not None:
-        result = emission.add(
-            NodeKind.MULTIPLY, shape, input1_id=result, input2_id=emission.id_of(mask.kept)
-        )
+        result = emission.binary(NodeKind.MULTIPLY, result, mask.kept, shape=result.shape)
     if many > 1:
-        result = emission.reshaped(result, shape_of(call.node))
-    emission.define_value(call.node, result)
+        result = emission.view(result, shape_of(call.node))
+    emission.define(call.node, result)
 
 
-def _apart(emission: Emission, tracked: Tracked, many: int) -> tuple[int, tuple[Dim, ...]]:
+def _apart(emission: Emission, tracked: Tracked, many: int) -> Tracked:
     """Return a tensor of heads with each ``many`` of them in a dimension of their own."""
     *batch, heads, rows, columns = tracked.shape
-    shape = (*batch, int(heads) // many, many, rows, columns)
-    return emission.reshaped(emission.id_of(tracked), shape), shape
+    return emission.view(tracked, (*batch, int(heads) // many, many, rows, columns))
 
 
 def _repeated(emission: Emission, tracked: Tracked, many: int) -> Tracked:
     """Return heads, each ``many`` times."""
-    batch, heads, rows, columns = tracked.shape
-    each = [emission.id_of(stretch(emission, tracked, 1, head, 1)) for head in range(int(heads))]
-    shape = (batch, int(heads) * many, rows, columns)
-    parts = [(one, 1) for one in each for _ in range(many)]
-    return emission.tracked(shape, joined(emission, parts, shape, 1, Layout.PLAIN))
-
-
-def _symbols(call: Call) -> int:
-    """Return how many sizes of the operands vary, in that which has most."""
-    names = ("query", "key", "value")
-    return max(sum(not is_fixed(size) for size in call.shape(name)) for name in names)
+    heads = [stretch(emission, tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
+    return joined(emission, [one for one in heads for _ in range(many)], 1)
 
 
 def _heads_per_group(call: Call) -> int:

@@ -13,9 +13,8 @@ from lowerdeck.lowered_module import compute_known
 from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import Table, move
 from lowerdeck.xnnpack.operators.pieces import stretch
-from lowerdeck.xnnpack.payload.layout import Layout
 
 _aten = torch.ops.aten
 _MOST_PIECES = 64
@@ -80,9 +79,7 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
         else:
             piece = stretch(emission, tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
-    shape = (*tracked.shape[:axis], len(indices), *tracked.shape[axis + 1 :])
-    values = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
-    return emission.tracked(shape, joined(emission, values, shape, axis, layout), layout)
+    return joined(emission, parts, axis, layout)
 
 
 def _copies(emission: Emission, one: Tracked, axis: int, count: int) -> list[Tracked]:
@@ -90,11 +87,9 @@ def _copies(emission: Emission, one: Tracked, axis: int, count: int) -> list[Tra
     if count <= _FEW:
         return [one] * count
     parts = [one] * (count % 2)
-    layout, size = one.preferred, 2
+    size = 2
     while size <= count:
-        shape = (*one.shape[:axis], size, *one.shape[axis + 1 :])
-        half = (emission.id_of(one, layout), size // 2)
-        one = emission.tracked(shape, joined(emission, [half] * 2, shape, axis, layout), layout)
+        one = joined(emission, [one] * 2, axis, one.preferred)
         parts += [one] * (count // size % 2)
         size *= 2
     return parts
@@ -105,12 +100,10 @@ def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), int(shape[axis]), math.prod(shape[axis + 1 :])
     flat = (before, size, after)
-    value = emission.reshaped(emission.id_of(tracked), flat)
-    value = _turned(emission, emission.tracked(flat, value))
-    return emission.tracked(shape, emission.reshaped(value, shape))
+    return emission.view(_turned(emission, emission.view(tracked, flat)), shape)
 
 
-def _turned(emission: Emission, tracked: Tracked) -> int:
+def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     """Return a tensor of three dimensions whose second is turned round.
 
     Halves change places, and then the halves of all halves at once: the nodes are as many as the
@@ -122,21 +115,14 @@ def _turned(emission: Emission, tracked: Tracked) -> int:
     def piece(start: int, count: int) -> Tracked:
         return stretch(emission, tracked, 1, start, count)
 
-    def together(*parts: Tracked) -> int:
-        values = [(emission.id_of(one), one.shape[1]) for one in parts]
-        return joined(emission, values, tracked.shape, 1, Layout.PLAIN)
-
     if size <= _FEW:
-        return together(*(piece(one, 1) for one in range(int(size))[::-1]))
+        return joined(emission, [piece(one, 1) for one in range(int(size))[::-1]], 1)
     if rest:
-        others = piece(0, 2 * half)
-        turned = emission.tracked(others.shape, _turned(emission, others))
-        return together(piece(2 * half, 1), turned)
-    halves = (before * 2, half, after)
-    value = emission.reshaped(together(piece(half, half), piece(0, half)), halves)
-    return emission.reshaped(
-        _turned(emission, emission.tracked(halves, value)), (before, size, after)
-    )
+        turned = _turned(emission, piece(0, 2 * half))
+        return joined(emission, [piece(2 * half, 1), turned], 1)
+    halves = joined(emission, [piece(half, half), piece(0, half)], 1)
+    turned = _turned(emission, emission.view(halves, (before * 2, half, after)))
+    return emission.view(turned, (before, size, after))
 
 
 def _choose(emission: Emission, call: Call) -> None:
@@ -232,7 +218,7 @@ def _flip_refusal(call: Call) -> str | None:
 CHOOSING: Table = {
     **dict.fromkeys(
         [_aten.index_select.default, _aten.index.Tensor],
-        Operator(_choose, _choose_refusal, computes=False, integers=Integers.KEEPS),
+        move(_choose, _choose_refusal),
     ),
-    _aten.flip.default: Operator(_flip, _flip_refusal, computes=False, integers=Integers.KEEPS),
+    _aten.flip.default: move(_flip, _flip_refusal),
 }

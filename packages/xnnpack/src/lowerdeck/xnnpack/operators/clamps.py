@@ -61,15 +61,7 @@ def following_clamp(node: Node) -> tuple[Node, Range | None]:
 
 def _emit(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
-    layout = tracked.preferred
-    value = emission.add(
-        NodeKind.CLAMP,
-        tracked.shape,
-        layout,
-        clamp_range(call.node),
-        input_id=emission.id_of(tracked, layout),
-    )
-    emission.define_value(call.node, value, layout)
+    emission.define(call.node, emission.unary(NodeKind.CLAMP, tracked, clamp_range(call.node)))
 
 
 def _refusal(call: Call) -> str | None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    broadcast,
+    is_fixed,
+    joined,
+    shape_of,
+    symbols_refusal,
+)
+from lowerdeck.xnnpack.operators.arithmetic import scale_refusal, scaled
 from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, move
 from lowerdeck.xnnpack.operators.elementwise import UNIT
-from lowerdeck.xnnpack.operators.maxima import largest_of_rows
+from lowerdeck.xnnpack.operators.images import largest_of_rows
+from lowerdeck.xnnpack.operators.normalization import weighted_sums
 from lowerdeck.xnnpack.operators.pieces import stretch
-from lowerdeck.xnnpack.payload.encoding import Encoding
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -27,14 +33,14 @@ def _addcmul(emission: Emission, call: Call) -> None:
     if call.args["value"] != 1:
         # Scaling a constant costs nothing, and the smaller of two less than the larger.
         left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
-        left = _times(emission, left, float(call.args["value"]))
+        left = scaled(emission, left, float(call.args["value"]))
     shape = shape_of(call.node)
     rank = len(shape)
     layout = emission.common_layout(base, left, right, rank=rank)
-    product = broadcast(left.shape, right.shape)
+    sizes = broadcast(left.shape, right.shape)
     value = emission.add(
         NodeKind.MULTIPLY,
-        (*(1,) * (rank - len(product)), *product),
+        (*(1,) * (rank - len(sizes)), *sizes),
         layout,
         input1_id=emission.aligned(left, rank, layout),
         input2_id=emission.aligned(right, rank, layout),
@@ -51,20 +57,6 @@ def _addcmul(emission: Emission, call: Call) -> None:
     emission.define_value(last, value, layout)
 
 
-def _times(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
-    if tracked.tensor is not None:
-        return Tracked(tracked.shape, tracked.tensor * factor)
-    layout = tracked.preferred
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=emission.id_of(emission.scalar(factor)),
-    )
-    return emission.tracked(tracked.shape, value, layout)
-
-
 def _addcmul_refusal(call: Call) -> str | None:
     if not isinstance(call.args["value"], (int, float)):
         return "its factor is not a plain number"
@@ -77,21 +69,12 @@ def _addcmul_refusal(call: Call) -> str | None:
 def _log_softmax(emission: Emission, call: Call) -> None:
     """Add ``x - max - log(sum(exp(x - max)))``: the logarithm of a softmax would lose its tail."""
     tracked = emission.of(call.args["self"])
-    shape = tracked.shape
-    rows, columns = (*shape[:-1], 1), int(shape[-1])
-    value = emission.id_of(tracked)
-    largest = largest_of_rows(emission, value, shape)
-    moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=value, input2_id=largest)
-    total = emission.add(
-        NodeKind.FULLY_CONNECTED,
-        rows,
-        input1_id=emission.add(NodeKind.EXP, shape, input_id=moved),
-        filter_id=emission.constant_value(torch.ones(1, columns), packed=True),
-        bias_id=NONE,
-    )
-    total = emission.add(NodeKind.LOG, rows, input_id=total)
-    result = emission.add(NodeKind.SUBTRACT, shape, input1_id=moved, input2_id=total)
-    emission.define_value(call.node, result)
+    rows = emission.plain(tracked)
+    moved = emission.binary(NodeKind.SUBTRACT, rows, largest_of_rows(emission, rows))
+    ones = torch.ones(1, int(tracked.shape[-1]))
+    total = weighted_sums(emission, emission.unary(NodeKind.EXP, moved), ones)
+    total = emission.unary(NodeKind.LOG, total)
+    emission.define(call.node, emission.binary(NodeKind.SUBTRACT, moved, total))
 
 
 def _log_softmax_refusal(call: Call) -> str | None:
@@ -114,17 +97,7 @@ def _roll(emission: Emission, call: Call) -> None:
                 stretch(emission, tracked, axis, first, count)
                 for first, count in ((start, size - start), (0, start))
             ]
-            layout = tracked.preferred
-            value = emission.add(
-                NodeKind.CONCATENATE2,
-                tracked.shape,
-                layout,
-                None,
-                axis=layout.position(axis, len(tracked.shape)),
-                input1_id=emission.id_of(pieces[0], layout),
-                input2_id=emission.id_of(pieces[1], layout),
-            )
-            tracked = emission.tracked(tracked.shape, value, layout)
+            tracked = joined(emission, pieces, axis, tracked.preferred)
     emission.define(call.node, tracked)
 
 
@@ -141,28 +114,13 @@ def _roll_refusal(call: Call) -> str | None:
 
 def _glu(emission: Emission, call: Call) -> None:
     tracked, axis = emission.of(call.args["self"]), call.axis()
-    shape, layout = shape_of(call.node), tracked.preferred
-    half = int(shape[axis])
+    half = int(tracked.shape[axis]) // 2
     integers = emission.writes.is_int8
-    with _made_as(emission, tracked.encoding if integers else None):
+    with emission.made_as(tracked.encoding if integers else None):
         first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
-    with _made_as(emission, UNIT if integers else None):
-        gate = emission.add(
-            NodeKind.SIGMOID, shape, layout, input_id=emission.id_of(second, layout)
-        )
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        shape,
-        layout,
-        input1_id=emission.id_of(first, layout),
-        input2_id=gate,
-    )
-    emission.define_value(call.node, value, layout)
-
-
-def _made_as(emission: Emission, encoding: Encoding | None) -> AbstractContextManager[None]:
-    """Let results have an encoding, None for that of the call."""
-    return nullcontext() if encoding is None else emission.stored(None, encoding)
+    with emission.made_as(UNIT if integers else None):
+        gate = emission.unary(NodeKind.SIGMOID, second)
+    emission.define(call.node, emission.binary(NodeKind.MULTIPLY, first, gate))
 
 
 def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -182,12 +140,11 @@ def _repeat(emission: Emission, call: Call) -> None:
     """Repeat along one dimension after the other: only arithmetic repeats, by broadcasting."""
     tracked = emission.of(call.args["self"])
     times = _times_repeated(call)
-    shape: tuple[Dim, ...] = (*(1,) * (len(times) - len(tracked.shape)), *tracked.shape)
-    value = emission.reshaped(emission.id_of(tracked), shape)
+    tracked = emission.view(tracked, (*(1,) * (len(times) - len(tracked.shape)), *tracked.shape))
     for axis, many in enumerate(times):
         if many > 1:
-            value, shape = _repeated(emission, value, shape, axis, many, each=False)
-    emission.define_value(call.node, value)
+            tracked = _repeated(emission, tracked, axis, many, each=False)
+    emission.define(call.node, tracked)
 
 
 def _times_repeated(call: Call) -> list[int]:
@@ -197,34 +154,27 @@ def _times_repeated(call: Call) -> list[int]:
 
 def _repeat_interleave(emission: Emission, call: Call) -> None:
     tracked, many = emission.of(call.args["self"]), int(call.args["repeats"])
-    value, shape = emission.id_of(tracked), tracked.shape
     if many > 1:
-        value, shape = _repeated(emission, value, shape, call.axis(), many, each=True)
-    emission.define(call.node, emission.tracked(shape, value))
+        tracked = _repeated(emission, tracked, call.axis(), many, each=True)
+    emission.define(call.node, emission.plain(tracked))
 
 
 def _repeated(
-    emission: Emission, value: int, shape: Sequence[Dim], axis: int, many: int, *, each: bool
-) -> tuple[int, tuple[Dim, ...]]:
-    """Return a value of which one dimension is repeated, as a whole or each index of it."""
+    emission: Emission, tracked: Tracked, axis: int, many: int, *, each: bool
+) -> Tracked:
+    """Return a tensor of which one dimension is repeated, as a whole or each index of it."""
+    shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    apart = (before, size, 1, after) if each else (before, 1, size, after)
-    ones = [1, 1, many, 1] if each else [1, many, 1, 1]
-    wide = tuple(many if factor == many else one for one, factor in zip(apart, ones, strict=True))
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        wide,
-        input1_id=emission.reshaped(value, apart),
-        input2_id=emission.constant_value(torch.ones(ones)),
-    )
-    result = (*shape[:axis], size * many, *shape[axis + 1 :])
-    return emission.reshaped(value, result), result
+    apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
+    ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
+    wide = emission.binary(NodeKind.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
+    return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 
 
 def _repeat_refusal(call: Call) -> str | None:
     if not all(isinstance(many, int) for many in _times_repeated(call)):
         return "it repeats elements a symbolic number of times"
-    return _one_symbol(call)
+    return symbols_refusal(call.shape("self"))
 
 
 def _repeat_interleave_refusal(call: Call) -> str | None:
@@ -232,13 +182,7 @@ def _repeat_interleave_refusal(call: Call) -> str | None:
         return "it repeats elements a symbolic number of times"
     if call.args["dim"] is None or not call.rank("self"):
         return "it flattens what it repeats"
-    return _one_symbol(call)
-
-
-def _one_symbol(call: Call) -> str | None:
-    if sum(not is_fixed(size) for size in call.shape("self")) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return None
+    return symbols_refusal(call.shape("self"))
 
 
 _LOG_SOFTMAX = Operator(_log_softmax, _log_softmax_refusal, wide=True)
@@ -251,10 +195,10 @@ COMPOSED: Table = {
     ),
     **dict.fromkeys(
         [_aten.repeat.default, _aten.tile.default],
-        Operator(_repeat, _repeat_refusal, computes=False),
+        move(_repeat, _repeat_refusal, integers=Integers.NEVER),
     ),
-    _aten.repeat_interleave.self_int: Operator(
-        _repeat_interleave, _repeat_interleave_refusal, computes=False
+    _aten.repeat_interleave.self_int: move(
+        _repeat_interleave, _repeat_interleave_refusal, integers=Integers.NEVER
     ),
-    _aten.roll.default: Operator(_roll, _roll_refusal, computes=False),
+    _aten.roll.default: move(_roll, _roll_refusal, integers=Integers.NEVER),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -61,6 +61,12 @@ class Integers(Enum):
     """Its result may be stored with any scale, which must be known."""
 
 
+Emit: TypeAlias = Callable[[Emission, Call], None]
+"""Adds the nodes of a call and defines its result."""
+Refusal: TypeAlias = Callable[[Call], str | None]
+"""Returns why XNNPACK cannot take a call, or None where it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """How one operator of torch becomes nodes of XNNPACK.
@@ -80,16 +86,21 @@ class Operator:
         truths: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
     """
 
-    emit: Callable[[Emission, Call], None]
-    refusal: Callable[[Call], str | None] = accept
+    emit: Emit
+    refusal: Refusal = accept
     computes: bool = True
     integers: Integers = Integers.NEVER
-    int8_refusal: Callable[[Call], str | None] = accept
+    int8_refusal: Refusal = accept
     scale_refusal: Callable[[Call, Scales], str | None] = accept_scales
     wide: bool = False
     clamps: bool = False
     packs: tuple[str, ...] = ()
     truths: tuple[str, ...] = ()
+
+
+def move(emit: Emit, refusal: Refusal = accept, **options: Any) -> Operator:
+    """Return an operator that only moves elements: no work by itself, on integers as on floats."""
+    return Operator(emit, refusal, **{"computes": False, "integers": Integers.KEEPS, **options})
 
 
 Table: TypeAlias = Mapping[object, Operator]

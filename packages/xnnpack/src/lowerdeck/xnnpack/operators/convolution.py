@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, largest, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
@@ -32,7 +32,6 @@ from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
-_LARGEST_HALF = float(torch.finfo(torch.float16).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +165,7 @@ def filter_encoding(
     halves = affine is None and isinstance(data, torch.Tensor) and data.dtype == torch.float16
     if not (halves or emission.half_weights):
         return FLOAT
-    most = max(largest(one) for one in (filters, bias) if one is not None)
-    return HALF if most <= _LARGEST_HALF else FLOAT
+    return HALF if all(map(fits_half, [filters] if bias is None else [filters, bias])) else FLOAT
 
 
 def _integer_filters(

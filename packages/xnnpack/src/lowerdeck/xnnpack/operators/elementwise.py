@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit import MOST_RESCALED, Call, Emission, Range, Tracked
+from lowerdeck.xnnpack.emit import MOST_RESCALED, Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,
     Integers,
     Operator,
+    Refusal,
     Scales,
     Table,
+    accept,
 )
 from lowerdeck.xnnpack.payload.encoding import Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -24,67 +27,43 @@ from lowerdeck.xnnpack.payload.schema import NodeKind
 _aten = torch.ops.aten
 
 
-class Elementwise:
-    """Adds nodes that all have the shape and the layout of one tensor.
+Build = Callable[[Emission, Tracked, Call], Tracked]
+"""From a tensor and the call that reads it to the result."""
+_add = NodeKind.ADD
+_mul = NodeKind.MULTIPLY
 
-    Args:
-        emission: Where to add.
-        tracked: The tensor.
-    """
 
-    def __init__(self, emission: Emission, tracked: Tracked) -> None:
-        self.emission = emission
-        self.shape: tuple[int | torch.SymInt, ...] = tracked.shape
-        self.layout: Layout = tracked.preferred
-        self.input: int = emission.id_of(tracked, self.layout)
+def _operator(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+    def emit(emission: Emission, call: Call) -> None:
+        tracked = emission.of(call.args["self" if "self" in call.args else "input"])
+        emission.define(call.node, build(emission, tracked, call))
 
-    def unary(self, kind: NodeKind, value: int, **fields: float) -> int:
-        """Return the value of a function of ``value``."""
-        return self.emission.add(kind, self.shape, self.layout, None, input_id=value, **fields)
+    return Operator(emit, refusal, **options)
 
-    def binary(
-        self, kind: NodeKind, left: int, right: int | float, limits: Range | None = None
-    ) -> int:
-        """Return the value of two values, or of a value and a float."""
-        if isinstance(right, float):
-            right = self.emission.id_of(self.emission.scalar(right))
-        return self.emission.add(
-            kind, self.shape, self.layout, limits, input1_id=left, input2_id=right
-        )
+
+def _on_integers(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+    return _operator(build, refusal, integers=Integers.CHOOSES, **options)
 
 
 def _direct(kind: NodeKind) -> Operator:
-    return Operator(_composed(lambda x, _: x.unary(kind, x.input)), integers=Integers.CHOOSES)
+    return _on_integers(lambda e, x, _: e.unary(kind, x))
 
 
-def _composed(build: Callable[[Elementwise, Call], int]) -> Callable[[Emission, Call], None]:
-    def emit(emission: Emission, call: Call) -> None:
-        name = "self" if "self" in call.args else "input"
-        tracked = emission.of(call.args[name])
-        value = build(Elementwise(emission, tracked), call)
-        emission.define_value(call.node, value, tracked.preferred)
-
-    return emit
-
-
-def _gelu(x: Elementwise, call: Call) -> int:
+def _gelu(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.args["approximate"] == "none":
-        return x.unary(NodeKind.GELU, x.input)
+        return e.unary(NodeKind.GELU, x)
     # XNNPACK's own is the exact one: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
-    square = x.unary(NodeKind.SQUARE, x.input)
     scale = math.sqrt(2 / math.pi)
-    slope = x.binary(NodeKind.ADD, x.binary(NodeKind.MULTIPLY, square, scale * 0.044715), scale)
-    tanh = x.unary(NodeKind.TANH, x.binary(NodeKind.MULTIPLY, x.input, slope))
-    half = x.binary(NodeKind.MULTIPLY, x.input, 0.5)
-    return x.binary(NodeKind.MULTIPLY, half, x.binary(NodeKind.ADD, tanh, 1.0))
+    slope = e.binary(_add, e.binary(_mul, e.unary(NodeKind.SQUARE, x), scale * 0.044715), scale)
+    tanh = e.unary(NodeKind.TANH, e.binary(_mul, x, slope))
+    half = e.binary(_mul, x, 0.5)
+    return e.binary(_mul, half, e.binary(_add, tanh, 1.0))
 
 
-def _silu(x: Elementwise, _: Call) -> int:
-    if not x.emission.writes.is_int8:
-        return x.binary(NodeKind.MULTIPLY, x.input, x.unary(NodeKind.SIGMOID, x.input))
-    with x.emission.stored(None, UNIT):
-        sigmoid = x.unary(NodeKind.SIGMOID, x.input)
-    return x.binary(NodeKind.MULTIPLY, x.input, sigmoid)
+def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
+    with e.made_as(UNIT if e.writes.is_int8 else None):
+        sigmoid = e.unary(NodeKind.SIGMOID, x)
+    return e.binary(_mul, x, sigmoid)
 
 
 def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -97,13 +76,10 @@ def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
 
 
-def _hardsigmoid(x: Elementwise, _: Call) -> int:
-    if not x.emission.writes.is_int8:
-        scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
-    else:
-        with x.emission.stored(None, _HALF_UNIT):
-            scaled = x.binary(NodeKind.MULTIPLY, x.input, 1 / 6)
-    return x.binary(NodeKind.ADD, scaled, 0.5, (0.0, 1.0))
+def _hardsigmoid(e: Emission, x: Tracked, _: Call) -> Tracked:
+    with e.made_as(_HALF_UNIT if e.writes.is_int8 else None):
+        scaled = e.binary(_mul, x, 1 / 6)
+    return e.binary(_add, scaled, 0.5, (0.0, 1.0))
 
 
 def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -116,16 +92,16 @@ def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
     ) or scale_refusal(NodeKind.ADD, call, Scales((_HALF_UNIT, half), result))
 
 
-def _leaky_relu(x: Elementwise, call: Call) -> int:
-    return x.unary(NodeKind.LEAKY_RELU, x.input, negative_slope=float(call.args["negative_slope"]))
+def _leaky_relu(e: Emission, x: Tracked, call: Call) -> Tracked:
+    return e.unary(NodeKind.LEAKY_RELU, x, negative_slope=float(call.args["negative_slope"]))
 
 
-def _elu(x: Elementwise, call: Call) -> int:
+def _elu(e: Emission, x: Tracked, call: Call) -> Tracked:
     alpha, scale, within = _elu_numbers(call)
-    value = x.input if within == 1 else x.binary(NodeKind.MULTIPLY, x.input, within)
-    value = x.unary(NodeKind.ELU, value, alpha=alpha * within)
+    scaled = x if within == 1 else e.binary(_mul, x, within)
+    value = e.unary(NodeKind.ELU, scaled, alpha=alpha * within)
     # What is positive was multiplied by the scale of the exponent, too.
-    return value if scale == within else x.binary(NodeKind.MULTIPLY, value, scale / within)
+    return value if scale == within else e.binary(_mul, value, scale / within)
 
 
 def _elu_numbers(call: Call) -> tuple[float, float, float]:
@@ -148,30 +124,27 @@ def _elu_int8_refusal(call: Call) -> str | None:
     return None if _elu_numbers(call)[1:] == (1, 1) else "it takes several nodes"
 
 
-def _mish(x: Elementwise, _: Call) -> int:
-    # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2); from 20 on that is 1.
-    e = x.unary(NodeKind.EXP, x.binary(NodeKind.MINIMUM, x.input, 20.0))
-    n = x.binary(NodeKind.MULTIPLY, e, x.binary(NodeKind.ADD, e, 2.0))
-    share = x.binary(NodeKind.DIV, n, x.binary(NodeKind.ADD, n, 2.0))
-    return x.binary(NodeKind.MULTIPLY, x.input, share)
+def _mish(e: Emission, x: Tracked, _: Call) -> Tracked:
+    # tanh(log(1 + exp)) is n / (n + 2) with n = exp (exp + 2); from 20 on that is 1.
+    exp = e.unary(NodeKind.EXP, e.binary(NodeKind.MINIMUM, x, 20.0))
+    n = e.binary(_mul, exp, e.binary(_add, exp, 2.0))
+    return e.binary(_mul, x, e.binary(NodeKind.DIV, n, e.binary(_add, n, 2.0)))
 
 
-def _softplus(x: Elementwise, call: Call) -> int:
+def _softplus(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Add ``max(x, 0) + log(1 + t)`` with ``t = exp(-|x|)``, whose logarithm is a series."""
     beta = float(call.args["beta"])
-    scaled = x.input if beta == 1 else x.binary(NodeKind.MULTIPLY, x.input, beta)
-    t = x.unary(NodeKind.EXP, x.unary(NodeKind.NEGATE, x.unary(NodeKind.ABS, scaled)))
+    scaled = x if beta == 1 else e.binary(_mul, x, beta)
+    t = e.unary(NodeKind.EXP, e.unary(NodeKind.NEGATE, e.unary(NodeKind.ABS, scaled)))
     # log(1 + t) = 2 (z + z^3/3 + z^5/5 ...) with z = t / (2 + t), at most a third: the logarithm
     # of a sum with 1 would lose what is small.
-    z = x.binary(NodeKind.DIV, t, x.binary(NodeKind.ADD, t, 2.0))
-    square = x.unary(NodeKind.SQUARE, z)
-    series = x.binary(NodeKind.MULTIPLY, square, 1 / 13)
+    z = e.binary(NodeKind.DIV, t, e.binary(_add, t, 2.0))
+    square = e.unary(NodeKind.SQUARE, z)
+    series = e.binary(_mul, square, 1 / 13)
     for odd in (11, 9, 7, 5, 3):
-        series = x.binary(NodeKind.ADD, series, 1 / odd)
-        series = x.binary(NodeKind.MULTIPLY, series, square)
-    logarithm = x.binary(NodeKind.MULTIPLY, x.binary(NodeKind.ADD, series, 1.0), z)
-    logarithm = x.binary(NodeKind.MULTIPLY, logarithm, 2 / beta)
-    return x.binary(NodeKind.ADD, logarithm, x.binary(NodeKind.MAXIMUM, x.input, 0.0))
+        series = e.binary(_mul, e.binary(_add, series, 1 / odd), square)
+    logarithm = e.binary(_mul, e.binary(_mul, e.binary(_add, series, 1.0), z), 2 / beta)
+    return e.binary(_add, logarithm, e.binary(NodeKind.MAXIMUM, x, 0.0))
 
 
 def _softplus_refusal(call: Call) -> str | None:
@@ -180,23 +153,20 @@ def _softplus_refusal(call: Call) -> str | None:
     return None
 
 
-def _sqrt(x: Elementwise, call: Call) -> int:
-    value = x.input
+def _sqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.node.meta["val"].dtype is torch.float16:
         # XNNPACK's gives NaN for infinity, which a square of 256 is in float16; the root of this
         # bound is one there.
-        limits = (-math.inf, 1e30)
-        value = x.emission.add(NodeKind.CLAMP, x.shape, x.layout, limits, input_id=value)
-    return x.unary(NodeKind.SQUARE_ROOT, value)
+        x = e.unary(NodeKind.CLAMP, x, (-math.inf, 1e30))
+    return e.unary(NodeKind.SQUARE_ROOT, x)
 
 
-def _rsqrt(x: Elementwise, call: Call) -> int:
+def _rsqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
     # XNNPACK's own gives NaN for 0, of which models take the infinity out again (a node of a
     # graph without neighbours); norms keep 0 away by a small number, and the one node.
     if _is_above_zero(call.node.args[0]):
-        return x.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x.input)
-    one = x.emission.id_of(x.emission.scalar(1.0))
-    return x.binary(NodeKind.DIV, one, _sqrt(x, call))
+        return e.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x)
+    return e.binary(NodeKind.DIV, e.plain(e.scalar(1.0)), _sqrt(e, x, call))
 
 
 def _is_above_zero(node: object) -> bool:
@@ -231,10 +201,10 @@ _HALF_UNIT = int8(1 / 256)
 """How numbers from -0.5 to 0.5 are stored: what is beyond becomes the ends."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
-_POWERS: dict[float, Callable[[Elementwise, Call], int]] = {
-    1.0: lambda x, _: x.unary(NodeKind.COPY, x.input),
-    2.0: lambda x, _: x.unary(NodeKind.SQUARE, x.input),
-    3.0: lambda x, _: x.binary(NodeKind.MULTIPLY, x.unary(NodeKind.SQUARE, x.input), x.input),
+_POWERS: dict[float, Build] = {
+    1.0: lambda e, x, _: e.unary(NodeKind.COPY, x),
+    2.0: lambda e, x, _: e.unary(NodeKind.SQUARE, x),
+    3.0: lambda e, x, _: e.binary(_mul, e.unary(NodeKind.SQUARE, x), x),
     0.5: _sqrt,
     -0.5: _rsqrt,
 }
@@ -245,19 +215,6 @@ def _pow_refusal(call: Call) -> str | None:
     if not isinstance(exponent, (int, float)) or float(exponent) not in _POWERS:
         return f"the exponent must be one of {', '.join(map(str, sorted(_POWERS)))}"
     return None
-
-
-def _reciprocal(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    layout = tracked.preferred
-    value = emission.add(
-        NodeKind.DIV,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(emission.scalar(1.0)),
-        input2_id=emission.id_of(tracked, layout),
-    )
-    emission.define_value(call.node, value, layout)
 
 
 def _prelu(emission: Emission, call: Call) -> None:
@@ -330,47 +287,28 @@ _KINDS = {
     _aten.square.default: NodeKind.SQUARE,
     _aten.tanh.default: NodeKind.TANH,
 }
-_ELU = Operator(
-    _composed(_elu),
-    _elu_refusal,
-    integers=Integers.CHOOSES,
-    int8_refusal=_elu_int8_refusal,
-)
+_ELU = _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal)
+_PRELU = Operator(_prelu, _prelu_refusal, integers=Integers.CHOOSES, packs=("weight",))
 ELEMENTWISE: Table = {
     **{op: _direct(kind) for op, kind in _KINDS.items()},
     # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
-    _aten.sqrt.default: Operator(_composed(_sqrt), integers=Integers.CHOOSES, wide=True),
+    _aten.sqrt.default: _on_integers(_sqrt, wide=True),
     **dict.fromkeys([_aten.elu.default, _aten.celu.default, _aten.selu.default], _ELU),
-    _aten.softplus.default: Operator(_composed(_softplus), _softplus_refusal, wide=True),
-    _aten.mish.default: Operator(_composed(_mish), wide=True),
-    _aten.gelu.default: Operator(
-        _composed(_gelu),
-        integers=Integers.CHOOSES,
-        int8_refusal=_gelu_int8_refusal,
-        wide=True,
+    _aten.softplus.default: _operator(_softplus, _softplus_refusal, wide=True),
+    _aten.mish.default: _operator(_mish, wide=True),
+    _aten.gelu.default: _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
+    _aten.hardsigmoid.default: _on_integers(
+        _hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal
     ),
-    _aten.hardsigmoid.default: Operator(
-        _composed(_hardsigmoid),
-        integers=Integers.CHOOSES,
-        scale_refusal=_hardsigmoid_scale_refusal,
-    ),
-    _aten.leaky_relu.default: Operator(
-        _composed(_leaky_relu), integers=Integers.CHOOSES, scale_refusal=_leaky_scale_refusal
-    ),
-    _aten.pow.Tensor_Scalar: Operator(
-        _composed(lambda x, call: _POWERS[float(call.args["exponent"])](x, call)),
+    _aten.leaky_relu.default: _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
+    _aten.pow.Tensor_Scalar: _on_integers(
+        lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),
         _pow_refusal,
-        integers=Integers.CHOOSES,
         int8_refusal=_pow_int8_refusal,
         wide=True,
     ),
-    **dict.fromkeys(
-        [_aten.prelu.default, _aten._prelu_kernel.default],
-        Operator(_prelu, _prelu_refusal, integers=Integers.CHOOSES, packs=("weight",)),
-    ),
-    _aten.reciprocal.default: Operator(_reciprocal),
-    _aten.rsqrt.default: Operator(_composed(_rsqrt), wide=True),
-    _aten.silu.default: Operator(
-        _composed(_silu), integers=Integers.CHOOSES, scale_refusal=_silu_scale_refusal
-    ),
+    **dict.fromkeys([_aten.prelu.default, _aten._prelu_kernel.default], _PRELU),
+    _aten.reciprocal.default: _operator(lambda e, x, _: e.binary(NodeKind.DIV, 1.0, x)),
+    _aten.rsqrt.default: _operator(_rsqrt, wide=True),
+    _aten.silu.default: _on_integers(_silu, scale_refusal=_silu_scale_refusal),
 }

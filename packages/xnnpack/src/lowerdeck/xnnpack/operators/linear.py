@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, largest, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import (
@@ -27,7 +27,6 @@ from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
 _aten = torch.ops.aten
 Emit: TypeAlias = Callable[[Emission, Call], None]
 Refusal: TypeAlias = Callable[[Call], str | None]
-_LARGEST_HALF = float(torch.finfo(torch.float16).max)
 
 
 def _fully_connected(
@@ -65,15 +64,11 @@ def _fully_connected(
         bias_id=bias_id,
         flags=flags,
     )
+    result = emission.tracked(shape, value)
     if bias is not None and apart:
-        value = emission.add(
-            NodeKind.ADD,
-            shape,
-            output_range=limits,
-            input1_id=value,
-            input2_id=emission.id_of(emission.of(bias)),
-        )
-    emission.define_value(last, value)
+        summand = emission.plain(emission.of(bias))
+        result = emission.binary(NodeKind.ADD, result, summand, limits, shape=shape)
+    emission.define(last, result)
 
 
 def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None:
@@ -108,7 +103,7 @@ def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encodin
         return HALF
     if filters is not None and (data is None or not emission.half_weights):
         return emission.writes
-    fits = not isinstance(data, torch.Tensor) or largest(data) <= _LARGEST_HALF
+    fits = not isinstance(data, torch.Tensor) or fits_half(data)
     return HALF if fits and emission.half_weights else emission.writes
 
 
@@ -166,13 +161,9 @@ def _product(emission: Emission, call: Call) -> None:
     if len(shape_of(right)) == 2 and emission.of(right).is_constant:
         _fully_connected(emission, call.node, left, right, None, TRANSPOSE_WEIGHTS)
         return
-    value = emission.add(
-        NodeKind.BATCH_MATRIX_MULTIPLY,
-        shape_of(call.node),
-        input1_id=emission.id_of(emission.of(left)),
-        input2_id=emission.id_of(emission.of(right)),
-    )
-    emission.define_value(call.node, value)
+    first, second = (emission.plain(emission.of(factor)) for factor in (left, right))
+    kind, shape = NodeKind.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
+    emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 
 def _factors(node: Node) -> tuple[Node, Node]:

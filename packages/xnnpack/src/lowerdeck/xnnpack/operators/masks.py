@@ -9,8 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fake, is_fixed, is_one, resized
-from lowerdeck.xnnpack.operators.maxima import any_of_rows, largest_of_rows
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    fake,
+    is_fixed,
+    is_one,
+    resized,
+    symbols_refusal,
+)
+from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _LARGEST = float(torch.finfo(torch.float32).max)
@@ -114,48 +123,40 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     then multiplied by 0. All other rows stay what they are, -inf included.
     """
     shape = _spread_sizes(tracked.shape, many)
-    mask = emission.id_of(tracked)
-    if shape is not tracked.shape:
-        mask = resized(emission, mask, tracked.shape, shape)
-    column = (*shape[:-1], 1)
-    symbols = sum(not is_fixed(size) for size in shape)
-    of_rows = any_of_rows if symbols > 1 or not is_fixed(shape[-1]) else largest_of_rows
+    mask = tracked if shape is tracked.shape else resized(emission, tracked, shape)
+    varies = symbols_refusal(shape) is not None or not is_fixed(shape[-1])
     if truths:
-        kept = of_rows(emission, mask, shape)
+        most = _any_of_rows(emission, mask) if varies else largest_of_rows(emission, mask)
         # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
-        moved = emission.add(NodeKind.SUBTRACT, shape, input1_id=mask, input2_id=kept)
-        return Mask(
-            emission.tracked(shape, _times(emission, moved, shape, _LARGEST)),
-            emission.tracked(column, kept),
-        )
-    if of_rows is any_of_rows:
-        kept = any_of_rows(emission, _above_infinity(emission, mask, shape), shape)
-    else:
-        kept = _above_infinity(emission, largest_of_rows(emission, mask, shape), column)
-    # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
-    floor = _times(emission, _times(emission, kept, column, -_LARGEST), column, 2.0)
-    added = emission.add(NodeKind.MAXIMUM, shape, input1_id=mask, input2_id=floor)
-    return Mask(emission.tracked(shape, added), emission.tracked(column, kept))
-
-
-def _above_infinity(emission: Emission, value: int, shape: Sequence[Dim]) -> int:
-    """Return 0 for -inf, and 1 for every number."""
+        moved = emission.binary(NodeKind.SUBTRACT, mask, most)
+        return Mask(emission.binary(NodeKind.MULTIPLY, moved, _LARGEST), most)
     # -inf stays -inf, and the least of all numbers becomes 0.
-    above = _plus(emission, value, shape, _LARGEST)
-    return _plus(emission, above, shape, 1.0, limits=(0.0, 1.0))
+    numbers = mask if varies else largest_of_rows(emission, mask)
+    above = emission.binary(NodeKind.ADD, numbers, _LARGEST)
+    kept = emission.binary(NodeKind.ADD, above, 1.0, (0.0, 1.0))
+    kept = _any_of_rows(emission, kept) if varies else kept
+    # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
+    low = emission.binary(NodeKind.MULTIPLY, kept, -_LARGEST)
+    floor = emission.binary(NodeKind.MULTIPLY, low, 2.0)
+    return Mask(emission.binary(NodeKind.MAXIMUM, mask, floor), kept)
 
 
-def _plus(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    number: float,
-    limits: tuple[float, float] | None = None,
-) -> int:
-    other = emission.id_of(emission.scalar(number))
-    return emission.add(NodeKind.ADD, shape, output_range=limits, input1_id=value, input2_id=other)
+def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
+    """Return 1 for each row that has a 1, else 0; the last dimension stays with size 1.
 
-
-def _times(emission: Emission, value: int, shape: Sequence[Dim], factor: float) -> int:
-    other = emission.id_of(emission.scalar(factor))
-    return emission.add(NodeKind.MULTIPLY, shape, input1_id=value, input2_id=other)
+    Args:
+        emission: Where to add.
+        tensor: Numbers that are 0 or 1, of two or more dimensions, of which any may vary.
+    """
+    *batch, rows, _ = tensor.shape
+    rank = len(tensor.shape)
+    # The average over the two dimensions before the last: over the columns, and over 1.
+    wide = resized(emission, tensor, (1, *tensor.shape))
+    turned = emission.transposed(wide, [*range(1, rank - 1), rank, 0, rank - 1])
+    share = emission.add(
+        NodeKind.GLOBAL_AVG_POOLING_2D, (*batch, rows), input_id=emission.id_of(turned)
+    )
+    found = emission.binary(
+        NodeKind.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
+    )
+    return resized(emission, found, (*batch, rows, 1))

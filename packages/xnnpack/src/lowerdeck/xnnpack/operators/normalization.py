@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, symbols_refusal
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
+from lowerdeck.xnnpack.operators.images import mean_of_images, padded
+from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _aten = torch.ops.aten
 _PART = 16
@@ -32,14 +34,9 @@ an infinity would make these sums NaN; with this weight they are infinite, as th
 
 
 def row_mean(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    offset: float = 0.0,
-    *,
-    at_once: int = _PART,
-) -> int:
-    """Return the mean of ``value`` along its last dimension, which stays with size 1.
+    emission: Emission, tensor: Tracked, offset: float = 0.0, *, at_once: int = _PART
+) -> Tracked:
+    """Return the mean of a tensor along its last dimension, which stays with size 1.
 
     The runtime has no such reduction; a linear layer with one row of 1/K computes it. It adds
     number by number, which is off by hundreds of units in the last place for rows of thousands:
@@ -47,79 +44,74 @@ def row_mean(
 
     Args:
         emission: Where to add.
-        value: What to average, in the plain layout.
-        shape: Its sizes; the last is a number.
+        tensor: What to average, in the plain layout; its last size is a number.
         offset: What to add to the mean.
         at_once: The widest rows that are summed without parts.
-
-    Returns:
-        The id of the mean.
     """
-    rows, width = shape[:-1], int(shape[-1])
-    share = 1 / width
-    # A reshape carries one symbolic size.
-    can_pool = sum(not is_fixed(size) for size in rows) < 2
-    while width > _PART and shape[-1] > at_once:
-        if can_pool and width > _WIDE:
-            value, width = _pooled_parts(emission, value, rows, width)
-        else:
-            value, width = _summed_parts(emission, value, rows, width)
+    *rows, width = tensor.shape
+    in_parts, share = width > at_once, 1 / int(width)
+    can_pool = symbols_refusal(rows) is None
+    while in_parts and tensor.shape[-1] > _PART:
+        parts = _pooled_parts if can_pool and tensor.shape[-1] > _WIDE else _summed_parts
+        tensor = parts(emission, tensor)
         share *= _PART
-    row, bias = torch.full((1, width), share), torch.tensor([offset]) if offset else None
-    return _linear(emission, value, (*rows, 1), row, bias)
+    row = torch.full((1, int(tensor.shape[-1])), share)
+    return weighted_sums(emission, tensor, row, torch.tensor([offset]) if offset else None)
 
 
-def _summed_parts(
-    emission: Emission, value: int, rows: Sequence[Dim], width: int
-) -> tuple[int, int]:
-    """Return the sums of at most 16 parts of each row, divided by 16, and their number."""
+def _summed_parts(emission: Emission, tensor: Tracked) -> Tracked:
+    """Return the sums of at most 16 parts of each row, divided by 16."""
+    width = int(tensor.shape[-1])
     parts = min(_PART, math.ceil(width / _PART))
     part_of = torch.arange(width) * parts // width
     weights = torch.where(part_of == torch.arange(parts)[:, None], 1 / _PART, _ELSEWHERE)
-    return _linear(emission, value, (*rows, parts), weights), parts
+    return weighted_sums(emission, tensor, weights)
 
 
-def _pooled_parts(
-    emission: Emission, value: int, rows: Sequence[Dim], width: int
-) -> tuple[int, int]:
-    """Return the means of every 16 numbers of each row, and their number.
+def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
+    """Return the means of every 16 numbers of each row.
 
     Pooling takes a quarter of the time of a linear layer for rows of thousands, and no weights.
     """
-    parts = math.ceil(width / _PART)
-    missing = parts * _PART - width
+    *rows, width = tensor.shape
+    parts = math.ceil(int(width) / _PART)
+    value, missing = emission.id_of(tensor), parts * _PART - int(width)
     if missing:
-        value = emission.add(
-            NodeKind.STATIC_CONSTANT_PAD,
-            (*rows, width + missing),
-            pre_paddings=(0,) * (len(rows) + 1),
-            post_paddings=(*(0,) * len(rows), missing),
-            input_id=value,
-        )
+        none = (0,) * len(rows)
+        shape = (*rows, parts * _PART)
+        value = padded(emission, value, shape, (*none, 0), (*none, missing))
     count = math.prod(rows)
-    value = emission.add(
-        NodeKind.GLOBAL_AVG_POOLING_2D,
-        (count, 1, 1, parts),
-        input_id=emission.reshaped(value, (count, 1, _PART, parts)),
-        flags=KEEP_DIMS,
-    )
-    return emission.reshaped(value, (*rows, parts)), parts
+    value = emission.reshaped(value, (count, 1, _PART, parts))
+    value = mean_of_images(emission, value, (count, 1, 1, parts))
+    shape = (*rows, parts)
+    return emission.tracked(shape, emission.reshaped(value, shape))
 
 
-def _linear(
+def weighted_sums(
     emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    rows: torch.Tensor,
+    tensor: Tracked,
+    weights: torch.Tensor,
     bias: torch.Tensor | None = None,
-) -> int:
-    return emission.add(
+    encoding: Encoding | None = None,
+) -> Tracked:
+    """Return a linear layer of a tensor.
+
+    Args:
+        emission: Where to add.
+        tensor: The tensor.
+        weights: Constants, one row for each result.
+        bias: What is added to each result.
+        encoding: How the weights are stored; as results are, by default.
+    """
+    shape = (*tensor.shape[:-1], len(weights))
+    value = emission.add(
         NodeKind.FULLY_CONNECTED,
         shape,
-        input1_id=value,
-        filter_id=emission.constant_value(rows, packed=True),
+        input1_id=emission.id_of(tensor),
+        filter_id=emission.constant_value(weights, packed=True, encoding=encoding),
         bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
     )
+    return emission.tracked(shape, value)
 
 
 def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) -> Tracked:
@@ -150,91 +142,72 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
         sizes=layout.arrange(sizes),
         input_id=value,
     )
-    shifted = emission.add(
-        NodeKind.SUBTRACT, tracked.shape, layout, input1_id=value, input2_id=first
-    )
-    return emission.tracked(tracked.shape, shifted, layout)
+    return emission.binary(NodeKind.SUBTRACT, tracked, emission.tracked(shape, first, layout))
 
 
 def _standardized(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    eps: float,
-    *,
-    at_once: int = _PART,
-) -> int:
-    """Return ``value`` with mean 0 and variance 1 along its last dimension."""
-
-    def binary(kind: NodeKind, left: int, right: int) -> int:
-        return emission.add(kind, shape, input1_id=left, input2_id=right)
-
-    rows = emission.tracked(shape, value)
-    shifted = emission.id_of(shift_by_first(emission, rows, {len(shape) - 1}))
-    mean = row_mean(emission, shifted, shape, at_once=at_once)
-    centred = binary(NodeKind.SUBTRACT, shifted, mean)
-    squares = emission.add(NodeKind.SQUARE, shape, input_id=centred)
-    variance = row_mean(emission, squares, shape, offset=eps, at_once=at_once)
-    factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*shape[:-1], 1), input_id=variance)
-    return binary(NodeKind.MULTIPLY, centred, factor)
+    emission: Emission, rows: Tracked, eps: float, *, at_once: int = _PART
+) -> Tracked:
+    """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
+    shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
+    mean = row_mean(emission, shifted, at_once=at_once)
+    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
+    squares = emission.unary(NodeKind.SQUARE, centred)
+    variance = row_mean(emission, squares, eps, at_once=at_once)
+    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(NodeKind.MULTIPLY, centred, factor)
 
 
 def _scaled_and_shifted(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    scale: Tracked | None,
-    shift: Tracked | None,
-    layout: Layout = Layout.PLAIN,
-) -> int:
+    emission: Emission, tensor: Tracked, scale: Tracked | None, shift: Tracked | None
+) -> Tracked:
     for kind, operand in ((NodeKind.MULTIPLY, scale), (NodeKind.ADD, shift)):
         if operand is not None:
-            other = emission.id_of(operand, layout)
-            value = emission.add(kind, shape, layout, input1_id=value, input2_id=other)
-    return value
+            tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
+    return tensor
+
+
+def _operands(emission: Emission, call: Call, *names: str) -> list[Tracked | None]:
+    """Return what is known of arguments, None for those that are None."""
+    args = [call.args[name] for name in names]
+    return [None if one is None else emission.of(one) for one in args]
+
+
+def _folded(tracked: Tracked, folded: int) -> tuple[Dim, ...]:
+    """Return the sizes of a tensor whose last dimensions are one."""
+    kept = tracked.shape[: len(tracked.shape) - folded]
+    return (*kept, math.prod(int(size) for size in tracked.shape[len(kept) :]))
 
 
 def _rms_norm(emission: Emission, call: Call) -> None:
     """Add ``x / sqrt(mean(x^2) + eps)``, over all folded dimensions as one."""
-    args = call.args
-    tracked = emission.of(args["input"])
-    shape = tracked.shape
-    kept = shape[: len(shape) - len(args["normalized_shape"])]
-    flat = (*kept, math.prod(int(size) for size in shape[len(kept) :]))
-    value = emission.id_of(tracked)
-    if len(flat) < len(shape):
-        value = emission.reshaped(value, flat)
-    eps = args["eps"]
+    tracked, folded = emission.of(call.args["input"]), len(call.args["normalized_shape"])
+    rows = emission.plain(tracked)
+    if folded > 1:
+        rows = emission.view(rows, _folded(tracked, folded))
+    eps = call.args["eps"]
     if eps is None:  # Eager computes in float32, also where the input is float16.
         eps = torch.finfo(torch.float32).eps
-    squares = emission.add(NodeKind.SQUARE, flat, input_id=value)
-    mean = row_mean(emission, squares, flat, offset=float(eps))
-    factor = emission.add(NodeKind.RECIPROCAL_SQUARE_ROOT, (*kept, 1), input_id=mean)
-    value = emission.add(NodeKind.MULTIPLY, flat, input1_id=value, input2_id=factor)
-    if len(flat) < len(shape):
-        value = emission.reshaped(value, shape)
-    weight = None if args["weight"] is None else emission.of(args["weight"])
-    emission.define_value(call.node, _scaled_and_shifted(emission, value, shape, weight, None))
+    mean = row_mean(emission, emission.unary(NodeKind.SQUARE, rows), float(eps))
+    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, mean)
+    result = emission.binary(NodeKind.MULTIPLY, rows, factor)
+    if folded > 1:
+        result = emission.view(result, tracked.shape)
+    (weight,) = _operands(emission, call, "weight")
+    emission.define(call.node, _scaled_and_shifted(emission, result, weight, None))
 
 
 def _layer_norm(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["input"])
-    folded = len(call.args["normalized_shape"])
-    shape = tracked.shape
-    value = emission.id_of(tracked)
+    tracked, folded = emission.of(call.args["input"]), len(call.args["normalized_shape"])
+    rows = emission.plain(tracked)
     if folded > 1:
-        kept = shape[: len(shape) - folded]
-        flat = (*kept, math.prod(int(size) for size in shape[len(kept) :]))
-        value = _standardized(emission, emission.reshaped(value, flat), flat, call.args["eps"])
-        value = emission.reshaped(value, shape)
+        rows = emission.view(rows, _folded(tracked, folded))
+        result = _standardized(emission, rows, call.args["eps"])
+        result = emission.view(result, tracked.shape)
     else:
-        value = _standardized(emission, value, shape, call.args["eps"], at_once=_TOKEN)
-    scale, shift = (
-        None if call.args[name] is None else emission.of(call.args[name])
-        for name in ("weight", "bias")
-    )
-    value = _scaled_and_shifted(emission, value, shape, scale, shift)
-    emission.define_value(first_result(call.node), value)
+        result = _standardized(emission, rows, call.args["eps"], at_once=_TOKEN)
+    result = _scaled_and_shifted(emission, result, *_operands(emission, call, "weight", "bias"))
+    emission.define(first_result(call.node), result)
 
 
 def _group_norm(emission: Emission, call: Call) -> None:
@@ -242,17 +215,16 @@ def _group_norm(emission: Emission, call: Call) -> None:
     tracked = emission.of(args["input"])
     groups = int(args["num_groups"] if "num_groups" in args else args["group"])
     if groups == 1 and len(tracked.shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
-        value = _standardized_images(emission, tracked, args["eps"])
-        _define_channels_scaled(emission, call, value, tracked.preferred)
-        return
-    value = _standardized_groups(emission, tracked, groups, args["eps"])
-    _define_channels_scaled(emission, call, value)
+        result = _standardized_images(emission, tracked, args["eps"])
+    else:
+        result = _standardized_groups(emission, tracked, groups, args["eps"])
+    _define_channels_scaled(emission, call, result)
 
 
 def _instance_norm(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input"])
-    value = _standardized_groups(emission, tracked, int(tracked.shape[1]), call.args["eps"])
-    _define_channels_scaled(emission, call, value)
+    result = _standardized_groups(emission, tracked, int(tracked.shape[1]), call.args["eps"])
+    _define_channels_scaled(emission, call, result)
 
 
 def batch_statistics_norm(emission: Emission, call: Call) -> None:
@@ -268,62 +240,53 @@ def batch_statistics_norm(emission: Emission, call: Call) -> None:
         _instance_norm(emission, call)
         return
     order = [1, 0, *range(2, len(shape))]
-    moved = [shape[axis] for axis in order]
-    channels = emission.tracked(moved, emission.permuted(emission.id_of(tracked), order, moved))
-    flat = (moved[0], math.prod(int(size) for size in moved[1:]))
-    value = emission.reshaped(emission.id_of(channels), flat)
-    value = _standardized(emission, value, flat, call.args["eps"])
-    value = emission.permuted(emission.reshaped(value, moved), order, shape)
-    _define_channels_scaled(emission, call, value)
+    moved = emission.transposed(tracked, order)
+    flat = (shape[1], math.prod(int(size) for size in moved.shape[1:]))
+    result = _standardized(emission, emission.view(moved, flat), call.args["eps"])
+    result = emission.transposed(emission.view(result, moved.shape), order)
+    _define_channels_scaled(emission, call, result)
 
 
-def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> int:
+def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> Tracked:
     shape = tracked.shape
     flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
-    value = emission.reshaped(emission.id_of(tracked), flat)
-    return emission.reshaped(_standardized(emission, value, flat, eps), shape)
+    return emission.view(_standardized(emission, emission.view(tracked, flat), eps), shape)
 
 
-def _define_channels_scaled(
-    emission: Emission, call: Call, value: int, layout: Layout = Layout.PLAIN
-) -> None:
-    """Scale and shift each channel of a value, and say that it is a call's result."""
-    shape = call.shape("input")
-    sizes = (1, shape[1], *(1,) * (len(shape) - 2))
-    scale, shift = (
+def _define_channels_scaled(emission: Emission, call: Call, result: Tracked) -> None:
+    """Scale and shift each channel of a tensor, and define it as a call's result."""
+    sizes = (1, result.shape[1], *(1,) * (len(result.shape) - 2))
+    operands = [
         None
         if call.args[name] is None
         else Tracked(sizes, emission.constant(call.args[name]).reshape(sizes))
         for name in ("weight", "bias")
-    )
-    value = _scaled_and_shifted(emission, value, shape, scale, shift, layout)
-    emission.define_value(first_result(call.node), value, layout)
+    ]
+    result = _scaled_and_shifted(emission, result, *operands)
+    emission.define(first_result(call.node), result)
 
 
-def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> int:
+def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tracked:
     """Return images with mean 0 and variance 1 over all their channels, where they lie.
 
     Pooling over height and width and then over channels reads them as they are; one row of 1/K
     for a whole image would be as large as the image, and takes three times as long.
     """
-    layout, shape = Layout.CHANNELS_LAST, tracked.shape
-    pooled = (*shape[:2], 1, 1)
+    layout = Layout.CHANNELS_LAST
+    pooled = (*tracked.shape[:2], 1, 1)
 
-    def mean(value: int, offset: float = 0.0) -> int:
-        columns = emission.add(
-            NodeKind.GLOBAL_AVG_POOLING_2D, pooled, layout, input_id=value, flags=KEEP_DIMS
-        )
-        return row_mean(emission, columns, layout.arrange(pooled), offset)
+    def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
+        """Return the mean of each image, of size 1 in all dimensions but the batch's."""
+        value = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
+        columns = emission.tracked(layout.arrange(pooled), value)
+        share = emission.id_of(row_mean(emission, columns, offset))
+        return emission.tracked((pooled[0], 1, 1, 1), share, layout)
 
-    value = emission.id_of(shift_by_first(emission, tracked, {1, 2, 3}), layout)
-    centred = emission.add(
-        NodeKind.SUBTRACT, shape, layout, input1_id=value, input2_id=mean(value)
-    )
-    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=centred)
-    factor = emission.add(
-        NodeKind.RECIPROCAL_SQUARE_ROOT, (shape[0], 1, 1, 1), input_id=mean(squares, eps)
-    )
-    return emission.add(NodeKind.MULTIPLY, shape, layout, input1_id=centred, input2_id=factor)
+    shifted = shift_by_first(emission, tracked, {1, 2, 3})
+    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(NodeKind.SQUARE, centred), eps)
+    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(NodeKind.MULTIPLY, centred, factor)
 
 
 def _layer_norm_refusal(call: Call) -> str | None:
@@ -331,9 +294,7 @@ def _layer_norm_refusal(call: Call) -> str | None:
     shape = call.shape("input")
     if not all(is_fixed(size) for size in shape[len(shape) - folded :]):
         return "it normalises over a symbolic size"
-    if folded > 1 and sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return first_result_refusal(call)
+    return (symbols_refusal(shape) if folded > 1 else None) or first_result_refusal(call)
 
 
 def _rms_norm_refusal(call: Call) -> str | None:

@@ -9,10 +9,10 @@ import torch
 
 from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.choosing import choice_refusal, chosen
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, move
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
+from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -29,14 +29,10 @@ def _pad(emission: Emission, call: Call) -> None:
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
-    value = emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
-        shape_of(call.node),
-        layout,
-        pre_paddings=layout.arrange(before),
-        post_paddings=layout.arrange(after),
-        padding_value=float(call.args["value"] or 0),
-        input_id=emission.id_of(tracked, layout),
+    value = padded(
+        *(emission, emission.id_of(tracked, layout), shape_of(call.node)),
+        *(layout.arrange(before), layout.arrange(after), layout),
+        float(call.args["value"] or 0),
     )
     emission.define_value(call.node, value, layout)
 
@@ -131,7 +127,7 @@ def _repeat_refusal(call: Call) -> str | None:
     return None
 
 
-_REPEATED = Operator(_repeat, _repeat_refusal, computes=False, integers=Integers.KEEPS)
+_REPEATED = move(_repeat, _repeat_refusal)
 _PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
 PADDING: Table = {
     **dict.fromkeys([_aten.constant_pad_nd.default, _aten.pad.default], _PAD),

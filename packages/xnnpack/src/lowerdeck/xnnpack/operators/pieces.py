@@ -19,9 +19,9 @@ from lowerdeck.xnnpack.emit import (
     resized,
     shape_of,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move
+from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.shapes import define_reshaped, reshape_int8_refusal
-from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
@@ -78,19 +78,14 @@ def _define_every(emission: Emission, call: Call, tracked: Tracked, start: int, 
     reach = min(count * step, whole - start)
     value = emission.id_of(stretch(emission, tracked, axis, start, reach))
     missing = count * step - reach
-    sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
     if missing:
-        value = emission.add(
-            NodeKind.STATIC_CONSTANT_PAD,
-            sizes,
-            pre_paddings=(0,) * len(shape),
-            post_paddings=tuple(missing if one == axis else 0 for one in range(len(shape))),
-            input_id=value,
-        )
+        sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
+        after = [missing if one == axis else 0 for one in range(len(shape))]
+        value = padded(emission, value, sizes, (0,) * len(shape), after)
     parted = (*shape[:axis], count, step, *shape[axis + 1 :])
     parts = emission.tracked(parted, emission.reshaped(value, parted))
     first = stretch(emission, parts, axis + 1, 0, 1)
-    emission.define_value(call.node, emission.reshaped(emission.id_of(first), shape_of(call.node)))
+    emission.define(call.node, emission.view(first, shape_of(call.node)))
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -194,14 +189,8 @@ def _cat(emission: Emission, call: Call) -> None:
     shape = shape_of(call.node)
     rank, axis = len(shape), int(call.args["dim"]) % len(shape)
     operands = [emission.of(one) for one in call.args["tensors"]]
-    _join(emission, call.node, operands, axis, emission.common_layout(*operands, rank=rank))
-
-
-def _join(
-    emission: Emission, node: fx.Node, operands: Sequence[Tracked], axis: int, layout: Layout
-) -> None:
-    parts = [(emission.id_of(one, layout), one.shape[axis]) for one in operands]
-    emission.define_value(node, joined(emission, parts, shape_of(node), axis, layout), layout)
+    layout = emission.common_layout(*operands, rank=rank)
+    emission.define(call.node, joined(emission, operands, axis, layout))
 
 
 def _cat_refusal(call: Call) -> str | None:
@@ -218,12 +207,8 @@ def _stack(emission: Emission, call: Call) -> None:
     rank = len(shape)
     axis = int(call.args["dim"]) % rank
     single = (*shape[:axis], 1, *shape[axis + 1 :])
-    operands = [emission.of(one) for one in call.args["tensors"]]
-    parts = [
-        emission.tracked(single, resized(emission, value, one.shape, single))
-        for value, one in [(emission.id_of(one), one) for one in operands]
-    ]
-    _join(emission, call.node, parts, axis, Layout.PLAIN)
+    parts = [resized(emission, emission.of(one), single) for one in call.args["tensors"]]
+    emission.define(call.node, joined(emission, parts, axis))
 
 
 def _stack_refusal(call: Call) -> str | None:
@@ -233,22 +218,10 @@ def _stack_refusal(call: Call) -> str | None:
     return _cat_refusal(call) or reshape_refusal((*shape[:axis], *shape[axis + 1 :]), single)
 
 
-_SPLIT = Operator(_split, _split_refusal, computes=False, integers=Integers.KEEPS)
-_SELECT = Operator(
-    _select,
-    _select_refusal,
-    computes=False,
-    integers=Integers.KEEPS,
-    int8_refusal=reshape_int8_refusal,
-)
-_SLICE = Operator(_slice, _slice_refusal, computes=False, integers=Integers.KEEPS)
-_UNBIND = Operator(
-    _unbind,
-    _unbind_refusal,
-    computes=False,
-    integers=Integers.KEEPS,
-    int8_refusal=reshape_int8_refusal,
-)
+_SPLIT = move(_split, _split_refusal)
+_SELECT = move(_select, _select_refusal, int8_refusal=reshape_int8_refusal)
+_SLICE = move(_slice, _slice_refusal)
+_UNBIND = move(_unbind, _unbind_refusal, int8_refusal=reshape_int8_refusal)
 PIECES: Table = {
     _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
     _aten.stack.default: Operator(

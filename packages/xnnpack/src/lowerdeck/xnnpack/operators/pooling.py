@@ -15,67 +15,25 @@ from lowerdeck.xnnpack.operators.first_result import (
     first_result_refusal,
 )
 from lowerdeck.xnnpack.operators.images import (
+    Pair,
     define_image,
     image_of,
     image_sizes,
     line_refusal,
+    mean_of_images,
     of_height_and_width,
+    padded,
+    pool,
 )
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, KEEP_DIMS, NodeKind
+from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
-_Pair = tuple[int, int]
 _OF_LINES = frozenset(
     {_aten.max_pool1d.default, _aten.avg_pool1d.default, _aten.adaptive_avg_pool1d.default}
 )
-
-
-def pool(
-    emission: Emission,
-    kind: NodeKind,
-    value: int,
-    shape: Sequence[Dim],
-    *,
-    kernel: _Pair,
-    stride: _Pair,
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: _Pair = (1, 1),
-    limits: tuple[float, float] | None = None,
-) -> int:
-    """Return the pool of an image.
-
-    Args:
-        emission: Where to add.
-        kind: Which pool.
-        value: The image.
-        shape: The result's sizes, as torch counts them.
-        kernel: Sizes of a window.
-        stride: Steps from window to window.
-        padding: At top, right, bottom and left.
-        dilation: Steps between the elements of a window.
-        limits: Least and greatest result.
-    """
-    top, right, bottom, left = padding
-    return emission.add(
-        kind,
-        shape,
-        _LAST,
-        limits,
-        padding_top=top,
-        padding_right=right,
-        padding_bottom=bottom,
-        padding_left=left,
-        pooling_height=kernel[0],
-        pooling_width=kernel[1],
-        stride_height=stride[0],
-        stride_width=stride[1],
-        dilation_height=dilation[0],
-        dilation_width=dilation[1],
-        input_id=value,
-    )
 
 
 def _max_pool(emission: Emission, call: Call) -> None:
@@ -109,11 +67,11 @@ def _max_pool(emission: Emission, call: Call) -> None:
 def _beyond(
     sizes: Sequence[Dim],
     shape: Sequence[Dim],
-    kernel: _Pair,
-    stride: _Pair,
-    padding: _Pair,
-    dilation: _Pair = (1, 1),
-) -> _Pair:
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair = (1, 1),
+) -> Pair:
     """Return how far the last windows reach beyond the padding, as they may in ``ceil_mode``."""
     height, width = (
         max(
@@ -127,7 +85,7 @@ def _beyond(
     return height, width
 
 
-def _windows(call: Call) -> tuple[_Pair, _Pair]:
+def _windows(call: Call) -> tuple[Pair, Pair]:
     """Return the kernel and the stride of a pool, over height and width."""
     args, rank = call.args, call.rank("self")
     kernel = of_height_and_width(args["kernel_size"], rank, 1)
@@ -163,7 +121,9 @@ def _avg_pool(emission: Emission, call: Call) -> None:
     sides = (padding[0], padding[1] + beyond[1], padding[0] + beyond[0], padding[1])
     if any(padding) and (args["count_include_pad"] or args.get("divisor_override")):
         # The runtime divides by the number of true elements: make the padding true.
-        value = _padded(emission, value, sizes, padding)
+        amounts = (0, *padding, 0)
+        wide = (*sizes[:2], sizes[2] + 2 * padding[0], sizes[3] + 2 * padding[1])
+        value = padded(emission, value, wide, amounts, amounts, _LAST)
         sides = (0, beyond[1], beyond[0], 0)
     value = pool(
         *(emission, NodeKind.AVG_POOLING_2D, value, shape),
@@ -182,19 +142,6 @@ def _avg_pool(emission: Emission, call: Call) -> None:
     define_image(emission, call.node, value)
 
 
-def _padded(emission: Emission, value: int, shape: Sequence[Dim], padding: _Pair) -> int:
-    amounts = (0, *padding, 0)
-    wide = (*shape[:2], shape[2] + 2 * padding[0], shape[3] + 2 * padding[1])
-    return emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
-        wide,
-        _LAST,
-        pre_paddings=amounts,
-        post_paddings=amounts,
-        input_id=value,
-    )
-
-
 def _avg_pool_refusal(call: Call) -> str | None:
     reason = _images_refusal(call)
     if reason is not None or not call.args["ceil_mode"]:
@@ -209,28 +156,23 @@ def _avg_pool_refusal(call: Call) -> str | None:
 
 
 def _adaptive_pool(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    sizes = _adapted(call)
-    if sizes == (1, 1):
-        value, _ = image_of(emission, tracked)
-        shape = image_sizes(shape_of(call.node))
-        value = emission.add(
-            NodeKind.GLOBAL_AVG_POOLING_2D, shape, _LAST, input_id=value, flags=KEEP_DIMS
-        )
-        define_image(emission, call.node, value)
-        return
-    kernel = _adapted_kernel(call)
-    value, _ = image_of(emission, tracked)
+    value, _ = image_of(emission, emission.of(call.args["self"]))
     shape = image_sizes(shape_of(call.node))
-    value = pool(*(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel)
+    if _adapted(call) == (1, 1):
+        value = mean_of_images(emission, value, shape, _LAST)
+    else:
+        kernel = _adapted_kernel(call)
+        value = pool(
+            *(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel
+        )
     define_image(emission, call.node, value)
 
 
-def _adapted(call: Call) -> _Pair:
+def _adapted(call: Call) -> Pair:
     return of_height_and_width(call.args["output_size"], call.rank("self"), 1)
 
 
-def _adapted_kernel(call: Call) -> _Pair:
+def _adapted_kernel(call: Call) -> Pair:
     sizes, (height, width) = _adapted(call), image_sizes(call.shape("self"))[2:]
     return int(height) // sizes[0], int(width) // sizes[1]
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 from torch import fx
-from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import Emission, Quantized, Tracked, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
+from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
     store_channels,
@@ -121,24 +121,14 @@ def _dynamic(
             # The runtime is silently wrong on an odd width; a 0 more changes neither sums nor
             # ranges.
             shape = (*shape[:-1], width + 1)
-            value = _padded(emission, value, shape)
+            none = (0,) * (len(shape) - 1)
+            value = padded(emission, value, shape, (*none, 0), (*none, 1))
             matrices = [
                 replace(one, data=torch.nn.functional.pad(one.data, (0, 1))) for one in matrices
             ]
         filters = [store_channels(emission, one) for one in matrices]
     value = emission.dynamic(value, shape, Layout.PLAIN, PER_ROW)
     _add(emission, node, value, filters, _float_bias(emission, bias))
-
-
-def _padded(emission: Emission, value: int, shape: tuple[Dim, ...]) -> int:
-    none = (0,) * (len(shape) - 1)
-    return emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
-        shape,
-        pre_paddings=(*none, 0),
-        post_paddings=(*none, 1),
-        input_id=value,
-    )
 
 
 def _weight_only(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, joined, shape_of, symbols_refusal
+from lowerdeck.xnnpack.operators.contract import Table, move
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
@@ -73,24 +72,15 @@ def _nearest(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input" if "input" in call.args else "self"])
     number, channels, height, width = tracked.shape
     *_, rows, columns = shape_of(call.node)
-    value = emission.id_of(tracked, _LAST)
-    value = _joined(emission, value, (number, height, width, channels), _factor(width, columns))
-    value = emission.reshaped(value, (number, height, columns * channels))
-    value = _joined(emission, value, (number, height, columns * channels), _factor(height, rows))
-    value = emission.reshaped(value, (number, rows, columns, channels))
-    emission.define_value(call.node, value, _LAST)
-
-
-def _joined(emission: Emission, value: int, shape: Sequence[Dim], times: int) -> int:
-    """Return a value that is repeated along its last dimension."""
-    if times == 1:
-        return value
-    inputs: dict[str, Fields] = {f"input{number}_id": value for number in range(1, times + 1)}
-    wide = (*shape[:-1], shape[-1] * times)
-    with emission.stored(None, emission.encoding_of(value)):
-        return emission.add(
-            CONCATENATE_KINDS[times - 2], wide, Layout.PLAIN, None, axis=len(shape) - 1, **inputs
+    with emission.made_as(tracked.encoding if emission.writes.is_int8 else None):
+        pixels = emission.tracked(
+            (number, height, width, channels), emission.id_of(tracked, _LAST)
         )
+        wide = joined(emission, [pixels] * _factor(width, columns), 3)
+        wide = emission.view(wide, (number, height, columns * channels))
+        tall = joined(emission, [wide] * _factor(height, rows), 2)
+    value = emission.reshaped(emission.id_of(tall), (number, rows, columns, channels))
+    emission.define_value(call.node, value, _LAST)
 
 
 def _factor(before: Dim, after: Dim) -> int:
@@ -102,9 +92,7 @@ def _images_refusal(call: Call, name: str = "self") -> str | None:
     shape = call.shape(name)
     if len(shape) != 4:
         return "its input needs 4 dimensions"
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return None if is_fixed(shape[1]) else "its channels are symbolic"
+    return symbols_refusal(shape) or (None if is_fixed(shape[1]) else "its channels are symbolic")
 
 
 def _nearest_refusal(call: Call) -> str | None:
@@ -125,17 +113,11 @@ def _nearest_refusal(call: Call) -> str | None:
     return None
 
 
-def _moving(
-    emit: Callable[[Emission, Call], None], refusal: Callable[[Call], str | None] = _images_refusal
-) -> Operator:
-    return Operator(emit, refusal, computes=False, integers=Integers.KEEPS)
-
-
-_NEAREST = _moving(_nearest, _nearest_refusal)
+_NEAREST = move(_nearest, _nearest_refusal)
 REARRANGING: Table = {
-    _aten.pixel_shuffle.default: _moving(_pixel_shuffle),
-    _aten.pixel_unshuffle.default: _moving(_pixel_unshuffle),
-    _aten.channel_shuffle.default: _moving(_channel_shuffle),
+    _aten.pixel_shuffle.default: move(_pixel_shuffle, _images_refusal),
+    _aten.pixel_unshuffle.default: move(_pixel_unshuffle, _images_refusal),
+    _aten.channel_shuffle.default: move(_channel_shuffle, _images_refusal),
     _aten.upsample_nearest2d.vec: _NEAREST,
     _aten.upsample_nearest2d.default: _NEAREST,
 }

@@ -10,17 +10,15 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, joined, largest
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fits_half, is_fixed, joined
 from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.normalization import weighted_sums
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.encoding import HALF
-from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _MOST_STEPS = 1000
-_LARGEST_HALF = float(torch.finfo(torch.float16).max)
-_WIDTH = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,109 +39,83 @@ class _Cell:
     recurrent: torch.Tensor
     shift: torch.Tensor | None
 
-    def unary(self, kind: NodeKind, value: int) -> int:
-        return self.emission.add(kind, (self.batch, self.width), input_id=value)
-
-    def binary(self, kind: NodeKind, left: int, right: int) -> int:
-        shape = (self.batch, self.width)
-        return self.emission.add(kind, shape, input1_id=left, input2_id=right)
-
-    def part(self, value: int, number: int) -> int:
+    def part(self, gates: Tracked, number: int) -> Tracked:
         """Return what belongs to one gate."""
-        gates = self.emission.tracked((self.batch, len(self.recurrent)), value)
-        return self.emission.id_of(
-            stretch(self.emission, gates, _WIDTH, number * self.width, self.width)
-        )
+        return stretch(self.emission, gates, 1, number * self.width, self.width)
 
-    def product(self, state: int | None) -> int | None:
+    def product(self, state: Tracked | None) -> Tracked | None:
         """Return what a state adds to the gates; None for nothing."""
         if state is None:
             return None
-        shape = (self.batch, len(self.recurrent))
-        return _layer(self.emission, state, shape, self.recurrent, self.shift)
+        return _layer(self.emission, state, self.recurrent, self.shift)
+
+    def plus(self, gates: Tracked, other: Tracked | None) -> Tracked:
+        """Return a sum, of which nothing may be one summand."""
+        if other is None:
+            return gates
+        return self.emission.binary(NodeKind.ADD, gates, other, shape=gates.shape)
 
 
-_States = tuple[int | None, ...]
-_Step = Callable[[_Cell, int, _States], tuple[int, ...]]
+_States = tuple[Tracked | None, ...]
+_Step = Callable[[_Cell, Tracked, _States], tuple[Tracked, ...]]
 """From a cell, the gates' share of the input, and states (None for 0) to the next states."""
 
 
 def _layer(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> int:
-    fits = emission.half_weights and largest(weight) <= _LARGEST_HALF
-    encoding = HALF if fits else emission.writes
-    return emission.add(
-        NodeKind.FULLY_CONNECTED,
-        shape,
-        input1_id=value,
-        filter_id=emission.constant_value(weight, packed=True, encoding=encoding),
-        bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
-        flags=0,
-    )
+    emission: Emission, tensor: Tracked, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Tracked:
+    encoding = HALF if emission.half_weights and fits_half(weight) else emission.writes
+    return weighted_sums(emission, tensor, weight, bias, encoding)
 
 
-def _lstm(cell: _Cell, share: int, states: _States) -> tuple[int, ...]:
-    hidden, memory = states
-    gates = _plus(cell, share, cell.product(hidden), len(cell.recurrent))
+def _lstm(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
+    e, (hidden, memory) = cell.emission, states
+    gates = cell.plus(share, cell.product(hidden))
     enter, forget, leave = (
-        cell.unary(NodeKind.SIGMOID, cell.part(gates, number)) for number in (0, 1, 3)
+        e.unary(NodeKind.SIGMOID, cell.part(gates, number)) for number in (0, 1, 3)
     )
-    new = cell.binary(NodeKind.MULTIPLY, enter, cell.unary(NodeKind.TANH, cell.part(gates, 2)))
+    new = e.binary(NodeKind.MULTIPLY, enter, e.unary(NodeKind.TANH, cell.part(gates, 2)))
     if memory is not None:
-        new = cell.binary(NodeKind.ADD, cell.binary(NodeKind.MULTIPLY, forget, memory), new)
-    return cell.binary(NodeKind.MULTIPLY, leave, cell.unary(NodeKind.TANH, new)), new
+        new = e.binary(NodeKind.ADD, e.binary(NodeKind.MULTIPLY, forget, memory), new)
+    return e.binary(NodeKind.MULTIPLY, leave, e.unary(NodeKind.TANH, new)), new
 
 
-def _gru(cell: _Cell, share: int, states: _States) -> tuple[int, ...]:
-    (hidden,) = states
+def _gru(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
+    e, (hidden,) = cell.emission, states
     product = cell.product(hidden)
 
-    def of_state(number: int) -> int | None:
+    def of_state(number: int) -> Tracked | None:
         if product is not None:
             return cell.part(product, number)
         if cell.shift is None:
             return None
         first = number * cell.width
-        return cell.emission.constant_value(cell.shift[None, first : first + cell.width])
+        shift = cell.shift[None, first : first + cell.width]
+        return Tracked(tuple(shift.shape), shift)
 
     reset, update = (
-        cell.unary(
-            NodeKind.SIGMOID, _plus(cell, cell.part(share, number), of_state(number), cell.width)
-        )
+        e.unary(NodeKind.SIGMOID, cell.plus(cell.part(share, number), of_state(number)))
         for number in (0, 1)
     )
     kept = of_state(2)
     if kept is not None:
-        kept = cell.binary(NodeKind.MULTIPLY, reset, kept)
-    new = cell.unary(NodeKind.TANH, _plus(cell, cell.part(share, 2), kept, cell.width))
+        kept = e.binary(NodeKind.MULTIPLY, reset, kept)
+    new = e.unary(NodeKind.TANH, cell.plus(cell.part(share, 2), kept))
     moved = (
-        cell.unary(NodeKind.NEGATE, new)
+        e.unary(NodeKind.NEGATE, new)
         if hidden is None
-        else cell.binary(NodeKind.SUBTRACT, hidden, new)
+        else e.binary(NodeKind.SUBTRACT, hidden, new)
     )
-    return (cell.binary(NodeKind.ADD, cell.binary(NodeKind.MULTIPLY, moved, update), new),)
+    return (e.binary(NodeKind.ADD, e.binary(NodeKind.MULTIPLY, moved, update), new),)
 
 
 def _plain(kind: NodeKind) -> _Step:
-    def step(cell: _Cell, share: int, states: _States) -> tuple[int, ...]:
-        value = _plus(cell, share, cell.product(states[0]), cell.width)
-        limits = (0.0, float("inf")) if kind is NodeKind.CLAMP else None
-        shape = (cell.batch, cell.width)
-        return (cell.emission.add(kind, shape, output_range=limits, input_id=value),)
+    limits = (0.0, float("inf")) if kind is NodeKind.CLAMP else None
+
+    def step(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
+        return (cell.emission.unary(kind, cell.plus(share, cell.product(states[0])), limits),)
 
     return step
-
-
-def _plus(cell: _Cell, value: int, other: int | None, width: int) -> int:
-    if other is None:
-        return value
-    shape = (cell.batch, width)
-    return cell.emission.add(NodeKind.ADD, shape, input1_id=value, input2_id=other)
 
 
 def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
@@ -156,16 +128,13 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
 
     def emit(emission: Emission, call: Call) -> None:
         args = call.args
-        source = emission.of(args["input"])
-        value = emission.id_of(source)
+        source = emission.plain(emission.of(args["input"]))
         if args["batch_first"]:
-            batch, steps, width = source.shape
-            value = emission.permuted(value, (1, 0, 2), (steps, batch, width))
-        else:
-            steps, batch, width = source.shape
+            source = emission.transposed(source, (1, 0, 2))
+        batch = source.shape[1]
         hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
         states = [emission.of(one) for one in hidden]
-        last: list[list[int]] = [[] for _ in states]
+        last: list[list[Tracked]] = [[] for _ in states]
         directions = 2 if args["bidirectional"] else 1
         for layer in range(int(args["num_layers"])):
             ways = []
@@ -173,20 +142,16 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
                 number = layer * directions + way
                 weights = _weights(emission, call, number, merges=merges)
                 cell = _Cell(emission, batch, int(weights[1].shape[1]), weights[1], weights[3])
-                shares = _layer(
-                    *(emission, value, (steps, batch, len(weights[0])), weights[0], weights[2])
-                )
+                shares = _layer(emission, source, weights[0], weights[2])
                 first = tuple(_state(emission, one, number) for one in states)
-                outputs, ends = _run(cell, step, shares, int(steps), first, backwards=way == 1)
-                ways.append((outputs, int(cell.width)))
+                outputs, ends = _run(cell, step, shares, first, backwards=way == 1)
+                ways.append(outputs)
                 for kept, end in zip(last, ends, strict=True):
                     kept.append(end)
-            width = sum(one[1] for one in ways)
-            shape = (steps, batch, width)
-            value = joined(emission, ways, shape, 2, Layout.PLAIN)
+            source = joined(emission, ways, 2)
         if args["batch_first"]:
-            value = emission.permuted(value, (1, 0, 2), (batch, steps, width))
-        _define(emission, call.node, value, last)
+            source = emission.transposed(source, (1, 0, 2))
+        _define(emission, call.node, source, last)
 
     return emit
 
@@ -205,12 +170,11 @@ def _weights(
     return inputs, states, shifts[0], shifts[1]
 
 
-def _state(emission: Emission, states: Tracked, number: int) -> int | None:
+def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
     """Return the first state of one cell, None for 0."""
     if _is_zero(states, number):
         return None
-    one = stretch(emission, states, 0, number, 1)
-    return emission.reshaped(emission.id_of(one), states.shape[1:])
+    return emission.view(stretch(emission, states, 0, number, 1), states.shape[1:])
 
 
 def _is_zero(state: Tracked, number: int | None = None) -> bool:
@@ -219,33 +183,29 @@ def _is_zero(state: Tracked, number: int | None = None) -> bool:
 
 
 def _run(
-    cell: _Cell, step: _Step, shares: int, steps: int, states: _States, *, backwards: bool
-) -> tuple[int, tuple[int, ...]]:
-    """Return the hidden states of all steps as one value, and the last states."""
-    emission, gates = cell.emission, len(cell.recurrent)
-    every = emission.tracked((steps, cell.batch, gates), shares)
-    found: list[int] = []
-    ends: tuple[int, ...] = ()
-    for number in reversed(range(steps)) if backwards else range(steps):
-        one = emission.id_of(stretch(emission, every, 0, number, 1))
-        share = emission.reshaped(one, (cell.batch, gates))
-        states = ends = step(cell, share, states)
-        found.append(emission.reshaped(ends[0], (1, cell.batch, cell.width)))
-    parts = [(one, 1) for one in (found[::-1] if backwards else found)]
-    shape = (steps, cell.batch, cell.width)
-    return joined(emission, parts, shape, 0, Layout.PLAIN), ends
+    cell: _Cell, step: _Step, shares: Tracked, states: _States, *, backwards: bool
+) -> tuple[Tracked, tuple[Tracked, ...]]:
+    """Return the hidden states of all steps as one tensor, and the last states."""
+    emission, (steps, *share) = cell.emission, shares.shape
+    found: list[Tracked] = []
+    ends: tuple[Tracked, ...] = ()
+    for number in range(int(steps))[:: -1 if backwards else 1]:
+        one = emission.view(stretch(emission, shares, 0, number, 1), share)
+        states = ends = step(cell, one, states)
+        found.append(emission.view(ends[0], (1, cell.batch, cell.width)))
+    return joined(emission, found[::-1] if backwards else found, 0), ends
 
 
-def _define(emission: Emission, node: Node, value: int, last: Sequence[Sequence[int]]) -> None:
+def _define(
+    emission: Emission, node: Node, result: Tracked, last: Sequence[Sequence[Tracked]]
+) -> None:
     for user in node.users:
         number = int(user.args[1])  # type: ignore[arg-type]  # the index of a getitem
-        if number == 0:
-            emission.define_value(user, value)
-            continue
-        shape = tuple(user.meta["val"].shape)
-        single = (1, *shape[1:])
-        parts = [(emission.reshaped(one, single), 1) for one in last[number - 1]]
-        emission.define_value(user, joined(emission, parts, shape, 0, Layout.PLAIN))
+        if number:
+            ends = [emission.view(one, (1, *one.shape)) for one in last[number - 1]]
+            emission.define(user, joined(emission, ends, 0))
+        else:
+            emission.define(user, result)
 
 
 def _refusal(call: Call) -> str | None:
@@ -282,22 +242,19 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
             # A state of zeros adds nothing, and its bias would be left out with it.
             shift = state_shift if shift is None else shift + state_shift
             state_shift = None
-        value = emission.of(args["input"])
-        batch = value.shape[0]
-        cell = _Cell(emission, batch, int(recurrent.shape[1]), recurrent, state_shift)
-        shape = (batch, len(inputs))
-        share = _layer(emission, emission.id_of(value), shape, inputs, shift)
+        source = emission.plain(emission.of(args["input"]))
+        cell = _Cell(emission, source.shape[0], int(recurrent.shape[1]), recurrent, state_shift)
+        share = _layer(emission, source, inputs, shift)
         hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
         states = [emission.of(one) for one in hidden]
         new = step(
-            *(cell, share),
-            tuple(None if _is_zero(one) else emission.id_of(one) for one in states),
+            cell, share, tuple(None if _is_zero(one) else emission.plain(one) for one in states)
         )
         if len(states) == 1:
-            emission.define_value(call.node, new[0])
+            emission.define(call.node, new[0])
             return
         for user in call.node.users:
-            emission.define_value(user, new[int(user.args[1])])  # type: ignore[arg-type]
+            emission.define(user, new[int(user.args[1])])  # type: ignore[arg-type]
 
     return emit
 

@@ -10,17 +10,17 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of, symbols_refusal
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.operators.maxima import largest_of_rows
+from lowerdeck.xnnpack.operators.images import largest_of_rows, mean_of_images, pool
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
 from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -71,42 +71,20 @@ def _refined_mean(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
-    scaled = _combined(emission, NodeKind.MULTIPLY, mean, emission.scalar(4097.0))
-    rounding = _combined(emission, NodeKind.SUBTRACT, scaled, mean)
-    mean = _combined(emission, NodeKind.SUBTRACT, scaled, rounding)
-    rest = _combined(emission, NodeKind.SUBTRACT, tracked, mean)
+    scaled = emission.binary(NodeKind.MULTIPLY, mean, 4097.0)
+    rounding = emission.binary(NodeKind.SUBTRACT, scaled, mean)
+    mean = emission.binary(NodeKind.SUBTRACT, scaled, rounding)
+    rest = emission.binary(NodeKind.SUBTRACT, tracked, mean)
     rest = mean_over(emission, rest, axes, keep=True, in_parts=True)
-    mean = _combined(emission, NodeKind.ADD, mean, rest)
-    if call.args.get("keepdim"):
-        return mean
-    shape = _reduced(tracked.shape, axes, keep=False)
-    return emission.tracked(shape, emission.reshaped(emission.id_of(mean), shape))
-
-
-def _combined(emission: Emission, kind: NodeKind, left: Tracked, right: Tracked) -> Tracked:
-    """Return what a node makes of two tensors, as large as the left one."""
-    layout = emission.common_layout(left, right, rank=len(left.shape))
-    value = emission.add(
-        kind,
-        left.shape,
-        layout,
-        input1_id=emission.id_of(left, layout),
-        input2_id=emission.id_of(right, layout),
-    )
-    return emission.tracked(left.shape, value, layout)
+    mean = emission.binary(NodeKind.ADD, mean, rest)
+    keep = bool(call.args.get("keepdim"))
+    return mean if keep else emission.view(mean, _reduced(tracked.shape, axes, keep=False))
 
 
 def _sum(emission: Emission, call: Call) -> None:
     mean = _mean_of(emission, call, emission.of(call.args["self"]))
-    layout = mean.preferred
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        mean.shape,
-        layout,
-        input1_id=emission.id_of(mean, layout),
-        input2_id=emission.id_of(emission.scalar(float(_count(call)))),
-    )
-    emission.define_value(call.node, value, layout)
+    result = emission.binary(NodeKind.MULTIPLY, mean, float(_count(call)))
+    emission.define(call.node, result)
 
 
 def _mean_of(
@@ -143,14 +121,9 @@ def mean_over(
         if layout is not None:
             return _mean_of_stretch(emission, tracked, axes, layout, keep=keep)
         return _mean_of_rows(emission, tracked, axes, shape)
-    value = emission.add(
-        NodeKind.GLOBAL_AVG_POOLING_2D,
-        shape,
-        layout if keep else Layout.PLAIN,
-        input_id=emission.id_of(tracked, layout),
-        flags=KEEP_DIMS if keep else 0,
-    )
-    return emission.tracked(shape, value, layout if keep else Layout.PLAIN)
+    source, layout = emission.id_of(tracked, layout), layout if keep else Layout.PLAIN
+    value = mean_of_images(emission, source, shape, layout, keep=keep)
+    return emission.tracked(shape, value, layout)
 
 
 def _mean_of_rows(
@@ -159,9 +132,7 @@ def _mean_of_rows(
     axes: Sequence[int],
     shape: Sequence[Dim],
 ) -> Tracked:
-    flat, kept = _as_rows(emission, tracked, axes)
-    mean = row_mean(emission, flat, kept)
-    return emission.tracked(shape, emission.reshaped(mean, shape))
+    return emission.view(row_mean(emission, _as_rows(emission, tracked, axes)), shape)
 
 
 def _stretch_layout(
@@ -195,12 +166,8 @@ def _mean_of_stretch(
     before, after = sizes[: places[0]], sizes[places[-1] + 1 :]
     count = math.prod(sizes[places[0] : places[-1] + 1])
     image = (math.prod(before), 1, count, math.prod(after))
-    value = emission.add(
-        NodeKind.GLOBAL_AVG_POOLING_2D,
-        (image[0], 1, 1, image[3]),
-        input_id=emission.reshaped(emission.id_of(tracked, layout), image),
-        flags=KEEP_DIMS,
-    )
+    value = emission.reshaped(emission.id_of(tracked, layout), image)
+    value = mean_of_images(emission, value, (image[0], 1, 1, image[3]))
     shape = _reduced(tracked.shape, axes, keep=keep)
     # Without their channels, or with nothing beside them, sizes lie as torch counts them.
     stays = len(shape) > 2 and (keep or 1 not in axes)
@@ -225,16 +192,16 @@ def _pooling_layout(axes: Sequence[int], tracked: Tracked) -> Layout | None:
     return Layout.PLAIN if list(axes) == [1, 2] and plain else None
 
 
-def _as_rows(
-    emission: Emission, tracked: Tracked, axes: Sequence[int]
-) -> tuple[int, tuple[Dim, ...]]:
-    """Return a tensor with some dimensions at the end, as one, and its sizes then."""
+def _as_rows(emission: Emission, tracked: Tracked, axes: Sequence[int]) -> Tracked:
+    """Return a tensor with some dimensions at the end, as one."""
     kept = [axis for axis in range(len(tracked.shape)) if axis not in axes]
-    order = [*kept, *axes]
-    moved = [tracked.shape[axis] for axis in order]
-    value = emission.permuted(emission.id_of(tracked), order, moved)
-    flat = (*moved[: len(kept)], math.prod(moved[len(kept) :]))
-    return (emission.reshaped(value, flat) if len(axes) > 1 else value), flat
+    moved = emission.transposed(tracked, [*kept, *axes])
+    sizes = moved.shape[len(kept) :]
+    return (
+        emission.view(moved, (*moved.shape[: len(kept)], math.prod(sizes)))
+        if len(axes) > 1
+        else moved
+    )
 
 
 def _variance(emission: Emission, call: Call) -> None:
@@ -242,30 +209,20 @@ def _variance(emission: Emission, call: Call) -> None:
     tracked, axes = emission.of(call.args["self"]), _axes(call)
     shifted = shift_by_first(emission, tracked, axes)
     mean = mean_over(emission, shifted, axes, keep=True, in_parts=True)
-    centred = _combined(emission, NodeKind.SUBTRACT, shifted, mean)
-    shape, layout = centred.shape, centred.preferred
-    value = emission.id_of(centred, layout)
-    squares = emission.add(NodeKind.SQUARE, shape, layout, input_id=value)
-    squared = emission.tracked(shape, squares, layout)
-    found = _mean_of(emission, call, squared, in_parts=True)
-    layout = found.preferred
-    value = emission.id_of(found, layout)
+    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
+    squares = emission.unary(NodeKind.SQUARE, centred)
+    result = _mean_of(emission, call, squares, in_parts=True)
     factor = _count(call) / (_count(call) - _correction(call))
     if factor != 1:
-        other = emission.id_of(emission.scalar(factor))
-        value = emission.add(
-            NodeKind.MULTIPLY, found.shape, layout, input1_id=value, input2_id=other
-        )
+        result = emission.binary(NodeKind.MULTIPLY, result, factor)
     if call.node.target in _DEVIATIONS:
-        value = emission.add(NodeKind.SQUARE_ROOT, found.shape, layout, input_id=value)
+        result = emission.unary(NodeKind.SQUARE_ROOT, result)
     if isinstance(call.node.meta["val"], torch.Tensor):
-        emission.define_value(call.node, value, layout)
+        emission.define(call.node, result)
         return
     for user in call.node.users:
-        if user.args[1] == 0:
-            emission.define_value(user, value, layout)
-        else:
-            emission.define(user, _refined_mean(emission, call, tracked))
+        first = user.args[1] == 0
+        emission.define(user, result if first else _refined_mean(emission, call, tracked))
 
 
 def _correction(call: Call) -> float:
@@ -293,22 +250,10 @@ def _count(call: Call) -> int:
 
 def _vector_norm(emission: Emission, call: Call) -> None:
     """Add the root of a mean of squares, times the root of their number."""
-    tracked = emission.of(call.args["self"])
-    layout = tracked.preferred
-    squares = emission.add(
-        NodeKind.SQUARE, tracked.shape, layout, input_id=emission.id_of(tracked, layout)
-    )
-    mean = _mean_of(emission, call, emission.tracked(tracked.shape, squares, layout))
-    shape, layout = mean.shape, mean.preferred
-    root = emission.add(NodeKind.SQUARE_ROOT, shape, layout, input_id=emission.id_of(mean, layout))
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        shape,
-        layout,
-        input1_id=root,
-        input2_id=emission.id_of(emission.scalar(math.sqrt(_count(call)))),
-    )
-    emission.define_value(call.node, value, layout)
+    squares = emission.unary(NodeKind.SQUARE, emission.of(call.args["self"]))
+    root = emission.unary(NodeKind.SQUARE_ROOT, _mean_of(emission, call, squares))
+    result = emission.binary(NodeKind.MULTIPLY, root, math.sqrt(_count(call)))
+    emission.define(call.node, result)
 
 
 def _refusal(call: Call) -> str | None:
@@ -322,9 +267,7 @@ def _refusal(call: Call) -> str | None:
         return None
     if not all(is_fixed(shape[axis]) for axis in axes):
         return "it reduces a symbolic size"
-    if sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
-    return None
+    return symbols_refusal(shape)
 
 
 def _vector_norm_refusal(call: Call) -> str | None:
@@ -341,9 +284,8 @@ def _maximum(emission: Emission, call: Call) -> None:
     if _is_over_images(call):
         emission.define(result, _image_maximum(emission, call, tracked, shape_of(result)))
         return
-    value, rows = _as_rows(emission, tracked, _axes(call))
-    value = largest_of_rows(emission, value, rows)
-    emission.define_value(result, emission.reshaped(value, shape_of(result)))
+    most = largest_of_rows(emission, _as_rows(emission, tracked, _axes(call)))
+    emission.define(result, emission.view(most, shape_of(result)))
 
 
 def _is_over_images(call: Call) -> bool:
@@ -356,22 +298,13 @@ def _image_maximum(
     axes = _axes(call)
     kernel = [int(tracked.shape[axis]) if axis in axes else 1 for axis in (2, 3)]
     pooled = [1 if axis in axes else size for axis, size in enumerate(tracked.shape)]
-    value = emission.add(
-        NodeKind.MAX_POOLING_2D,
-        pooled,
-        Layout.CHANNELS_LAST,
-        pooling_height=kernel[0],
-        pooling_width=kernel[1],
-        stride_height=1,
-        stride_width=1,
-        dilation_height=1,
-        dilation_width=1,
-        input_id=emission.id_of(tracked, Layout.CHANNELS_LAST),
+    layout = Layout.CHANNELS_LAST
+    value = emission.id_of(tracked, layout)
+    value = pool(
+        *(emission, NodeKind.MAX_POOLING_2D, value, pooled), kernel=(kernel[0], kernel[1])
     )
-    whole = emission.tracked(pooled, value, Layout.CHANNELS_LAST)
-    if call.args.get("keepdim"):
-        return whole
-    return emission.tracked(shape, emission.reshaped(emission.id_of(whole), shape))
+    whole = emission.tracked(pooled, value, layout)
+    return whole if call.args.get("keepdim") else emission.view(whole, shape)
 
 
 def _maximum_refusal(call: Call) -> str | None:
@@ -380,23 +313,16 @@ def _maximum_refusal(call: Call) -> str | None:
         return "it has no dimension"
     if not all(is_fixed(shape[axis]) for axis in _axes(call)):
         return "it reduces a symbolic size"
-    many = sum(not is_fixed(size) for size in shape) > 1
-    if many and not (_is_over_images(call) and call.args.get("keepdim")):
-        return "more than one symbolic size, which a reshape cannot carry"
-    return first_result_refusal(call)
+    keeps = _is_over_images(call) and call.args.get("keepdim")
+    return (None if keeps else symbols_refusal(shape)) or first_result_refusal(call)
 
 
 def _minimum(emission: Emission, call: Call) -> None:
     """Add the largest of the negated numbers, negated."""
     tracked, result = emission.of(call.args["self"]), first_result(call.node)
-    layout = tracked.preferred
-    value = emission.add(
-        NodeKind.NEGATE, tracked.shape, layout, input_id=emission.id_of(tracked, layout)
-    )
-    negated = emission.tracked(tracked.shape, value, layout)
-    value, rows = _as_rows(emission, negated, _axes(call))
-    most = emission.reshaped(largest_of_rows(emission, value, rows), shape_of(result))
-    emission.define_value(result, emission.add(NodeKind.NEGATE, shape_of(result), input_id=most))
+    rows = _as_rows(emission, emission.unary(NodeKind.NEGATE, tracked), _axes(call))
+    most = emission.view(largest_of_rows(emission, rows), shape_of(result))
+    emission.define(result, emission.unary(NodeKind.NEGATE, most))
 
 
 def _mean_int8_refusal(call: Call) -> str | None:

@@ -18,8 +18,9 @@ from lowerdeck.xnnpack.emit import (
     reshape_refusal,
     resized,
     shape_of,
+    symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Table, move
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import NodeKind
@@ -80,12 +81,11 @@ def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None
         Layout.PLAIN not in ids
         and len(tracked.shape) >= 3
         and all(map(is_one, tracked.shape[2:]))
-        and sum(not is_fixed(size) for size in shape) <= 1
+        and symbols_refusal(shape) is None
     ):
-        value = emission.reshaped(ids[Layout.CHANNELS_LAST], shape)
+        emission.define_value(node, emission.reshaped(ids[Layout.CHANNELS_LAST], shape))
     else:
-        value = resized(emission, emission.id_of(tracked), tracked.shape, shape)
-    emission.define_value(node, value)
+        emission.define(node, resized(emission, tracked, shape))
     emission.of(node).derived[_RESHAPED_FROM] = tracked
 
 
@@ -101,7 +101,7 @@ def reshape_int8_refusal(call: Call) -> str | None:
     """
     value = call.node.meta["val"]
     tensor = value[0] if isinstance(value, (list, tuple)) else value
-    if sum(not is_fixed(size) for size in tensor.shape) > 1:
+    if symbols_refusal(tensor.shape):
         return "it has several symbolic sizes, and is reshaped by multiplying"
     return None
 
@@ -200,39 +200,15 @@ def _expand_int8_refusal(call: Call) -> str | None:
     return reshape_int8_refusal(call)
 
 
-_SAME = Operator(_same, computes=False, integers=Integers.KEEPS)
-_RESHAPE = Operator(
-    _reshape,
-    _reshape_refusal,
-    computes=False,
-    integers=Integers.KEEPS,
-    int8_refusal=reshape_int8_refusal,
-)
-_PERMUTE = Operator(
-    _permute_emitter(lambda call: call.args["dims"]), computes=False, integers=Integers.KEEPS
-)
-_TRANSPOSE = Operator(_permute_emitter(_swapped), computes=False, integers=Integers.KEEPS)
-_REVERSE = Operator(
-    _permute_emitter(lambda call: range(call.rank("self"))[::-1]),
-    computes=False,
-    integers=Integers.KEEPS,
-)
-_TURN_MATRICES = Operator(
-    _permute_emitter(_turned_matrices), computes=False, integers=Integers.KEEPS
-)
-_MOVE = Operator(_permute_emitter(_moved), computes=False, integers=Integers.KEEPS)
-_SWAP_AXES = Operator(
-    _permute_emitter(lambda call: _swapped(call, "axis0", "axis1")),
-    computes=False,
-    integers=Integers.KEEPS,
-)
-_EXPAND = Operator(
-    _expand,
-    _expand_refusal,
-    computes=False,
-    integers=Integers.KEEPS,
-    int8_refusal=_expand_int8_refusal,
-)
+_SAME = move(_same)
+_RESHAPE = move(_reshape, _reshape_refusal, int8_refusal=reshape_int8_refusal)
+_PERMUTE = move(_permute_emitter(lambda call: call.args["dims"]))
+_TRANSPOSE = move(_permute_emitter(_swapped))
+_REVERSE = move(_permute_emitter(lambda call: range(call.rank("self"))[::-1]))
+_TURN_MATRICES = move(_permute_emitter(_turned_matrices))
+_MOVE = move(_permute_emitter(_moved))
+_SWAP_AXES = move(_permute_emitter(lambda call: _swapped(call, "axis0", "axis1")))
+_EXPAND = move(_expand, _expand_refusal, int8_refusal=_expand_int8_refusal)
 SHAPES: Table = {
     **dict.fromkeys(
         [
@@ -247,14 +223,14 @@ SHAPES: Table = {
             _aten.dropout.default,
             *(_aten.feature_dropout.default, _aten.alpha_dropout.default),
         ],
-        Operator(_same, _dropout_refusal, computes=False, integers=Integers.KEEPS),
+        move(_same, _dropout_refusal),
     ),
     **dict.fromkeys(
         [
             *(_aten._to_copy.default, _aten.to.dtype, _aten.to.dtype_layout),
             *(_aten.to.device, _aten.type_as.default),
         ],
-        Operator(_cast, _to_copy_refusal, computes=False, integers=Integers.KEEPS),
+        move(_cast, _to_copy_refusal),
     ),
     **dict.fromkeys(
         [
@@ -269,7 +245,7 @@ SHAPES: Table = {
     ),
     **dict.fromkeys(
         [_aten.as_strided.default, _aten.as_strided_copy.default],
-        Operator(_reshape, _as_strided_refusal, computes=False),
+        move(_reshape, _as_strided_refusal, integers=Integers.NEVER),
     ),
     **dict.fromkeys([_aten.permute.default, _aten.permute_copy.default], _PERMUTE),
     **dict.fromkeys([_aten.transpose.int, _aten.transpose_copy.int], _TRANSPOSE),

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
-from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, joined, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import following_batch_norm
@@ -26,7 +25,8 @@ from lowerdeck.xnnpack.operators.convolution import (
     filter_encoding,
 )
 from lowerdeck.xnnpack.operators.first_result import first_result, first_result_refusal
-from lowerdeck.xnnpack.operators.pooling import pool
+from lowerdeck.xnnpack.operators.images import padded, pool
+from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
     output_scales,
@@ -150,50 +150,23 @@ def _depth_as_channels(
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
         depth = padding + int(depth) + end
-        value = emission.add(
-            NodeKind.STATIC_CONSTANT_PAD,
-            (batch, channels, depth, height, width),
-            _LAST,
-            pre_paddings=(0, padding, 0, 0, 0),
-            post_paddings=(0, end, 0, 0, 0),
-            input_id=value,
-        )
+        wide = (batch, channels, depth, height, width)
+        value = padded(emission, value, wide, (0, padding, 0, 0, 0), (0, end, 0, 0, 0), _LAST)
     each = int(channels) // groups
+    volume = emission.tracked((batch, depth, height, width, channels), value)
     image = (batch * results, height, width, groups, each)
-    parts: list[tuple[int, Dim]] = []
+    parts: list[Tracked] = []
     for number in range(kernel):
-        part = _cut(
-            emission,
-            value,
-            (batch, depth, height, width, channels),
-            axis=1,
-            start=number * dilation,
-            size=results * stride,
-        )
+        part = stretch(emission, volume, 1, number * dilation, results * stride)
         if stride > 1:
             # Those that are left out become rows below the image, and are cut off.
-            tall = (batch, results, stride * int(height), width, channels)
-            part = _cut(emission, emission.reshaped(part, tall), tall, 2, 0, int(height))
-        parts.append((emission.reshaped(part, image) if kernel > 1 else part, each))
-    whole = joined(emission, parts, (*image[:-1], kernel * each), len(image) - 1, Layout.PLAIN)
-    return emission.reshaped(whole, (batch * results, height, width, channels * kernel))
-
-
-def _cut(
-    emission: Emission, value: int, sizes: Sequence[Dim], axis: int, start: int, size: int
-) -> int:
-    """Return a part of a value along one dimension of memory."""
-    if size == sizes[axis]:
-        return value
-    return emission.add(
-        NodeKind.STATIC_SLICE,
-        (*sizes[:axis], size, *sizes[axis + 1 :]),
-        num_dims=len(sizes),
-        # Size 0 stands for all of a dimension, whatever its size is at run time.
-        offsets=tuple(start if one == axis else 0 for one in range(len(sizes))),
-        sizes=tuple(size if one == axis else 0 for one in range(len(sizes))),
-        input_id=value,
-    )
+            tall = emission.view(part, (batch, results, stride * int(height), width, channels))
+            part = stretch(emission, tall, 2, 0, int(height))
+        parts.append(emission.view(part, image) if kernel > 1 else part)
+    if kernel > 1:
+        parts = [joined(emission, parts, len(image) - 1)]
+    shape = (batch * results, height, width, channels * kernel)
+    return emission.id_of(emission.view(parts[0], shape))
 
 
 def _convolution_refusal(call: Call) -> str | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from lowerdeck.torch_base import lies_channels_last
+from lowerdeck.torch_base import is_channels_last
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     Args:
         tensor: The example value of the input or output.
     """
-    return Layout.CHANNELS_LAST if lies_channels_last(tensor) else Layout.PLAIN
+    return Layout.CHANNELS_LAST if is_channels_last(tensor) else Layout.PLAIN
 
 
 def conversion(rank: int, target: Layout) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypeGuard
@@ -122,6 +122,19 @@ class Match:
     def with_piece(self, node: Node) -> Match:
         """Return the match with one more call."""
         return Match(self.found, (*self.pieces, node))
+
+
+def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
+    """Return whether a graph that calls no other operators may match a pattern."""
+    if isinstance(pattern, Either):
+        return any(is_possible(one, targets) for one in pattern.patterns)
+    if isinstance(pattern, Both):
+        return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
+    if isinstance(pattern, Piece):
+        return not pattern.ops.isdisjoint(targets) and all(
+            is_possible(one, targets) for one in pattern.args
+        )
+    return True
 
 
 def matches(pattern: Pattern, node: Node) -> Iterator[Match]:

@@ -11,19 +11,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.recognise.integer_layers import PRODUCTS, integer_layers
-from lowerdeck.xnnpack.recognise.matching import Match, is_empty, matches
+from lowerdeck.xnnpack.recognise.matching import Match, is_empty, is_possible, matches
 from lowerdeck.xnnpack.recognise.pieces import Arguments, Whole
 from lowerdeck.xnnpack.recognise.stages import STAGES
 
 Accepts = Callable[[Node], bool]
-_BY_LAST: Sequence[Mapping[object, Sequence[Whole]]] = [
-    {
-        op: [one for one in stage if op in one.pieces.ops]
-        for whole in stage
-        for op in whole.pieces.ops
-    }
-    for stage in STAGES
-]
+_ByLast = Mapping[object, Sequence[Whole]]
+"""Operators by the last of their pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +50,38 @@ def recognised(module: GraphModule, constants: Collection[str], accepts: Accepts
         The graph and what became of the program's nodes, which keep their names; a whole call has
         the name of its last piece.
     """
-    if not any(_ends_something(node) for node in module.graph.nodes):
+    stages = _possible_stages({node.target for node in module.graph.nodes})
+    if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return Recognised(module.graph, {})
     graph, sources = _copied(module)
     _recognise_integers(graph, constants, sources, accepts)
-    for stage in _BY_LAST:
+    for stage in stages:
         _recognise(graph, stage, sources, accepts)
     return Recognised(graph, sources)
 
 
-def _ends_something(node: Node) -> bool:
+def _possible_stages(targets: set[object]) -> list[_ByLast]:
+    """Return the operators of each stage whose pieces a graph has, or earlier stages make."""
+    stages: list[_ByLast] = []
+    for stage in STAGES:
+        possible = [whole for whole in stage if is_possible(whole.pieces, targets)]
+        stages.append(
+            {
+                op: [whole for whole in possible if op in whole.pieces.ops]
+                for op in dict.fromkeys(op for whole in possible for op in whole.pieces.ops)
+            }
+        )
+        targets = targets | {whole.op for whole in possible}
+    return stages
+
+
+def _ends_something(node: Node, stages: Sequence[_ByLast]) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
     return node.op == "call_function" and (
         node.target in PRODUCTS
         or any(
             _found(whole, node) is not None
-            for stage in _BY_LAST
+            for stage in stages
             for whole in stage.get(node.target, ())
         )
     )
@@ -118,7 +128,7 @@ def _recognise_integers(
 
 def _recognise(
     graph: Graph,
-    wholes: Mapping[object, Sequence[Whole]],
+    wholes: _ByLast,
     sources: dict[Node, tuple[Node, ...]],
     accepts: Accepts,
 ) -> None:

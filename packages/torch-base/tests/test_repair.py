@@ -8,7 +8,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lowerdeck.torch_base import mended
+from lowerdeck.torch_base import repair_program
 
 
 class Builtins(nn.Module):
@@ -33,8 +33,8 @@ def names(exported: torch.export.ExportedProgram) -> list[str]:
 def test_inputs_of_a_deep_copy_are_called_as_the_signature_says() -> None:
     exported = program()
     copied = copy.deepcopy(exported)
-    assert names(copied) != names(exported), "torch is mended: this can go"
-    copied = mended(copied)
+    assert names(copied) != names(exported), "torch is repaired: this can go"
+    copied = repair_program(copied)
     assert names(copied) == names(exported)
     copied.validate()  # type: ignore[no-untyped-call]
     x = torch.arange(4.0)
@@ -45,10 +45,10 @@ def test_inputs_of_a_deep_copy_are_called_as_the_signature_says() -> None:
 
 def test_a_copy_gets_the_names_where_the_program_is_to_stay_as_it_is() -> None:
     exported = program()
-    assert mended(exported) is exported
+    assert repair_program(exported) is exported
     copied = copy.deepcopy(exported)
     before = [node.name for node in copied.graph.nodes]
-    found = mended(copied)
+    found = repair_program(copied)
     assert [node.name for node in copied.graph.nodes] == before
     assert names(found) == names(exported)
     assert found.state_dict is copied.state_dict
@@ -61,7 +61,7 @@ def test_names_that_shift_in_a_copy_are_put_back() -> None:
 
     exported = torch.export.export(Shifted(), (torch.ones(2), torch.zeros(2)))
     copied = copy.deepcopy(copy.deepcopy(exported))
-    copied = mended(copied)
+    copied = repair_program(copied)
     assert names(copied) == ["input", "input_1"]
     # Code that torch (2.13) makes of either program subtracts the first input from itself.
     reads = next(node for node in copied.graph.nodes if node.op == "call_function").args
@@ -74,5 +74,5 @@ def test_a_name_that_another_node_has_stays_away() -> None:
     other = next(node for node in copied.graph.nodes if node.op == "call_function")
     changed = first.name
     other.name = "input"
-    copied = mended(copied)
+    copied = repair_program(copied)
     assert first.name == changed

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node
 
-from lowerdeck.torch_base._torch_private import with_graph_module
-from lowerdeck.torch_base.graphs import attribute_of, copy_graph_module, graphs_of
+from lowerdeck.torch_base._torch_private import with_parts
+from lowerdeck.torch_base.graphs import (
+    attribute_of,
+    copy_graph_module,
+    graphs_of,
+    renamed_outputs,
+)
 
 _MARK = "_export_tracepoint"
 _AUTOCAST = "wrap_with_autocast"
@@ -23,21 +26,20 @@ _ENTER = "_enter_autocast"
 _EXIT = "_exit_autocast"
 
 
-def without_idle_modes(exported_program: ExportedProgram) -> ExportedProgram:
+def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgram:
     """Return a program with regions of modes that change no result inlined.
 
-    ``torch.export`` puts what runs in another mode into a graph of its own, at whose border
+    ``torch.export`` puts calls in another mode into a nested graph, at whose border
     partitions end. Gradient modes change no result, nor does disabled autocast in a program that
     enables it nowhere. Such regions are inlined, and calls that enter and leave such a mode are
-    removed, as are the marks of preserved calls that export forgets in regions. What would have no
+    removed, as are the marks of preserved calls that export leaves in regions. Values that had no
     gradients may have them afterwards.
 
     Args:
         exported_program: Any program; not changed, and returned itself if it has none of these.
 
     Returns:
-        A program on the same tensors; nodes keep their names where they can, and the signatures
-        name what they named.
+        A program on the same tensors; nodes and signatures keep their names where possible.
 
     Example:
         >>> import torch
@@ -46,22 +48,21 @@ def without_idle_modes(exported_program: ExportedProgram) -> ExportedProgram:
         ...         with torch.autocast("cpu", enabled=False):
         ...             return x @ x
         >>> program = torch.export.export(Exact(), (torch.ones(2, 2),))
-        >>> [node.name for node in without_idle_modes(program).graph.nodes]
+        >>> [node.name for node in remove_noop_mode_regions(program).graph.nodes]
         ['x', 'matmul', 'output']
     """
     graphs = list(graphs_of(exported_program.graph_module))
     casts = any(_enables_autocast(node) for gm in graphs for node in gm.graph.nodes)
-    if not any(_is_idle(gm, node, casts) for gm in graphs for node in gm.graph.nodes):
+    if not any(_is_noop(gm, node, casts) for gm in graphs for node in gm.graph.nodes):
         return exported_program
     copied = copy_graph_module(exported_program.graph_module)
     named = frozenset(_named(exported_program))
-    # The innermost first, so that what is inlined holds no idle modes any more.
+    # The innermost first, so that what is inlined holds no no-op modes any more.
     for gm in reversed(list(graphs_of(copied))):
-        _remove_idle(gm, casts, named if gm is copied else ())
+        _remove_noops(gm, casts, named if gm is copied else ())
         gm.recompile()
-    return with_graph_module(
-        exported_program, copied, _signature(copied, exported_program.graph_signature)
-    )
+    signature = renamed_outputs(exported_program.graph_signature, copied.graph)
+    return with_parts(exported_program, graph_module=copied, graph_signature=signature)
 
 
 def _name(node: Node) -> str:
@@ -73,7 +74,7 @@ def _enables_autocast(node: Node) -> bool:
     return _name(node) in (_AUTOCAST, _ENTER) and bool(node.args[2])
 
 
-def _is_idle(gm: GraphModule, node: Node, casts: bool) -> bool:
+def _is_noop(gm: GraphModule, node: Node, casts: bool) -> bool:
     """Return whether a mode changes no result; ``casts`` where autocast is on somewhere."""
     name = _name(node)
     if name == _MARK:
@@ -97,10 +98,10 @@ def _reference(region: Node) -> Node:
     return reference  # type: ignore[no-any-return]
 
 
-def _remove_idle(gm: GraphModule, casts: bool, named: Collection[str]) -> None:
-    """Remove idle modes from one graph, in place."""
+def _remove_noops(gm: GraphModule, casts: bool, named: Collection[str]) -> None:
+    """Remove no-op modes from one graph, in place."""
     for node in list(gm.graph.nodes):
-        if not _is_idle(gm, node, casts):
+        if not _is_noop(gm, node, casts):
             continue
         if _name(node) in _BODY_AT:
             _inline(gm, node, named)
@@ -126,16 +127,15 @@ def _inline(gm: GraphModule, region: Node, named: Collection[str]) -> None:
     """Replace a region by the nodes of its graph."""
     graph, reference = gm.graph, _reference(region)
     body: Any = attribute_of(gm, reference)
-    given = region.args[_BODY_AT[_name(region)] + 1 :]
-    env: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
+    operands = region.args[_BODY_AT[_name(region)] + 1 :]
+    env: dict[Node, Any] = dict(
+        zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
+    )
     with graph.inserting_before(region):
-        for node in body.graph.nodes:
-            if node.op in ("placeholder", "output"):
-                continue
-            env[node] = graph.node_copy(node, env.__getitem__)
-            if node.op == "get_attr":
-                env[node].target = _adopted(gm, str(node.target), attribute_of(body, node))
-    _pass_on(region, map_arg(body.graph.output_node().args[0], env.__getitem__), named)
+        results = graph.graph_copy(body.graph, env)
+    for node in body.graph.find_nodes(op="get_attr"):
+        env[node].target = _add_attribute(gm, str(node.target), attribute_of(body, node))
+    _pass_on(region, results, named)
     graph.erase_node(region)
     if not reference.users:
         graph.erase_node(reference)
@@ -143,13 +143,13 @@ def _inline(gm: GraphModule, region: Node, named: Collection[str]) -> None:
             gm.delete_submodule(str(reference.target))
 
 
-def _adopted(gm: GraphModule, name: str, held: object) -> str:
-    """Let ``gm`` hold what a graph in it held; return under which name."""
+def _add_attribute(gm: GraphModule, name: str, value: object) -> str:
+    """Add an attribute of a nested graph to ``gm``; return its name there."""
     free, number = name.replace(".", "_"), 0
-    while hasattr(gm, free) and getattr(gm, free) is not held:
+    while hasattr(gm, free) and getattr(gm, free) is not value:
         number += 1
         free = f"{name.replace('.', '_')}_{number}"
-    setattr(gm, free, held)
+    setattr(gm, free, value)
     return free
 
 
@@ -161,15 +161,3 @@ def _named(program: ExportedProgram) -> Iterator[str]:
         if entry.signature is not None:
             for one in (*entry.signature.inputs, *entry.signature.outputs):
                 yield one.name
-
-
-def _signature(gm: GraphModule, signature: ExportGraphSignature) -> ExportGraphSignature:
-    """Return a signature that names the values that are returned now."""
-    results: Any = gm.graph.output_node().args[0]
-    outputs: list[Any] = [
-        replace(spec, arg=replace(spec.arg, name=value.name))
-        if isinstance(value, Node) and getattr(spec.arg, "name", value.name) != value.name
-        else spec
-        for spec, value in zip(signature.output_specs, results, strict=True)
-    ]
-    return ExportGraphSignature(list(signature.input_specs), outputs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 from torch.fx import GraphModule
 
-from lowerdeck.torch_base import graphs_of, without_idle_modes
+from lowerdeck.torch_base import graphs_of, remove_noop_mode_regions
 from lowerdeck_zoo import Of, saved_and_loaded
 
 Mode = Callable[[], AbstractContextManager[Any]]
@@ -89,7 +89,7 @@ def test_what_is_in_idle_regions_stands_in_their_place(
     x = torch.randn(4, 4)
     program = export(Within(outer, inner, branches=branches), (x,))
     before = program.graph_module.print_readable(print_output=False)
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     assert not _modes(made)
     assert program.graph_module.print_readable(print_output=False) == before
     _assert_same(made, program, x)
@@ -102,14 +102,14 @@ def test_autocast_that_is_on_stays_and_so_does_what_turns_it_off_inside(
 ) -> None:
     x = torch.randn(4, 4)
     program = export(Within(outer, inner, branches=branches), (x,))
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     assert any("autocast" in name for name in _modes(made))
     _assert_same(made, program, x)
 
 
 def test_a_program_without_idle_modes_is_returned_itself() -> None:
     program = export(nn.Linear(4, 4), (torch.randn(2, 4),))
-    assert without_idle_modes(program) is program
+    assert remove_noop_mode_regions(program) is program
 
 
 def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
@@ -121,7 +121,7 @@ def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
     model, x = Of(forward, layer=nn.Linear(4, 4)), torch.randn(2, 4)
     program = export(model, (x,), preserve_module_call_signature=("layer",))
     assert any("tracepoint" in name for name in _modes(program))
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     assert not _modes(made)
     torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
 
@@ -134,7 +134,7 @@ def test_results_that_a_region_passes_through_or_gives_twice_are_named_by_the_si
 
     inputs = (torch.randn(2), torch.randn(2))
     program = export(Of(forward), inputs)
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     outputs: Any = made.graph.output_node().args[0]
     names = [spec.arg.name for spec in made.graph_signature.output_specs]
     assert names == [node.name for node in outputs]
@@ -153,7 +153,7 @@ def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
 
     x = torch.randn(3, 3)
     program = export(Of(forward), (x,))
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     held = [
         name for name, one in made.graph_module.named_children() if isinstance(one, GraphModule)
     ]
@@ -197,7 +197,7 @@ def test_sizes_that_vary_pass_the_borders_of_regions(
     if loaded:
         program = saved_and_loaded(program)
     assert _modes(program)
-    made = without_idle_modes(program)
+    made = remove_noop_mode_regions(program)
     assert not _modes(made)
     assert made.range_constraints == program.range_constraints
     for count in (2, 4, 9):
@@ -212,17 +212,17 @@ def test_programs_that_were_loaded_are_as_those_that_were_saved(outer: Mode, inn
     # torch cannot save a branch within autocast: it loses what entered the mode.
     program = export(Within(outer, inner, branches=outer is not _off), (x,))
     loaded = saved_and_loaded(program)
-    made = without_idle_modes(loaded)
+    made = remove_noop_mode_regions(loaded)
     assert not _modes(made)
     _assert_same(made, program, x)
     _assert_same(saved_and_loaded(made), program, x)
-    assert list(_calls(made)) == list(_calls(without_idle_modes(program)))
+    assert list(_calls(made)) == list(_calls(remove_noop_mode_regions(program)))
 
 
 def test_autocast_that_is_on_stays_in_a_program_that_was_loaded() -> None:
     x = torch.randn(4, 4)
     program = export(Within(_on, torch.no_grad), (x,))
-    made = without_idle_modes(saved_and_loaded(program))
+    made = remove_noop_mode_regions(saved_and_loaded(program))
     assert [name for name in _modes(made) if "autocast" in name]
     assert not [name for name in _modes(made) if "grad" in name]
     _assert_same(made, program, x)

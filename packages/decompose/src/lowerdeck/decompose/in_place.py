@@ -1,0 +1,100 @@
+"""Functional form of programs whose writes are calls such as ``relu_`` on values of their own.
+
+Activations and residual sums are most of the writes in models of images. Nothing but the value
+itself shows that memory, so that each call becomes its functional variant, and no call is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lowerdeck.decompose.untraced import functional_variant
+from lowerdeck.torch_base import (
+    MemoryUse,
+    OpOverload,
+    copy_graph_module,
+    graphs_of,
+    with_parts,
+    writes_in_place,
+)
+
+
+def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
+    """Return a copy of a program in which functional calls replace those that write in place.
+
+    Nodes keep their names, metadata and order.
+
+    Args:
+        program: Any program; not changed.
+
+    Returns:
+        The copy, which shares all tensors; None where memory is written that has other names, or
+        in other ways.
+    """
+    if any(map(writes_in_place, list(graphs_of(program.graph_module))[1:])):
+        return None
+    memory = MemoryUse.of_program(program)
+    variants: dict[Node, OpOverload] = {}
+    names: dict[Node, list[Node]] = {}
+    for node in program.graph.nodes:
+        if memory.writers(node):
+            names.setdefault(memory.group(node), []).append(node)
+        if memory.writes(node):
+            variant = _variant(node)
+            if variant is None:
+                return None
+            variants[node] = variant
+    outputs = set(program.graph.output_node().all_input_nodes)
+    for maker, *others in names.values():
+        if maker.op != "call_function" or maker in outputs or not _is_tensor(maker):
+            return None
+        if not all(node in variants for node in others):
+            return None
+    maker_of = {node: found[0] for found in names.values() for node in found}
+    return _rewritten(program, variants, maker_of)
+
+
+def _variant(node: Node) -> OpOverload | None:
+    """Return the functional variant of a call whose result it has, in sizes, strides and dtype."""
+    if not isinstance(node.target, OpOverload) or not node.args:
+        return None
+    tensors = [source.meta.get("val") for source in node.all_input_nodes]
+    first, *others = (_facts(value) for value in tensors)
+    if first is None or any(facts != first for facts in others):
+        return None
+    return functional_variant(node.target)
+
+
+def _facts(value: object) -> tuple[Any, ...] | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return str(value.shape), str(value.stride()), value.dtype, value.device
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _rewritten(
+    program: ExportedProgram, variants: Mapping[Node, OpOverload], maker_of: Mapping[Node, Node]
+) -> ExportedProgram:
+    graph_module = copy_graph_module(program.graph_module)
+    copies: dict[Node, Node] = dict(
+        zip(program.graph.nodes, graph_module.graph.nodes, strict=True)
+    )
+    current: dict[Node, Node] = {}
+    for node, copied in copies.items():
+        for source in node.all_input_nodes:
+            maker = maker_of.get(source)
+            if maker is not None:
+                copied.replace_input_with(copies[source], current[maker])
+        if node in variants:
+            copied.target = variants[node]
+        if node in maker_of:
+            current[maker_of[node]] = copied
+    return with_parts(program, graph_module=graph_module)
