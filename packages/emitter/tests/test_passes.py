@@ -110,6 +110,29 @@ def test_what_cannot_share_memory_is_copied(name: str) -> None:
     assert ("executorch_prim::et_view" in found) is (len(names) == 1)
 
 
+def _causal(x: Tensor) -> Tensor:
+    """Return the mask of tokens as transformers' masking utilities make it, positions anew."""
+    rows, columns = (torch.arange(x.shape[0]) + 0 for _ in range(2))
+    allowed = columns[None][:, None] <= rows[None][:, :, None]
+    return torch.ones((), dtype=torch.bool) & allowed
+
+
+def test_what_depends_on_sizes_alone_is_computed_once() -> None:
+    def function(x: Tensor) -> Any:
+        return x.where(_causal(x)[0, :, :1], 0.0), _causal(x) & (x[:, 0] > 0)
+
+    calls = [(torch.randn(size, 3),) for size in (3, 8, 1)]
+    emitted = check(function, *calls, dynamic_shapes=(({0: Dim("tokens", max=8)},),))
+    found = Counts(kernel.partition(".")[0].rpartition("::")[2] for kernel in kernels(emitted))
+    assert {name: found[name] for name in ("arange", "add", "le", "bitwise_and")} == {
+        "arange": 1,
+        "add": 0,
+        "le": 1,
+        "bitwise_and": 1,
+    }
+    assert found["et_view"] <= 2
+
+
 class Ends(Holding, last=lambda: torch.zeros(1, 3)):
     """Keeps a part of what it computes."""
 

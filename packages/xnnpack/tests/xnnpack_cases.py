@@ -641,6 +641,14 @@ def two_sizes() -> Iterator[Case]:
         dynamic=((dims,),),
         others=tuple((torch.randn(shape),) for shape in others),
     )
+    yield case(
+        "dynamic_rows",
+        lambda x, given: torch.addmm(given[0], x.view(-1, 24), given[1]).view(*x.shape[:2], 5) * 2,
+        (2, 7, 24),
+        parts=(nn.ParameterList([torch.randn(5), torch.randn(24, 5)]),),
+        dynamic=((dims,),),
+        others=tuple((torch.randn(shape),) for shape in others),
+    )
     dims_of_mask = {0: dims[0], 2: dims[1], 3: dims[1]}
     kinds: Any = (
         ("truths", masked, lambda *shape: torch.rand(shape) > 0.6),

@@ -50,7 +50,8 @@ def is_repeatable(target: OpOverload) -> bool:
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
-    A result that would make the file larger stays a call; equal calls of that kind are made once.
+    A result that would make the file larger stays a call; equal calls of that kind are made once,
+    and so are equal calls that depend on sizes alone.
     What gives other values each time, or does more than give values, stays. So does what reads a
     weight that goes to a file of its own: another such file may bring other values.
 
@@ -63,8 +64,8 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
 
     Ensures:
         No call has results without elements alone.
-        No call of constants of the program alone has a result of at most 1 KB, and no two are
-        equal.
+        No call of constants of the program alone has a result of at most 1 KB, and no two that
+        depend on constants and sizes alone are equal.
     """
     folder = _Folder(stem_of)
     folder.block(method.block, {})
@@ -78,6 +79,7 @@ class _Folder:
     def __init__(self, stem_of: Callable[[str], str | None] | None) -> None:
         self._stem_of = stem_of
         self._fixed: set[Value] = set()
+        self._of_sizes: set[Value] = set()
         self.replaced: dict[Value, Any] = {}
 
     def block(self, block: Block, known: dict[Any, list[Value]]) -> None:
@@ -92,20 +94,34 @@ class _Folder:
             if isinstance(operation, Call) and self._is_fixed(operation):
                 if self._folded(operation):
                     continue
-                key = _key(operation)
-                if key in known:
-                    self.replaced |= zip(operation.outs, known[key], strict=True)
+                if self._is_equal_to_earlier(operation, known):
                     continue
-                known[key] = operation.outs
                 self._fixed.update(operation.outs)
+            elif isinstance(operation, Call) and self._is_of_sizes(operation):
+                if self._is_equal_to_earlier(operation, known):
+                    continue
+                self._of_sizes.update(operation.outs)
             kept.append(operation)
         block.body = kept
         block.results = substitute(block.results, self.replaced)
 
-    def _is_fixed(self, call: Call) -> bool:
-        if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
+    def _is_equal_to_earlier(self, call: Call, known: dict[Any, list[Value]]) -> bool:
+        """Replace the results of ``call`` by those of an equal one, or note the first of a kind."""
+        earlier = known.setdefault(_key(call), call.outs)
+        if earlier is call.outs:
             return False
-        if not call.outs or any(isinstance(out, ScalarValue) for out in call.outs):
+        self.replaced |= zip(call.outs, earlier, strict=True)
+        return True
+
+    def _is_of_sizes(self, call: Call) -> bool:
+        """Return whether ``call`` depends on sizes alone, as positions and masks of tokens do."""
+        return _gives_tensors(call) and all(
+            isinstance(value, ScalarValue) or value in self._of_sizes or self._known(value)
+            for value in values_in(call.args)
+        )
+
+    def _is_fixed(self, call: Call) -> bool:
+        if not _gives_tensors(call):
             return False
         if any(isinstance(out, TensorValue) and out.dynamic for out in call.outs):
             return False
@@ -135,6 +151,13 @@ class _Folder:
     def _goes_elsewhere(self, value: TensorValue) -> bool:
         root, _ = root_of(value)
         return bool(root.key) and self._stem_of is not None and self._stem_of(root.key) is not None
+
+
+def _gives_tensors(call: Call) -> bool:
+    """Return whether ``call`` gives tensors, and equal ones each time."""
+    if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
+        return False
+    return bool(call.outs) and all(isinstance(out, TensorValue) for out in call.outs)
 
 
 def _gives_nothing(call: Call) -> bool:

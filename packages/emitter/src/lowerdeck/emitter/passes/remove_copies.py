@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
@@ -60,7 +62,7 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
                 replaced[operation.outs[0]] = pairs
                 continue
             if _changes_nothing(operation):
-                replaced[operation.outs[0]] = operation.args[0]
+                replaced[operation.outs[0]] = _changed(operation)
                 continue
             for out in operation.outs:
                 producers[out] = operation
@@ -97,10 +99,24 @@ def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
     return pairs
 
 
-def _changes_nothing(call: Call) -> bool:
-    if len(call.outs) != 1 or not call.args:
+def _changed(call: Call) -> Any:
+    """Return the argument that a result would be a copy of."""
+    if call.op_name == "bitwise_and" and _is_truth(call.args[0]):
+        return call.args[1]
+    return call.args[0] if call.args else None
+
+
+def _is_truth(value: Any) -> bool:
+    constant = value.constant if isinstance(value, TensorValue) else None
+    if constant is None or value.state or value.key:
         return False
-    source, out = call.args[0], call.outs[0]
+    return constant.dtype == torch.bool and bool(constant.all())
+
+
+def _changes_nothing(call: Call) -> bool:
+    if len(call.outs) != 1:
+        return False
+    source, out = _changed(call), call.outs[0]
     if not isinstance(source, TensorValue) or not isinstance(out, TensorValue):
         return False
     if source.dtype != out.dtype or source.dim_order != out.dim_order:
@@ -110,8 +126,13 @@ def _changes_nothing(call: Call) -> bool:
     if call.op_name in _PERMUTES:
         rank = max(source.rank, 1)
         return [dim % rank for dim in call.args[1]] == list(range(source.rank))
+    if call.op_name == "add":
+        # A float that is -0 would become 0.
+        return (
+            type(call.args[1]) is int and call.args[1] == 0 and not source.dtype.is_floating_point
+        )
     # A slice of the same length is the whole.
-    return call.op_name in _MAY_CHANGE_NOTHING
+    return call.op_name in _MAY_CHANGE_NOTHING or source is not call.args[0]
 
 
 def _same_shape(one: TensorValue, other: TensorValue) -> bool:

@@ -41,13 +41,14 @@ def share_views(method: Method) -> None:
     Ensures:
         A tensor with a base needs no kernel but ``et_view``.
     """
+    at_run_time: dict[TensorValue, TensorValue] = {}
     for block in all_blocks(method.block):
         for operation in block.body:
             if isinstance(operation, Call):
-                _share(operation)
+                _share(operation, at_run_time)
 
 
-def _share(call: Call) -> None:
+def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     source = call.args[0] if call.args else None
     outs = [out for out in call.outs if isinstance(out, TensorValue)]
     if not isinstance(source, TensorValue) or not outs:
@@ -60,7 +61,10 @@ def _share(call: Call) -> None:
     if any(out.dtype != source.dtype for out in outs) and not _reads_bits(call):
         return
     if _varies(source) or any(out.dynamic for out in outs):
-        _share_at_run_time(call, source, outs[0])
+        # A view of a view is one of what that views.
+        _share_at_run_time(call, at_run_time.get(source, source), outs[0])
+        if call.target is RESHAPE_IN_PLACE:
+            at_run_time[outs[0]] = call.args[0]
         return
     offsets = _offsets(call, source, outs)
     if offsets is None:

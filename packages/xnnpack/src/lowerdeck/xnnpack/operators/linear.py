@@ -147,7 +147,8 @@ def _addmm(emission: Emission, call: Call) -> None:
 def _addmm_refusal(call: Call) -> str | None:
     if call.args["alpha"] != 1 or call.args["beta"] != 1:
         return "alpha and beta must be 1"
-    columns = shape_of(call.node)[1]
+    # The rows may be in several dimensions where it was recognised with the views around it.
+    columns = shape_of(call.node)[-1]
     shape = call.shape("self")
     if len(shape) > 2 or shape[-1:] != (columns,) or (len(shape) == 2 and shape[0] != 1):
         return "what it adds is not one row"

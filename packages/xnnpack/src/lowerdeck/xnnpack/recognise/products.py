@@ -42,6 +42,12 @@ def _rows_times_matrix(match: Match) -> Arguments | None:
     return (x, w)
 
 
+def _rows_times_matrix_and_bias(match: Match) -> Arguments | None:
+    """Return the arguments of an addmm of rows in several dimensions, as GPT-2's Conv1D has."""
+    found = _rows_times_matrix(match)
+    return None if found is None else (match.found["b"], *found)
+
+
 def _is_row_by_row(match: Match, columns: Dim) -> bool:
     """Return whether rows are laid out as one matrix, and what comes of them back again."""
     shape = shape_of(match.found["x"])
@@ -84,6 +90,11 @@ PRODUCTS = (
     Whole(_aten.linear.default, view(_ADDMM), _linear),
     Whole(_aten.linear.default, view(_MM), _linear),
     Whole(_aten.matmul.default, view(Piece((_aten.mm.default,), _ROWS, W)), _rows_times_matrix),
+    Whole(
+        _aten.addmm.default,
+        view(Piece((_aten.addmm.default,), B, _ROWS, W)),
+        _rows_times_matrix_and_bias,
+    ),
     Whole(_aten.matmul.default, view(_BMM), _product),
 )
 
