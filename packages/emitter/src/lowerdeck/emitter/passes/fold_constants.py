@@ -106,7 +106,7 @@ class _Folder:
         block.results = substitute(block.results, self.replaced)
 
     def _is_equal_to_earlier(self, call: Call, known: dict[Any, list[Value]]) -> bool:
-        """Replace the results of ``call`` by those of an equal one, or note the first of a kind."""
+        """Give the results of an equal earlier call, or note ``call`` as the first of its kind."""
         earlier = known.setdefault(_key(call), call.outs)
         if earlier is call.outs:
             return False
