@@ -190,7 +190,7 @@ def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | Non
     rest = difference - factor * symbol
     if operator == "==" and factor.is_negative:
         factor, rest = -factor, -rest
-    if not factor.is_positive or symbol in rest.free_symbols:
+    if not (factor.is_Integer and factor.is_positive) or symbol in rest.free_symbols:
         return None
     return expression_range(-rest // factor, ranges)[1]
 
