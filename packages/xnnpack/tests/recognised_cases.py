@@ -63,23 +63,13 @@ def _scores_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def _rolled(x: Tensor, count: int, size: int) -> Tensor:
-    return torch.relu(x.index_select(1, (torch.arange(count) + 2).fmod(size)))
-
-
 def _views(x: Tensor, sizes: tuple[int, ...], order: tuple[int, ...], shape: Any) -> Tensor:
     return x.view(sizes).permute(order).reshape(shape)
 
 
-_PIXELS = ((2, 2, 2, 2, 3, 5), (0, 3, 4, 1, 5, 2), (2, 2, 6, 10))
-_CHANNELS = ((2, 3, 2, 2, 3, 2), (0, 1, 3, 5, 2, 4), (2, 12, 3, 2))
 _SHUFFLED = ((2, 2, 4, 3, 5), (1, 0, 2, 3, 4), (2, 8, 3, 5))
 NEAR: dict[str, tuple[Any, ...]] = {
     "gate_of_another": ("silu", lambda x, y: x * torch.sigmoid(y), ROWS, ROWS),
-    "rows_chosen_otherwise": ("roll", lambda x: _rolled(x, 5, 4), (2, 5, 4)),
-    "fewer_rows": ("roll", lambda x: _rolled(x, 4, 5), (2, 5, 4)),
-    "pixels_in_another_order": ("pixel_shuffle", lambda x: _views(x, *_PIXELS), (2, 8, 3, 5)),
-    "channels_of_pixels": ("pixel_unshuffle", lambda x: _views(x, *_CHANNELS), (2, 3, 4, 6)),
     "channels_of_images": ("channel_shuffle", lambda x: _views(x, *_SHUFFLED), (2, 8, 3, 5)),
     "another_number": ("hardswish", lambda x: x * F.relu6(x + 3) / 6.01, ROWS),
     "moved_otherwise": ("hardswish", lambda x: x * F.relu6(x + 2) / 6, ROWS),

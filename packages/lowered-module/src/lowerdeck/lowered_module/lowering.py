@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -108,37 +109,15 @@ def to_backend(
 @overload
 def to_backend(
     edge_program: ExportedProgram,
-    partitioner_instance: PartitionerLike,
+    partitioner_instance: PartitionerLike | None = None,
     *,
+    partitioner: PartitionerLike | None = None,
+    by_module: Mapping[str, PartitionerLike | str] | None = None,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ExportedProgram:
-    """Return the program with what the partitioner tagged given away."""
-
-
-@overload
-def to_backend(
-    edge_program: ExportedProgram,
-    *,
-    partitioner: PartitionerLike,
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> ExportedProgram:
-    """Return the same: ``partitioner`` is short for ``partitioner_instance``."""
-
-
-@overload
-def to_backend(
-    edge_program: ExportedProgram,
-    *,
-    by_module: Mapping[str, PartitionerLike | str],
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> ExportedProgram:
-    """Return the program with parts of some modules given away: see ``ModulePartitioner``."""
+    """Return the program with what a partitioner tagged given away; it takes one of the three."""
 
 
 @overload
@@ -215,135 +194,129 @@ def to_backend(
         >>> [delegate.backend_id for delegate in get_lowered_backend_modules(lowered.graph_module)]
         ['Bytes']
     """
-    given = _form(args, named)
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise LoweringError(
             f"executor: found a {type(executor).__name__}, expected a concurrent.futures.Executor"
         )
     if cache is not None and not isinstance(cache, str | os.PathLike):
         raise CacheError(f"cache: found a {type(cache).__name__}, expected a directory or a URL")
-    kept = None if cache is None else ResultCache(cache)
-    program: Any = given.get("edge_program")
-    if "backend_id" in given:
-        specs = list(given.get("compile_specs") or [])
-        return _lower_whole(given["backend_id"], program, specs, executor, kept, progress)
-    if "method_edge_program_partitioners" in given:
-        return _lower_methods(given["method_edge_program_partitioners"], executor, kept, progress)
-    partitioner: Any = given.get("partitioner_instance")
-    cut = _partitioned(program, partitioner)
-    after_calls = cut.next_handle + len(cut.cuts)
-    with handles_taken(after_calls), shown(progress, len(cut.cuts)) as show:
-        results = preprocess_each(cut.cuts, show, executor=executor, cache=kept)
-    return _spliced(cut, results, StateCopies([program]))
-
-
-_FORMS = (
-    ("backend_id", "edge_program", "compile_specs"),
-    ("method_edge_program_partitioners",),
-    ("edge_program", "partitioner_instance"),
-)
-
-
-def _form(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``to_backend`` by name, whichever form they are of.
-
-    Raises:
-        PartitionError: The first argument is of none.
-        TypeError: An argument is unknown, given twice, or one too many, as Python would say.
-    """
-    if "partitioner" in named:
-        named.setdefault("partitioner_instance", named["partitioner"])
-        if named["partitioner_instance"] is not named.pop("partitioner"):
-            raise TypeError("to_backend() got both partitioner and partitioner_instance")
-    if "by_module" in named:
-        if "partitioner_instance" in named or len(args) > 1:
-            raise TypeError("to_backend() got both by_module and partitioner")
-        named["partitioner_instance"] = ModulePartitioner(named.pop("by_module"))
-    names = next((form for form in _FORMS[:2] if form[0] in named), _FORMS[2])
-    first = args[0] if args else named.get(names[0])
+    run = _Run(executor, None if cache is None else ResultCache(cache), progress)
+    first = args[0] if args else next((named[name] for name in _FIRST if name in named), None)
+    form: Callable[..., Any]
     if isinstance(first, str):
-        names = _FORMS[0]
+        form = run.whole
     elif hasattr(first, "method_to_edge_program") and hasattr(first, "method_to_partitioner"):
-        names = _FORMS[1]
+        form = run.methods
     elif isinstance(first, ExportedProgram):
-        names = _FORMS[2]
+        form = run.program
     else:
         raise PartitionError(
             f"found a {type(first).__name__}, expected a backend id, an ExportedProgram or a "
             "MethodProgramsPartitionerSpec"
         )
-    if len(args) > len(names):
-        raise TypeError(f"to_backend() takes {', '.join(names)}; found {len(args)} arguments")
-    given = dict(zip(names, args, strict=False))
-    for name, value in named.items():
-        if name not in names:
+    signature = inspect.signature(form)
+    try:
+        given = signature.bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(
+            f"to_backend() {error}; with a {type(first).__name__} first it takes "
+            f"{', '.join(signature.parameters)}"
+        ) from None
+    return form(*given.args, **given.kwargs)
+
+
+_FIRST = ("backend_id", "method_edge_program_partitioners", "edge_program")
+"""What the forms of ``to_backend`` begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One lowering; its methods are the forms of ``to_backend``."""
+
+    executor: Executor | None
+    cache: ResultCache | None
+    progress: Progress | None
+
+    def program(
+        self,
+        edge_program: ExportedProgram,
+        partitioner_instance: Any = None,
+        *,
+        partitioner: Any = None,
+        by_module: Any = None,
+    ) -> ExportedProgram:
+        chosen: list[Any] = [one for one in (partitioner_instance, partitioner) if one is not None]
+        if by_module is not None:
+            chosen.append(ModulePartitioner(by_module))
+        if len({id(one) for one in chosen}) > 1:
             raise TypeError(
-                f"to_backend() got an unexpected argument {name!r}; with a "
-                f"{type(first).__name__} first it takes {', '.join(names)}"
+                "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
+                "several"
             )
-        if name in given:
-            raise TypeError(f"to_backend() got multiple values for argument {name!r}")
-        given[name] = value
-    return given
+        (given,) = chosen[:1] or [None]
+        cut = _partitioned(edge_program, given)
+        results = self._preprocessed(cut.cuts, cut.next_handle + len(cut.cuts))
+        return _spliced(cut, results, StateCopies([edge_program]))
 
-
-def _lower_whole(
-    backend_id: str,
-    program: object,
-    compile_specs: list[Any],
-    executor: Executor | None,
-    cache: ResultCache | None,
-    progress: Progress | None,
-) -> LoweredBackendModule:
-    if not isinstance(program, ExportedProgram):
-        raise PartitionError(
-            f"found a {type(program).__name__} after backend id {backend_id!r}, expected an "
-            "ExportedProgram: export the module first"
+    def whole(
+        self, backend_id: str, edge_program: Any = None, compile_specs: Sequence[Any] | None = None
+    ) -> LoweredBackendModule:
+        if not isinstance(edge_program, ExportedProgram):
+            raise PartitionError(
+                f"found a {type(edge_program).__name__} after backend id {backend_id!r}, expected "
+                "an ExportedProgram: export the module first"
+            )
+        specs = list(compile_specs or [])
+        program, peers = _in_values(edge_program), any(map(is_peers, specs))
+        for_exir = wants_edge_backend(find_backend(backend_id, peers=peers))
+        kept = edge_form(program) if for_exir else program
+        kept = shared_copy(program) if kept is program else kept
+        convention = flatten_program(kept)
+        next_handle = assign_debug_handles(kept.graph_module)
+        cut = Cut(
+            tag="",
+            backend_id=backend_id,
+            compile_specs=specs,
+            peers=peers,
+            owner=kept.graph_module,
+            call=kept.graph.output_node(),
+            part=SubProgram(kept, {}, {}),
+            label="that is the whole program",
         )
-    program = _in_values(program)
-    for_exir = wants_edge_backend(
-        find_backend(backend_id, peers=any(map(is_peers, compile_specs)))
-    )
-    kept = edge_form(program) if for_exir else program
-    kept = shared_copy(program) if kept is program else kept
-    convention = flatten_program(kept)
-    next_handle = assign_debug_handles(kept.graph_module)
-    cut = Cut(
-        tag="",
-        backend_id=backend_id,
-        compile_specs=compile_specs,
-        peers=any(map(is_peers, compile_specs)),
-        owner=kept.graph_module,
-        call=kept.graph.output_node(),
-        part=SubProgram(kept, {}, {}),
-        label="that is the whole program",
-    )
-    with handles_taken(next_handle), shown(progress, 1) as show:
-        (result,) = preprocess_each([cut], show, executor=executor, cache=cache)
-    leave_edge_form(kept)
-    return make_delegate(kept, backend_id, compile_specs, result, convention)
+        (result,) = self._preprocessed([cut], next_handle)
+        leave_edge_form(kept)
+        return make_delegate(kept, backend_id, specs, result, convention)
 
+    def methods(self, method_edge_program_partitioners: Any) -> dict[str, ExportedProgram]:
+        spec = method_edge_program_partitioners
+        programs = dict(spec.method_to_edge_program)
+        unknown = [name for name in spec.method_to_partitioner if name not in programs]
+        if unknown:
+            raise PartitionError(
+                f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
+                f"{', '.join(programs) or 'none'}: give a program for each"
+            )
+        together = StateCopies(programs.values())
+        cut = {
+            name: _partitioned(
+                programs[name], partitioner, _Others(name, programs, together.changed)
+            )
+            for name, partitioner in spec.method_to_partitioner.items()
+        }
+        parts = {name: one.cuts for name, one in cut.items()}
+        taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
+        with (
+            handles_taken(taken),
+            shown(self.progress, sum(map(len, parts.values()))) as show,
+        ):
+            results = preprocess_methods(parts, show, executor=self.executor, cache=self.cache)
+        return programs | {
+            name: _spliced(one, results[name], together) for name, one in cut.items()
+        }
 
-def _lower_methods(
-    spec: Any, executor: Executor | None, cache: ResultCache | None, progress: Progress | None
-) -> dict[str, ExportedProgram]:
-    programs = dict(spec.method_to_edge_program)
-    unknown = [name for name in spec.method_to_partitioner if name not in programs]
-    if unknown:
-        raise PartitionError(
-            f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
-            f"{', '.join(programs) or 'none'}: give a program for each"
-        )
-    together = StateCopies(programs.values())
-    cut = {
-        name: _partitioned(programs[name], partitioner, _Others(name, programs, together.changed))
-        for name, partitioner in spec.method_to_partitioner.items()
-    }
-    parts = {name: one.cuts for name, one in cut.items()}
-    taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
-    with handles_taken(taken), shown(progress, sum(map(len, parts.values()))) as show:
-        results = preprocess_methods(parts, show, executor=executor, cache=cache)
-    return programs | {name: _spliced(one, results[name], together) for name, one in cut.items()}
+    def _preprocessed(self, cuts: Sequence[Cut], next_handle: int) -> list[Any]:
+        with handles_taken(next_handle), shown(self.progress, len(cuts)) as show:
+            return preprocess_each(cuts, show, executor=self.executor, cache=self.cache)
 
 
 class _Others:

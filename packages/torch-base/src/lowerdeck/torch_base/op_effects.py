@@ -232,6 +232,7 @@ def function_behaviour(node: Node) -> Behaviour:
     return behaviour
 
 
+@cache
 def _overload(target: OpOverload) -> Behaviour:
     schema = schema_of(target)
     arguments = [

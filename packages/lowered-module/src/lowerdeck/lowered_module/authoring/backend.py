@@ -84,9 +84,9 @@ class BackendDetails(ABC):
         backend_id: The name to be found by, where it is not the class name.
         version: Anything hashable as text that changes when the compiler's output changes; part
             of the key under which ``to_backend(..., cache=...)`` keeps results.
-        reads_only: Whether ``preprocess`` never writes to the program's tensors. Then weights
-            that were loaded from a file or mapped are handed over as they are; torch cannot share
-            their memory until someone writes, so that each would be copied otherwise.
+        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. Then it is
+            given the partition itself, not a copy, and weights that were loaded from a file or
+            mapped as they are; torch cannot share their memory until someone writes.
 
     Example:
         >>> class Verbatim(BackendDetails):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
-from lowerdeck.lowered_module.authoring.edge_dialect import to_torchs_operators
+from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition import Cut
@@ -119,19 +120,22 @@ def preprocess_methods(
 
 def _run_here(cut: Cut, backend: Any) -> Any:
     try:
-        copied, is_edge = _copy_for(backend, cut.part.program)
-        result = backend.preprocess(copied, cut.compile_specs)
+        with _given(backend, cut.part.program) as (program, is_edge):
+            result = backend.preprocess(program, cut.compile_specs)
         return with_plain_bytes(result) if is_edge else result
     except Exception as error:
         raise failure(cut, error) from error
 
 
-def _copy_for(backend: Any, program: ExportedProgram) -> tuple[ExportedProgram, bool]:
-    """Return a copy in torch's operators, and whether it was in ExecuTorch's for our backend."""
-    copied = backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
+@contextmanager
+def _given(backend: Any, program: ExportedProgram) -> Iterator[tuple[ExportedProgram, bool]]:
+    """Yield what a backend is given, in torch's operators, and whether it was in ExecuTorch's."""
+    given = backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
     if is_peers_backend(backend):
-        return copied, False
-    return copied, bool(to_torchs_operators(copied.graph_module))
+        yield given, False
+        return
+    with in_torchs_operators(given) as is_edge:
+        yield given, is_edge
 
 
 def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
@@ -170,11 +174,13 @@ def _looks_at_each(backend: Any) -> bool:
 def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> list[Any]:
     programs: dict[str, list[Any]] = {}
     specs: dict[str, list[Any]] = {}
-    for method, cut in mine:
-        programs.setdefault(method, []).append(_copy_for(backend, cut.part.program)[0])
-        specs.setdefault(method, []).append(cut.compile_specs)
     try:
-        found = backend.preprocess_multimethod(programs, specs)
+        with ExitStack() as stack:
+            for method, cut in mine:
+                program, _ = stack.enter_context(_given(backend, cut.part.program))
+                programs.setdefault(method, []).append(program)
+                specs.setdefault(method, []).append(cut.compile_specs)
+            found = backend.preprocess_multimethod(programs, specs)
     except Exception as error:
         raise PreprocessError(
             f"backend {name!r} failed on methods {', '.join(programs)} with "

@@ -43,11 +43,15 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
 
     Args:
         program: A partition.
-        reads_only: Whether the backend never writes to tensors: then those whose memory torch
-            cannot share so (what was loaded or mapped) are the very same, not copies.
+        reads_only: Whether the backend changes neither graphs nor tensors: then the graphs are
+            the program's own, and tensors whose memory torch cannot share so (what was loaded or
+            mapped) are the very same.
     """
+    if reads_only:
+        state, constants = _shared(program.state_dict), _shared(program.constants)
+        return with_parts(program, state_dict=state, constants=constants)
     with collector_held():
-        return _with_values(program, _shared if reads_only else _lazily)
+        return _with_values(program, _lazily)
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:

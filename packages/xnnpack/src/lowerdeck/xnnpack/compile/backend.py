@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -99,8 +100,10 @@ class XnnpackBackend(BackendDetails):
         """
         # What is computed ahead is computed here.
         edge_program = on_cpu(edge_program)
-        whole = _with_whole_calls(edge_program)
-        emission = emit_partition(edge_program, whole.graph, precision_of(compile_specs))
+        constants = constant_tensors(edge_program)
+        whole = _with_whole_calls(edge_program, constants)
+        precision = precision_of(compile_specs)
+        emission = emit_partition(edge_program, whole.graph, constants, precision)
         for name, reason in emission.in_float.items():
             _LOG.info("%s is computed in float: %s", name, reason)
         debug_map = DelegateMappingBuilder()
@@ -115,21 +118,29 @@ class XnnpackBackend(BackendDetails):
         )
 
 
-def _with_whole_calls(program: ExportedProgram) -> Recognised:
+def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> Recognised:
     """Return the partition's graph with those operators in one piece that the partitioner saw."""
-    constants = constant_tensors(program)
-    ahead = {*constants, *(node.name for node in known_nodes(program.graph.nodes, constants))}
-    return recognised(program.graph_module, constants, lambda node: refusal(node, ahead) is None)
+
+    @cache
+    def ahead() -> Collection[str]:
+        known = known_nodes(program.graph.nodes, constants)
+        return {*constants, *(node.name for node in known)}
+
+    return recognised(program.graph_module, constants, lambda node: refusal(node, ahead()) is None)
 
 
 def emit_partition(
-    program: ExportedProgram, graph: fx.Graph, precision: str | None = None
+    program: ExportedProgram,
+    graph: fx.Graph,
+    constants: Mapping[str, torch.Tensor],
+    precision: str | None = None,
 ) -> Emission:
     """Return the payload of one partition before it is serialised.
 
     Args:
         program: The partition as a program of its own.
         graph: Its graph, or one that computes the same of the same inputs.
+        constants: The tensors of placeholders that no run changes, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
 
@@ -140,7 +151,6 @@ def emit_partition(
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
     """
     emission = Emission(half_weights=precision == "fp16", ranges=program.range_constraints)
-    constants = constant_tensors(program)
     given = set(program.graph_signature.user_inputs)
     inputs = [one for one in graph.find_nodes(op="placeholder") if one.name in given]
     for node in graph.nodes:
@@ -157,6 +167,7 @@ def emit_partition(
                 node, emission.external_input(shape_of(node), position, layout, encoding)
             )
     ahead = {node.name for node in known_nodes(graph.nodes, constants)}
+    known_names = {*constants, *ahead}
     absorbed: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
@@ -168,7 +179,7 @@ def emit_partition(
                 _fold(emission, node)
                 continue
             first = len(emission.sources)
-            _emit_node(emission, node, {*constants, *ahead}, halves=precision != "fp32")
+            _emit_node(emission, node, known_names, halves=precision != "fp32")
             chain = _chain(emission, node)
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 
 import torch
 from torch.export import ExportedProgram
@@ -84,8 +85,9 @@ class XnnpackPartitioner(Partitioner):
         Raises:
             QuantizationError: Scales, zero points or what else quantisation is told make no sense.
         """
-        constants = constant_names(exported_program)
         check_quantization(exported_program.graph.nodes)
+        constants = constant_names(exported_program)
+        behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
         while True:
             whole = _with_whole_calls(exported_program, constants, kept)
@@ -95,20 +97,24 @@ class XnnpackPartitioner(Partitioner):
             )
             reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
-            behaviours = Behaviours(exported_program.graph_module)
             within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
             if len(within) == len(known):
                 break
             kept = {node.name for node in within}
-        taken = [node for node, reason in reasons.items() if not reason and node not in set(known)]
-        names = {node.name for node in taken}
-        self.in_float = {
-            **{name: why for name, why in weights.in_float.items() if name in names},
-            **computed_in_float(taken, constants, halves=self.precision != "fp32"),
-        }
+        ahead = set(known)
+        taken = [node for node, reason in reasons.items() if not reason and node not in ahead]
+        unseen: dict[str, str] = {}
+        self.in_float = {}
+        if weights is not None:
+            names, halves = {node.name for node in taken}, self.precision != "fp32"
+            self.in_float = {
+                **{name: why for name, why in weights.in_float.items() if name in names},
+                **computed_in_float(taken, constants, halves=halves),
+            }
+            unseen = unseen_weights(taken, constants)
         self.remarks = {
             "computed in float": self.in_float,
-            UNSEEN: unseen_weights(taken, constants),
+            UNSEEN: unseen,
             HEADING: failing_sizes(taken, exported_program.range_constraints),
         }
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
@@ -122,7 +128,7 @@ class XnnpackPartitioner(Partitioner):
         _take_known(known)
         _tag_pieces(whole)
         _take_sizes(exported_program)
-        _take_assertions(exported_program)
+        _take_assertions(exported_program, behaviours)
         given = {one.name for one in exported_program.graph.nodes if "delegation_tag" in one.meta}
         self.refused = {
             node.name: reason
@@ -158,16 +164,15 @@ def _with_whole_calls(
     program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
 ) -> Recognised:
     """Return the program's graph with those operators in one piece that XNNPACK takes."""
-    calls = [
-        node
-        for node in program.graph.nodes
-        if node.op == "call_function" and (kept is None or node.name in kept)
-    ]
-    ahead = {*constants, *(node.name for node in known_nodes(calls, constants))}
     ranges = program.range_constraints
 
+    @cache
+    def ahead() -> Collection[str]:
+        nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
+        return {*constants, *(node.name for node in known_nodes(nodes, constants))}
+
     def accepts(node: Node) -> bool:
-        return refusal(node, ahead) is None and fatal_size(node, ranges) is None
+        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
     return recognised(program.graph_module, constants, accepts)
 
@@ -188,8 +193,11 @@ def _proposed(
     whole: Recognised,
     constants: Collection[str],
     known: Sequence[Node],
-) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights]:
-    """Return why nodes are left out, the partitions of the others, and their weights."""
+) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights | None]:
+    """Return why nodes are left out, the partitions of the others, and weights of integers.
+
+    There are no such weights in a program that quantises nothing.
+    """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in known)}
     ranges, kept = program.range_constraints, set(known)
@@ -197,19 +205,22 @@ def _proposed(
         node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
-    weights = IntegerWeights(
-        [node for node, reason in reasons.items() if reason is None], constants
-    )
-    reasons.update(weights.left)
-    _leave_unread(reasons, constants, whole)
-    taken = [node for node, reason in reasons.items() if not reason]
+    weights, groups = None, list[Sequence[Node]]()
+    if any(name_of(node) in QUANTIZATION for node in nodes):
+        weights = IntegerWeights(
+            [node for node, reason in reasons.items() if reason is None], constants
+        )
+        reasons.update(weights.left)
+        _leave_unread(reasons, constants, whole)
+        taken = [node for node, reason in reasons.items() if not reason]
+        groups = list(_inseparable(taken, constants))
     graph = nodes[0].graph if nodes else program.graph
     proposal = propose_partitions(
         program.graph_module
         if graph is program.graph
         else LazyGraphModule(program.graph_module, graph),
         lambda node: node in reasons and reasons[node] is None,
-        groups=list(_inseparable(taken, constants)),
+        groups=groups,
     )
     return reasons, proposal.partitions, weights
 
@@ -223,10 +234,9 @@ def _take_known(known: Sequence[Node]) -> None:
             (node.meta["delegation_tag"],) = tags - {None}
 
 
-def _take_assertions(program: ExportedProgram) -> None:
+def _take_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
     """Tag what asserts of a partition's tensors what was seen when the program was exported."""
-    behaviours, switched = Behaviours(program.graph_module), set[Node]()
-    seen: list[Node] = []
+    switched, seen = set[Node](), list[Node]()
     for node in program.graph.nodes:
         if node.target is ASSERTION:
             (source,) = node.all_input_nodes

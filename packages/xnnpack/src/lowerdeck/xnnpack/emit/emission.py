@@ -145,6 +145,10 @@ class Emission:
             )
         return tensor
 
+    def optional(self, node: fx.Node | None) -> torch.Tensor | None:
+        """Return the data of an argument that must be constant, None for None."""
+        return None if node is None else self.constant(node)
+
     def scalar(self, number: float) -> Tracked:
         """Return a number as a tensor without dimensions."""
         key = struct.pack("<d", number)  # -0.0 is another divisor than 0.0
@@ -308,6 +312,17 @@ class Emission:
         """
         chosen = encoding or (self._writes if self._writes in _PLAIN else FLOAT)
         return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
+
+    def packed(self, tensor: torch.Tensor | None, encoding: Encoding | None = None) -> int:
+        """Return the id of a constant that a convolution or a linear layer packs.
+
+        Args:
+            tensor: As for ``constant_value``; ``NONE`` is returned for None.
+            encoding: Likewise.
+        """
+        if tensor is None:
+            return NONE
+        return self.constant_value(tensor, packed=True, encoding=encoding)
 
     def stored_constant(
         self,

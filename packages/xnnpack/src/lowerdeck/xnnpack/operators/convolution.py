@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Fields, Quantized, fits_half, shape_of
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Fields,
+    Quantized,
+    Range,
+    fits_half,
+    shape_of,
+)
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
@@ -29,7 +37,7 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
 )
 from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE, Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -116,30 +124,44 @@ def _emit(emission: Emission, call: Call) -> None:
 
 def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     weight = emission.constant(call.args["weight"])
-    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"])
+    bias = emission.optional(call.args["bias"])
     if weight.dim() == 3:
         weight = weight.unsqueeze(2)
     affine = following_batch_norm(call.node, emission)
     last, limits = following_clamp(call.node if affine is None else affine.last)
     filters, bias = _filters(weight, bias, settings, affine)
     value, _ = image_of(emission, emission.of(call.args["input"]))
-    shape = image_sizes(shape_of(last))
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
-        value = _scaled_pixels(emission, value, shape, filters, bias, limits)
-    else:
-        encoding = filter_encoding(emission, call.args["weight"], affine, filters, bias)
-        value = emission.add(
-            _kind(settings, filters),
-            shape,
-            Layout.CHANNELS_LAST,
-            limits,
-            input1_id=value,
-            filter_id=emission.constant_value(filters, packed=True, encoding=encoding),
-            bias_id=NONE
-            if bias is None
-            else emission.constant_value(bias, packed=True, encoding=encoding),
-            **fields_of(settings, weight.shape),
-        )
+        shape = image_sizes(shape_of(last))
+        define_image(emission, last, _scaled_pixels(emission, value, shape, filters, bias, limits))
+        return
+    encoding = filter_encoding(emission, call.args["weight"], affine, filters, bias)
+    ids = emission.packed(filters, encoding), emission.packed(bias, encoding)
+    fields = fields_of(settings, weight.shape)
+    _define(emission, _kind(settings, filters), value, ids, fields, last, limits)
+
+
+def _define(
+    emission: Emission,
+    kind: NodeKind,
+    value: int,
+    weights: tuple[int, int],
+    fields: Mapping[str, Fields],
+    last: Node,
+    limits: Range | None,
+) -> None:
+    """Define a node as a convolution of an image, with the ids of its filters and its bias."""
+    filter_id, bias_id = weights
+    value = emission.add(
+        kind,
+        image_sizes(shape_of(last)),
+        Layout.CHANNELS_LAST,
+        limits,
+        input1_id=value,
+        filter_id=filter_id,
+        bias_id=bias_id,
+        **fields,
+    )
     define_image(emission, last, value)
 
 
@@ -183,22 +205,12 @@ def _integer_filters(
 
 def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: Quantized) -> None:
     filters, data = _integer_filters(weight, settings, depthwise=True)
-    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
-    encoding = emission.of(call.args["input"]).encoding
-    filter_id, bias_id = store_static(emission, filters, bias, encoding)
+    bias = emission.optional(call.args["bias"])
+    ids = store_static(emission, filters, bias, emission.of(call.args["input"]).encoding)
     last, limits = following_clamp(call.node)
     value, _ = image_of(emission, emission.of(call.args["input"]))
-    value = emission.add(
-        _kind(settings, filters.data),
-        image_sizes(shape_of(last)),
-        Layout.CHANNELS_LAST,
-        limits,
-        input1_id=value,
-        filter_id=filter_id,
-        bias_id=bias_id,
-        **fields_of(settings, data.shape),
-    )
-    define_image(emission, last, value)
+    fields = fields_of(settings, data.shape)
+    _define(emission, _kind(settings, filters.data), value, ids, fields, last, limits)
 
 
 def _emit_dynamic(
@@ -206,25 +218,14 @@ def _emit_dynamic(
 ) -> None:
     # Beside integers whose scales are found at run time there is no depthwise convolution.
     filters, data = _integer_filters(weight, settings, depthwise=False)
-    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
     filter_id = store_channels(emission, filters)
     last, limits = following_clamp(call.node)
+    kind = NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D
     with emission.stored(FLOAT, FLOAT):
         value, image = image_of(emission, emission.of(call.args["input"]))
         value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
-        value = emission.add(
-            NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D,
-            image_sizes(shape_of(last)),
-            Layout.CHANNELS_LAST,
-            limits,
-            input1_id=value,
-            filter_id=filter_id,
-            bias_id=NONE
-            if bias is None
-            else emission.constant_value(bias, packed=True, encoding=FLOAT),
-            **fields_of(settings, data.shape),
-        )
-        define_image(emission, last, value)
+        ids = filter_id, emission.packed(emission.optional(call.args["bias"]), FLOAT)
+        _define(emission, kind, value, ids, fields_of(settings, data.shape), last, limits)
 
 
 _POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
@@ -236,19 +237,15 @@ def _scaled_pixels(
     shape: Sequence[Dim],
     filters: torch.Tensor,
     bias: torch.Tensor | None,
-    limits: tuple[float, float] | None,
+    limits: Range | None,
 ) -> int:
     # The runtime lets a pixel that is not finite leak into others when one channel makes one.
-    layout = Layout.CHANNELS_LAST
-    factor = emission.id_of(emission.scalar(float(filters)))
+    pixels = emission.tracked(shape, value, Layout.CHANNELS_LAST)
     first = limits if bias is None else None
-    value = emission.add(
-        NodeKind.MULTIPLY, shape, layout, first, input1_id=value, input2_id=factor
-    )
-    if bias is None:
-        return value
-    summand = emission.id_of(emission.scalar(float(bias)))
-    return emission.add(NodeKind.ADD, shape, layout, limits, input1_id=value, input2_id=summand)
+    pixels = emission.binary(NodeKind.MULTIPLY, pixels, float(filters), first)
+    if bias is not None:
+        pixels = emission.binary(NodeKind.ADD, pixels, float(bias), limits)
+    return emission.id_of(pixels, Layout.CHANNELS_LAST)
 
 
 def _kind(settings: Convolution, filters: torch.Tensor) -> NodeKind:

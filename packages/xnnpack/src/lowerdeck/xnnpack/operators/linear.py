@@ -91,8 +91,8 @@ def _weights(
     if bias is not None:
         shift = shift + emission.constant(bias).reshape(-1).double() * affine.scale
     return (
-        emission.constant_value(folded, packed=True, encoding=_filter_encoding(emission)),
-        emission.constant_value(shift.float(), packed=True),
+        emission.packed(folded, _filter_encoding(emission)),
+        emission.packed(shift.float()),
     )
 
 
@@ -117,7 +117,7 @@ def _packed(
     # Halves stay what they are: they become what is wanted piece by piece.
     tensor = data if isinstance(data, torch.Tensor) else emission.constant(node)
     tensor = tensor.reshape(-1) if flat else tensor
-    return emission.constant_value(tensor, packed=True, encoding=encoding)
+    return emission.packed(tensor, encoding)
 
 
 def _linear(emission: Emission, call: Call) -> None:

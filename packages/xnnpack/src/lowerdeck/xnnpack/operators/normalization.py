@@ -17,7 +17,7 @@ from lowerdeck.xnnpack.operators.first_result import (
 from lowerdeck.xnnpack.operators.images import mean_of_images, padded
 from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _PART = 16
@@ -108,8 +108,8 @@ def weighted_sums(
         NodeKind.FULLY_CONNECTED,
         shape,
         input1_id=emission.id_of(tensor),
-        filter_id=emission.constant_value(weights, packed=True, encoding=encoding),
-        bias_id=NONE if bias is None else emission.constant_value(bias, packed=True),
+        filter_id=emission.packed(weights, encoding),
+        bias_id=emission.packed(bias),
     )
     return emission.tracked(shape, value)
 

@@ -128,7 +128,7 @@ def _dynamic(
             ]
         filters = [store_channels(emission, one) for one in matrices]
     value = emission.dynamic(value, shape, Layout.PLAIN, PER_ROW)
-    _add(emission, node, value, filters, _float_bias(emission, bias))
+    _add(emission, node, value, filters, emission.packed(bias, FLOAT))
 
 
 def _weight_only(
@@ -145,11 +145,7 @@ def _weight_only(
         if not bool(torch.isfinite(bias).all()):
             raise FloatNeededError("its bias is too large beside its weight's scales")
     filter_id = store_channels(emission, filters)
-    _add(emission, node, emission.id_of(source), [filter_id], _float_bias(emission, bias))
-
-
-def _float_bias(emission: Emission, bias: torch.Tensor | None) -> int:
-    return NONE if bias is None else emission.constant_value(bias, packed=True, encoding=FLOAT)
+    _add(emission, node, emission.id_of(source), [filter_id], emission.packed(bias, FLOAT))
 
 
 def _add(

@@ -59,7 +59,7 @@ def store_static(
     single = filters.scales.numel() == 1 and filters.bits == 8
     sums = None
     if bias is not None:
-        sums = (bias.reshape(-1).double() / products).round()
+        sums = (bias.reshape(-1).float().double() / products).round()
         if bool((sums.abs() > _INT32).any()) or not bool(torch.isfinite(sums).all()):
             raise FloatNeededError("its bias is beyond the integers of its sums")
     filter_id = (

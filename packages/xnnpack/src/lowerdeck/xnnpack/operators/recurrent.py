@@ -234,10 +234,7 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
     def emit(emission: Emission, call: Call) -> None:
         args = call.args
         inputs, recurrent = (emission.constant(args[name]) for name in ("w_ih", "w_hh"))
-        shift, state_shift = (
-            None if args[name] is None else emission.constant(args[name])
-            for name in ("b_ih", "b_hh")
-        )
+        shift, state_shift = (emission.optional(args[name]) for name in ("b_ih", "b_hh"))
         if merges and state_shift is not None:
             # A state of zeros adds nothing, and its bias would be left out with it.
             shift = state_shift if shift is None else shift + state_shift

@@ -35,7 +35,7 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
 )
 from lowerdeck.xnnpack.operators.reductions import mean_over
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
+from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
@@ -64,7 +64,7 @@ def _emit_convolution(emission: Emission, call: Call) -> None:
         return
     args = call.args
     weight = emission.constant(args["weight"])
-    bias = None if args["bias"] is None else emission.constant(args["bias"])
+    bias = emission.optional(args["bias"])
     affine = following_batch_norm(call.node, emission)
     filters = _slices_joined(weight)
     if affine is not None:
@@ -72,11 +72,8 @@ def _emit_convolution(emission: Emission, call: Call) -> None:
         moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
         bias = moved.float()
     encoding = filter_encoding(emission, args["weight"], affine, filters, bias)
-    filter_id = emission.constant_value(filters, packed=True, encoding=encoding)
-    bias_id = (
-        NONE if bias is None else emission.constant_value(bias, packed=True, encoding=encoding)
-    )
-    _convolve(emission, call, call.node if affine is None else affine.last, filter_id, bias_id)
+    ids = emission.packed(filters, encoding), emission.packed(bias, encoding)
+    _convolve(emission, call, call.node if affine is None else affine.last, *ids)
 
 
 def _emit_static(emission: Emission, call: Call) -> None:
@@ -86,7 +83,7 @@ def _emit_static(emission: Emission, call: Call) -> None:
         raise FloatNeededError("its weight is not quantised")
     weight = symmetric(stored)
     filters = Filters(_slices_joined(weight.data), output_scales(weight, 0, 1), 0)
-    bias = None if call.args["bias"] is None else emission.constant(call.args["bias"]).float()
+    bias = emission.optional(call.args["bias"])
     ids = store_static(emission, filters, bias, emission.of(call.args["input"]).encoding)
     _convolve(emission, call, call.node, *ids)
 

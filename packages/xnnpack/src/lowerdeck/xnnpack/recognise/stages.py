@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from lowerdeck.xnnpack.recognise.attention import ATTENTION, GROUPS
 from lowerdeck.xnnpack.recognise.functions import FUNCTIONS, NORMS
-from lowerdeck.xnnpack.recognise.movements import JOINS, PIXELS, ROLLS, TURNS
+from lowerdeck.xnnpack.recognise.movements import JOINS, SHUFFLES, TURNS
 from lowerdeck.xnnpack.recognise.pieces import Whole
 from lowerdeck.xnnpack.recognise.products import LAYERS, PRODUCTS
 
 STAGES: tuple[tuple[Whole, ...], ...] = (
-    (*PRODUCTS, *FUNCTIONS, *NORMS, *PIXELS, *ROLLS, *JOINS),
+    (*PRODUCTS, *FUNCTIONS, *NORMS, *SHUFFLES, *JOINS),
     (*LAYERS, *ATTENTION),
     GROUPS,
     TURNS,
