@@ -56,31 +56,6 @@ from lowerdeck.torch_base import (
     with_parts,
 )
 
-__all__ = [
-    "COPIED_META",
-    "KEPT_COMPOSITES",
-    "WRITING_CUSTOM",
-    "FakeTensors",
-    "assemble",
-    "base_name",
-    "fake_mode_of",
-    "insert_assertions",
-    "has_composite_kernel",
-    "has_unbacked_sizes",
-    "is_preservable",
-    "node_source",
-    "overriding",
-    "own_rule",
-    "record",
-    "replace_view",
-    "run_fake",
-    "tracing_settings",
-    "as_current_node",
-    "tensor_meta",
-    "traced_meta",
-    "tracing_lock",
-]
-
 COPIED_META: Sequence[str] = tuple(
     field for field in _COPY_META_FIELDS if field not in {"original_aten", "from_node"}
 )

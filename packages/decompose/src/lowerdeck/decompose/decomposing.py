@@ -16,7 +16,6 @@ from lowerdeck.decompose._torch_private import (
     fake_mode_of,
     insert_assertions,
     is_preservable,
-    node_source,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
@@ -27,7 +26,7 @@ from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table, stay
-from lowerdeck.decompose.signature import new_outputs
+from lowerdeck.decompose.signature import add_output
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
@@ -296,19 +295,9 @@ def _trace(
         }
         env = dict(placeholders)
         outputs = walk.run(graph_module, env)
-        last = graph_module.graph.output_node()
-        nodes, signature = new_outputs(
-            program,
-            placeholders,
-            outputs,
-            walk.current,
-            walk.base,
-            lambda node: walk.clone(node, last),
-        )
+        signature = add_output(program, walk, placeholders, outputs)
         # After the outputs, which may regenerate values that a signature names.
         named = named_nodes(entries, env)
-        new_output = graph.output(nodes)
-        new_output.meta.update(last.meta, from_node=[node_source(last)])
         _eliminate_dead_code(graph, frozenset(named.values()))
         new_module = LazyGraphModule(regions.root, graph)
         # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.

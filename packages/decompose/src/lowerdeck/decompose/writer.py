@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
-from lowerdeck.decompose.calls.facts import TensorFacts, is_static
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Step, Template
 from lowerdeck.torch_base import (
@@ -127,6 +127,7 @@ class Writer:
             node.meta["tensor_meta"] = tensor_meta(value)
         if isinstance(target, OpOverload):
             node.meta["original_aten"] = target
+        self.know(node, facts_of(value))
         return node
 
     def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
