@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from importlib import import_module
 from threading import RLock
 from typing import Any
@@ -81,6 +82,7 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
+@cache
 def has_composite_kernel(operator: OpOverload) -> bool:
     """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -103,6 +105,7 @@ def _loaded(name: str) -> Any:
     return import_module(name)
 
 
+@cache
 def base_name(target: Any) -> str:
     """Return the name of a call of ``target`` in a trace, before it is made unique."""
     name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__

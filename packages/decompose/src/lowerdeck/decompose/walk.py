@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +34,6 @@ from lowerdeck.torch_base import (
     OpOverload,
     describe_node,
     plain_number,
-    pytree,
     returns_alias,
     schema_of,
     varies,
@@ -84,6 +82,7 @@ class Walk:
         self._unwritten = unwritten
         self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
+        self._left: dict[OpOverload, bool] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
@@ -97,12 +96,11 @@ class Walk:
         writer = Writer(graph, self.templates.fakes)
         return Walk(writer, self.templates, regions, self.state)
 
-    def placeholder(self, source: Node, *, requires_grad: bool | None = None) -> Any:
+    def placeholder(self, source: Node) -> Any:
         """Add a placeholder like ``source``; return a value, a node or a constant.
 
         Args:
             source: A placeholder of the original graph.
-            requires_grad: Whether it requires gradients; None for as recorded.
         """
         new_node = self.writer.graph.placeholder(str(source.target))
         if new_node.name != source.name:
@@ -113,8 +111,6 @@ class Walk:
         value = source.meta["val"]
         if isinstance(value, torch.Tensor):
             facts = TensorFacts.of(value)
-            if requires_grad is not None:
-                facts = replace(facts, requires_grad=requires_grad)
             self.writer.know(new_node, facts)
             return Value(new_node, Memory(new_node), requires_grad=facts.requires_grad)
         if isinstance(value, SYMBOLS):
@@ -268,7 +264,8 @@ class Walk:
         template = self.templates.find(call, contexts, source if is_same else None)
         new_nodes = self.writer.splice(template, call, self.inherited_meta(source))
         self._write(target, template, call.inputs, new_nodes, source)
-        return copied_results(self.writer, template, call.inputs, new_nodes, source)
+        writes = self.templates.writes
+        return copied_results(self.writer, template, call.inputs, new_nodes, source, writes=writes)
 
     def _write(
         self, target: Any, template: Template, inputs: Any, became: Any, source: Node
@@ -353,14 +350,15 @@ class Walk:
         """Return whether a call becomes itself, and is copied if its inputs are as recorded."""
         if self._only_writes and node in self._unwritten:
             return True
-        # Contexts change values. A view shows what is written later.
-        return (
-            not self.state
-            and self.templates.rules.leaves(target)
-            and target not in TRACED
-            and returns_one_tensor(target)
-            and (not returns_alias(target) or node in self._unwritten)
-        )
+        # Contexts change values.
+        if self.state:
+            return False
+        is_left = self._left.get(target)
+        if is_left is None:
+            is_traced = target in TRACED or not returns_one_tensor(target)
+            is_left = self._left[target] = self.templates.rules.leaves(target) and not is_traced
+        # A view shows what is written later.
+        return is_left and (node in self._unwritten or not returns_alias(target))
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of a call on fake inputs with other strides than the recorded ones."""
@@ -424,8 +422,6 @@ class Walk:
         value = node.meta.get("val") if value is None else value
         target = self._without_item(node.target) if target is None else target
         arguments = self.read(tuple(args)), self.read(dict(kwargs))
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(arguments)):
-            raise WholeProgramError(f"{node.name!r} reads a tensor that is not an input")
         if isinstance(target, OpOverload):
             arguments = as_dispatched(target, *arguments)
         origin = self.inherited_meta(node)
