@@ -36,7 +36,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.decompose.results import CachedSignature, Parts
+from lowerdeck.decompose.results import Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -51,7 +51,6 @@ from lowerdeck.torch_base import (
     lazy_clone,
     plain_number,
     pytree,
-    set_program_parts,
     storage_identity,
     varies,
     with_parts,
@@ -140,11 +139,7 @@ class FakeTensors:
         self._prototypes: dict[Any, torch.Tensor] = {}
 
     def empty(
-        self,
-        size: Sequence[Any],
-        stride: Sequence[Any],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
     ) -> FakeTensor:
         """Return a fake tensor with a new storage."""
         numbers = (*size, *stride)
@@ -411,8 +406,7 @@ def assemble(
     new_program = with_parts(
         program,
         graph_module=graph_module,
-        # Only for the verifier, which reads its properties once for each output.
-        graph_signature=CachedSignature(signature.input_specs, signature.output_specs),
+        graph_signature=signature,
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
@@ -423,5 +417,4 @@ def assemble(
         },
     )
     new_program.validate()  # type: ignore[no-untyped-call]
-    set_program_parts(new_program, graph_signature=signature)
     return new_program

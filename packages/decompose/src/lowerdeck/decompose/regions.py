@@ -13,6 +13,7 @@ from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
+from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import attribute_of, pytree
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
@@ -112,7 +113,8 @@ def _inlined(walk: Walk, body: GraphModule, operands: Any, state: State) -> Any:
 def _body(walk: Walk, body: Any) -> GraphModule:
     """Return a nested graph, decomposed."""
     placeholders = body.graph.find_nodes(op="placeholder")
-    inner = walk.nested(Graph(), Regions())
+    writer = Writer(Graph(), walk.templates.fakes)
+    inner = Walk(writer, walk.templates, Regions(), walk.state)
     env = {node: inner.placeholder(node) for node in placeholders}
     inputs = [value for value in env.values() if isinstance(value, Value)]
     results = inner.run(body, env)

@@ -69,12 +69,7 @@ class Templates:
         writes: Whether the program writes in place, so that views need an inverse.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        fakes: FakeTensors,
-        cache: DecompositionCache,
-    ) -> None:
+    def __init__(self, rules: Rules, fakes: FakeTensors, cache: DecompositionCache) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
@@ -96,12 +91,7 @@ class Templates:
         """Restore the settings of torch."""
         self._settings.close()
 
-    def find(
-        self,
-        call: Call,
-        contexts: Contexts = (),
-        source: Node | None = None,
-    ) -> Template:
+    def find(self, call: Call, contexts: Contexts = (), source: Node | None = None) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
 
         Args:

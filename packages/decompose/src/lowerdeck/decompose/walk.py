@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
     base_name,
@@ -85,16 +85,6 @@ class Walk:
         self._left: dict[OpOverload, bool] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
-
-    def nested(self, graph: Graph, regions: Any) -> Walk:
-        """Return a walk for a nested graph, in the same contexts.
-
-        Args:
-            graph: The new nested graph.
-            regions: As for the class.
-        """
-        writer = Writer(graph, self.templates.fakes)
-        return Walk(writer, self.templates, regions, self.state)
 
     def placeholder(self, source: Node) -> Any:
         """Add a placeholder like ``source``; return a value, a node or a constant.
@@ -236,13 +226,7 @@ class Walk:
         return self.base(result.memory)
 
     def call(
-        self,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        source: Node,
-        *,
-        is_same: bool = False,
+        self, target: Any, args: Any, kwargs: Any, source: Node, *, is_same: bool = False
     ) -> Any:
         """Write the decomposition of a call; return its result, a tree of values and others.
 
@@ -333,7 +317,8 @@ class Walk:
         # ``detach_`` has the tag, but changes neither shape nor memory.
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
-        if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
+        has_new_sizes = torch.Tag.dynamic_output_shape in target.tags
+        if "unbacked_bindings" in node.meta or has_new_sizes or _gives_nothing(target):
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
         # A copy of the call would not cast its arguments.
@@ -473,11 +458,6 @@ _SIZES = frozenset(
     {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
     | {_ATEN.sym_numel.default}
 )
-
-
-def _depends_on_data(target: OpOverload) -> bool:
-    """Return whether sizes of the result depend on data."""
-    return torch.Tag.dynamic_output_shape in target.tags
 
 
 @cache

@@ -102,13 +102,7 @@ class Writer:
             self._symbols.setdefault((type(facts), expression_of(facts)), node)
 
     def add(
-        self,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        name: str,
-        value: Any,
-        origin: InheritedMeta,
+        self, target: Any, args: Any, kwargs: Any, name: str, value: Any, origin: InheritedMeta
     ) -> Node:
         """Add a call with a known result; return it.
 
