@@ -143,7 +143,7 @@ class FakeTensors:
     ) -> FakeTensor:
         """Return a fake tensor with a new storage."""
         numbers = (*size, *stride)
-        if all(isinstance(number, int) for number in numbers):
+        if {int}.issuperset(map(type, numbers)):
             inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             return FakeTensor(self.mode, inner, device)
         key = (tuple(map(expression_of, numbers)), dtype)
