@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from importlib import import_module
 from threading import RLock
 from typing import Any
@@ -35,7 +36,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.decompose.results import CachedSignature, Parts
+from lowerdeck.decompose.results import Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -50,36 +51,10 @@ from lowerdeck.torch_base import (
     lazy_clone,
     plain_number,
     pytree,
-    set_program_parts,
     storage_identity,
     varies,
     with_parts,
 )
-
-__all__ = [
-    "COPIED_META",
-    "KEPT_COMPOSITES",
-    "WRITING_CUSTOM",
-    "FakeTensors",
-    "assemble",
-    "base_name",
-    "fake_mode_of",
-    "insert_assertions",
-    "has_composite_kernel",
-    "has_unbacked_sizes",
-    "is_preservable",
-    "node_source",
-    "overriding",
-    "own_rule",
-    "record",
-    "replace_view",
-    "run_fake",
-    "tracing_settings",
-    "as_current_node",
-    "tensor_meta",
-    "traced_meta",
-    "tracing_lock",
-]
 
 COPIED_META: Sequence[str] = tuple(
     field for field in _COPY_META_FIELDS if field not in {"original_aten", "from_node"}
@@ -106,6 +81,7 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
+@cache
 def has_composite_kernel(operator: OpOverload) -> bool:
     """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -128,6 +104,7 @@ def _loaded(name: str) -> Any:
     return import_module(name)
 
 
+@cache
 def base_name(target: Any) -> str:
     """Return the name of a call of ``target`` in a trace, before it is made unique."""
     name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__
@@ -162,15 +139,11 @@ class FakeTensors:
         self._prototypes: dict[Any, torch.Tensor] = {}
 
     def empty(
-        self,
-        size: Sequence[Any],
-        stride: Sequence[Any],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
     ) -> FakeTensor:
         """Return a fake tensor with a new storage."""
         numbers = (*size, *stride)
-        if all(isinstance(number, int) for number in numbers):
+        if {int}.issuperset(map(type, numbers)):
             inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
             return FakeTensor(self.mode, inner, device)
         key = (tuple(map(expression_of, numbers)), dtype)
@@ -433,8 +406,7 @@ def assemble(
     new_program = with_parts(
         program,
         graph_module=graph_module,
-        # Only for the verifier, which reads its properties once for each output.
-        graph_signature=CachedSignature(signature.input_specs, signature.output_specs),
+        graph_signature=signature,
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
@@ -445,5 +417,4 @@ def assemble(
         },
     )
     new_program.validate()  # type: ignore[no-untyped-call]
-    set_program_parts(new_program, graph_signature=signature)
     return new_program

@@ -22,6 +22,8 @@ def copied_results(
     inputs: Sequence[Any],
     became: Mapping[Node, Any],
     source: Node,
+    *,
+    writes: bool,
 ) -> Any:
     """Return the results of a copy of a template, with values for tensors.
 
@@ -31,6 +33,7 @@ def copied_results(
         inputs: Distinct inputs of the call.
         became: The new nodes of the template.
         source: The original node of the call.
+        writes: Whether the program writes in place.
     """
     positions = {node: index for index, node in enumerate(template.inputs)}
     memories: dict[Node, Memory] = {}
@@ -47,7 +50,8 @@ def copied_results(
             return node
         if result.fresh:
             return Value(node, Memory(node), requires_grad=result.requires_grad)
-        views = tuple(map(bind, result.views))
+        # Only a later write goes through views.
+        views = tuple(map(bind, result.views)) if writes else ()
         if result.root in positions:
             base = inputs[positions[result.root]]
             memory, views = base.memory, base.views + views

@@ -16,7 +16,6 @@ from lowerdeck.decompose._torch_private import (
     fake_mode_of,
     insert_assertions,
     is_preservable,
-    node_source,
     tracing_lock,
 )
 from lowerdeck.decompose.cache import DecompositionCache
@@ -28,7 +27,7 @@ from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table, stay
-from lowerdeck.decompose.signature import new_outputs
+from lowerdeck.decompose.signature import add_output
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
 from lowerdeck.decompose.writer import Writer
@@ -75,7 +74,8 @@ def decompose(
             that it is given; the exception of the rule is the cause.
     """
     _check_arguments(exported_program, table)
-    return _decompose(exported_program, Rules.of(table, keep), cache)
+    decomposed: ExportedProgram = _decompose(exported_program, Rules.of(table, keep), cache)
+    return decomposed
 
 
 def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
@@ -103,7 +103,10 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
         operator: composite_parts(operator) if hides_effects(operator) else stay
         for operator in operators
     }
-    return _decompose(exported_program, Rules({}, composites), None, only_writes=True)
+    functional: ExportedProgram = _decompose(
+        exported_program, Rules({}, composites), None, only_writes=True
+    )
+    return functional
 
 
 def take_apart(
@@ -123,14 +126,8 @@ def take_apart(
         DecomposeError: The program writes memory in ways that cannot be functionalized, or a rule
             fails.
     """
-    return _either_way(
-        exported_program,
-        rules,
-        lambda program, memory: _trace(program, memory, _templates(program, rules, cache))[0],
-        lambda whole: Parts(
-            whole.graph_module, whole.graph_signature, whole.state_dict, whole.constants
-        ),
-    )
+    parts: Parts = _decompose(exported_program, rules, cache, as_parts=True)
+    return parts
 
 
 def explain(
@@ -158,40 +155,36 @@ def explain(
 
 
 def _decompose(
-    program: ExportedProgram,
+    exported_program: ExportedProgram,
     rules: Rules,
     cache: DecompositionCache | None,
     *,
+    as_parts: bool = False,
     only_writes: bool = False,
-) -> ExportedProgram:
-    def call_by_call(program: ExportedProgram, memory: MemoryUse | None) -> ExportedProgram:
-        templates = _templates(program, rules, cache)
-        entries = program.module_call_graph
-        parts, nodes = _trace(program, memory, templates, entries=entries, only_writes=only_writes)
-        return assemble(program, parts, renamed_entries(entries, nodes))
-
-    return _either_way(program, rules, call_by_call, lambda whole: whole)
-
-
-def _either_way(
-    exported_program: ExportedProgram,
-    rules: Rules,
-    call_by_call: Callable[[ExportedProgram, MemoryUse | None], Result],
-    result_of: Callable[[ExportedProgram], Result],
-) -> Result:
-    """Return the result of ``call_by_call``, or of torch's own way where that is impossible."""
+) -> Any:
+    """Return a decomposed program or its parts, by torch's own way where that is needed."""
     program, memory = _prepare(exported_program)
+    entries = () if as_parts else program.module_call_graph
+
+    def call_by_call() -> Parts | ExportedProgram:
+        templates = _templates(program, rules, cache)
+        parts, nodes = _trace(program, memory, templates, entries=entries, only_writes=only_writes)
+        return parts if as_parts else assemble(program, parts, renamed_entries(entries, nodes))
+
     with collector_held():
-        result = _attempt(lambda: call_by_call(program, memory))
+        result = _attempt(call_by_call)
     if not isinstance(result, WholeProgramError):
         return result
     try:
-        return result_of(_as_a_whole(program, rules))
+        whole = _as_a_whole(program, rules)
     except Exception as error:
         raise DecomposeError(
             f"the program cannot be decomposed call by call, because {result}; nor can torch "
             f"decompose it as a whole: {type(error).__name__}: {str(error).strip()}"
         ) from error
+    state, constants = whole.state_dict, whole.constants
+    parts = Parts(whole.graph_module, whole.graph_signature, state, constants)
+    return parts if as_parts else whole
 
 
 def _attempt(call_by_call: Callable[[], Result]) -> Result | WholeProgramError:
@@ -300,19 +293,9 @@ def _trace(
         }
         env = dict(placeholders)
         outputs = walk.run(graph_module, env)
-        last = graph_module.graph.output_node()
-        nodes, signature = new_outputs(
-            program,
-            placeholders,
-            outputs,
-            walk.current,
-            walk.base,
-            lambda node: walk.clone(node, last),
-        )
+        signature = add_output(program, walk, placeholders, outputs)
         # After the outputs, which may regenerate values that a signature names.
         named = named_nodes(entries, env)
-        new_output = graph.output(nodes)
-        new_output.meta.update(last.meta, from_node=[node_source(last)])
         _eliminate_dead_code(graph, frozenset(named.values()))
         new_module = LazyGraphModule(regions.root, graph)
         # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.

@@ -24,13 +24,11 @@ def can_keep(operator: object, *, some: bool = False) -> bool:
         operator: An overload of an operator; anything else cannot be kept.
         some: Whether some of its calls are to be kept, and others not.
     """
-    if not isinstance(operator, OpOverload) or (some and _shares_memory(operator)):
+    if not isinstance(operator, OpOverload):
+        return False
+    if some and (written_arguments(operator) or returns_alias(operator)):
         return False
     return not has_composite_kernel(operator) or is_preservable(operator)
-
-
-def _shares_memory(operator: OpOverload) -> bool:
-    return bool(written_arguments(operator)) or returns_alias(operator)
 
 
 def check_kept(operator: Any, which: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -48,22 +47,15 @@ def renamed_entries(
         nodes: As ``named_nodes`` returns them; names may have changed since.
     """
     names = {name: node.name for name, node in nodes.items()}
-    return [_renamed(entry, names) for entry in entries]
 
+    def renamed(arguments: Sequence[Any]) -> list[Any]:
+        return [replace(one, name=names.get(one.name, one.name)) for one in arguments]
 
-def _renamed(entry: ModuleCallEntry, names: Mapping[str, str]) -> ModuleCallEntry:
-    if entry.signature is None:
-        return ModuleCallEntry(entry.fqn)
-
-    def with_names(arguments: Sequence[Any]) -> list[Any]:
-        renamed = [copy(argument) for argument in arguments]
-        for argument in renamed:
-            argument.name = names.get(argument.name, argument.name)
-        return renamed
-
-    signature = replace(
-        entry.signature,
-        inputs=with_names(entry.signature.inputs),
-        outputs=with_names(entry.signature.outputs),
-    )
-    return ModuleCallEntry(entry.fqn, signature)
+    new_entries = []
+    for entry in entries:
+        signature = entry.signature
+        if signature is not None:
+            inputs, outputs = renamed(signature.inputs), renamed(signature.outputs)
+            signature = replace(signature, inputs=inputs, outputs=outputs)
+        new_entries.append(ModuleCallEntry(entry.fqn, signature))
+    return new_entries

@@ -49,6 +49,8 @@ def as_dispatched(
     named: dict[str, Any] = {}
     needed = 0
     for index, argument in enumerate(schema_of(operator).arguments):
+        if index >= len(args) and not left:
+            break
         given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
         # An optional argument without a default has the default value None all the same.
         is_default = given is _MISSING or (

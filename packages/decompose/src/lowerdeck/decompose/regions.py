@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
-from lowerdeck.decompose.calls.facts import facts_of
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.decompose.walk import State, Walk
-from lowerdeck.torch_base import SYMBOLS, attribute_of
+from lowerdeck.decompose.writer import Writer
+from lowerdeck.torch_base import attribute_of, pytree
 
 _BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"
@@ -72,20 +72,12 @@ class Regions:
                 torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
             )
             return _inlined(walk, body, args[5:], ((("autocast", *mode), enter),))
-        if name == _DELEGATE:
-            return walk.copy_unchanged(
-                node, self._registered(walk, node, args, lambda module: module), kwargs
-            )
-        if target is WRITING_CUSTOM:
-            return walk.copy_unchanged(node, args, kwargs)
-        if name not in _BODIES:
+        if name not in _BODIES and name != _DELEGATE and target is not WRITING_CUSTOM:
             raise WholeProgramError(f"{node.name!r} calls the higher-order operator {target}")
-        operands = list(_leaves(args[1:] if name == "cond" else args))
-        return walk.copy_unchanged(
-            node,
-            self._registered(walk, node, args, lambda body: _body(walk, body, operands)),
-            kwargs,
-        )
+        # A lowered module stays as it is.
+        convert = partial(_body, walk) if name in _BODIES else lambda module: module
+        arguments = self._registered(walk, node, args, convert)
+        return walk.copy_unchanged(node, arguments, kwargs)
 
     def _registered(
         self, walk: Walk, node: Node, args: Any, convert: Callable[[Any], torch.nn.Module]
@@ -118,14 +110,12 @@ def _inlined(walk: Walk, body: GraphModule, operands: Any, state: State) -> Any:
     return inner.run(body, dict(zip(placeholders, operands, strict=True)))
 
 
-def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
+def _body(walk: Walk, body: Any) -> GraphModule:
     """Return a nested graph, decomposed."""
     placeholders = body.graph.find_nodes(op="placeholder")
-    inner = walk.nested(Graph(), Regions())
-    env = {
-        node: inner.placeholder(node, requires_grad=_requires_grad(walk, node, operand))
-        for node, operand in zip(placeholders, operands, strict=True)
-    }
+    writer = Writer(Graph(), walk.templates.fakes)
+    inner = Walk(writer, walk.templates, Regions(), walk.state)
+    env = {node: inner.placeholder(node) for node in placeholders}
     inputs = [value for value in env.values() if isinstance(value, Value)]
     results = inner.run(body, env)
     last = body.graph.output_node()
@@ -133,9 +123,8 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
     if any(value.memory.generation for value in inputs):
         raise WholeProgramError("a region writes its input")
     memories = {id(value.memory) for value in inputs}
-    if any(
-        isinstance(result, Value) and id(result.memory) in memories for result in _leaves(results)
-    ):
+    leaves = pytree.tree_leaves(results)
+    if any(isinstance(leaf, Value) and id(leaf.memory) in memories for leaf in leaves):
         raise WholeProgramError("a region returns its input, or a view of it")
     inner.writer.graph.output(inner.read(results)).meta.update(last.meta)
     inner.writer.graph.eliminate_dead_code()
@@ -145,22 +134,3 @@ def _body(walk: Walk, body: Any, operands: list[Any]) -> GraphModule:
         insert_assertions(new_body, export=False)
         new_body.recompile()
     return new_body
-
-
-def _requires_grad(walk: Walk, node: Node, operand: Any) -> bool:
-    """Return whether an input of a region requires gradients."""
-    if not isinstance(operand, Value):
-        return False
-    known_facts = walk.writer.facts(operand.node)
-    # Slices and loop-carried tensors are results, and require no gradients.
-    return bool(
-        known_facts.requires_grad and facts_of(node.meta["val"]).shape == known_facts.shape
-    )
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _leaves(item)
-    elif isinstance(tree, (Value, Node, int, float, bool, *SYMBOLS)):
-        yield tree

@@ -90,7 +90,7 @@ class Rules:
         Args:
             call: A node of the original graph.
         """
-        which = self.chosen.get(call.target)
+        which = self.chosen.get(call.target) if self.chosen else None
         return which is not None and bool(which(call))
 
     def leaves(self, operator: object) -> bool:

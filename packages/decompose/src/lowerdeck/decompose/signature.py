@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Node
 
+from lowerdeck.decompose._torch_private import node_source
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.calls.template import parent_of
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.walk import Walk
 
 _SYMBOL_ARGUMENTS: Mapping[Any, Any] = {
     torch.SymInt: SymIntArgument,
@@ -38,23 +41,16 @@ _MUTATIONS = frozenset(_MUTATION_OF.values())
 _CALLS = _MUTATIONS | {OutputKind.USER_OUTPUT}
 
 
-def new_outputs(
-    program: ExportedProgram,
-    placeholders: Mapping[Node, Any],
-    outputs: Any,
-    read: Callable[[Value], Node],
-    base: Callable[[Any], Node],
-    clone: Callable[[Node], Node],
-) -> tuple[tuple[Any, ...], ExportGraphSignature]:
-    """Return the outputs of the new graph, and its signature.
+def add_output(
+    program: ExportedProgram, walk: Walk, placeholders: Mapping[Node, Any], outputs: Any
+) -> ExportGraphSignature:
+    """Add the output node to the new graph; return the signature of the graph.
 
     Args:
         program: The program before decomposition.
+        walk: Has converted its graph up to the output.
         placeholders: Values of its placeholders, with their pending writes.
         outputs: Values that its output node returns.
-        read: Returns the current node of a value, all writes applied.
-        base: Returns the current node of a memory, all writes applied.
-        clone: Adds a clone of a node.
 
     Raises:
         WholeProgramError: A signature cannot express what it mutates.
@@ -81,29 +77,28 @@ def new_outputs(
         if kind is None or (is_written and target in mutated):
             raise WholeProgramError(f"{node.name!r} ({input_spec.kind.name}) is written in place")
         written[node.name] = len(kept)
-        kept.append((kind, target, base(value.memory) if is_written else read(mutated[target])))
-    results = [read(value) if isinstance(value, Value) else value for _, value in rest]
+        new_value = walk.base(value.memory) if is_written else walk.current(mutated[target])
+        kept.append((kind, target, new_value))
+    results = walk.read([value for _, value in rest])
+    last, graph = program.graph.output_node(), walk.writer.graph
+    output = graph.output((*(node for *_, node in kept), *results))
+    output.meta.update(last.meta, from_node=[node_source(last)])
     # All values are read by now, so that no later read refers to an erased copy.
-    gone = {
-        node: _without_copy(node)
-        for kind, _, node in kept
-        if kind is not OutputKind.USER_INPUT_MUTATION
-    }
-    for copied, source in gone.items():
-        # The source of a copy may be a copy that is erased as well.
-        while gone.get(source, source) is not source:
-            source = gone[source]  # noqa: PLW2901
-        gone[copied] = source
-    nodes = [gone.get(node, node) for node in (*(node for *_, node in kept), *results)]
-    _clone_views_of_written(nodes, written, clone)
-    _give_each_its_own(nodes, [kind for kind, *_ in kept], clone)
+    buffers = [node for kind, _, node in kept if kind is not OutputKind.USER_INPUT_MUTATION]
+    for node in dict.fromkeys(buffers):
+        _erase_copy(node, output)
+    nodes: list[Any] = list(output.args[0])
+    with graph.inserting_before(output):
+        _clone_views_of_written(nodes, written, partial(walk.clone, source=last))
+        _give_each_its_own(nodes, [kind for kind, *_ in kept], partial(walk.clone, source=last))
+    output.args = (tuple(nodes),)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
         for (kind, target, _), node in zip(kept, nodes, strict=False)
     ]
     for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
-    return tuple(nodes), ExportGraphSignature(list(old.input_specs), specs)
+    return ExportGraphSignature(list(old.input_specs), specs)
 
 
 def _give_each_its_own(
@@ -141,22 +136,21 @@ def _clone_views_of_written(
             nodes[position] = clones[node] = clones.get(node) or clone(node)
 
 
-def _without_copy(node: Node) -> Node:
-    """Return the source of a copy to a buffer and erase the copy, in place; else the node."""
+def _erase_copy(node: Node, output: Node) -> None:
+    """Replace a copy to a buffer, in place, by what is copied."""
     if node.target is not torch.ops.aten.copy.default:
-        return node
+        return
     source: Any = node.args[1]
     copied, value = node.meta["val"], source.meta["val"]
     if copied.shape != value.shape or copied.dtype is not value.dtype:
         # It converts or broadcasts, which torch loses (2.13).
-        return node
-    if node.users and copied.stride() != value.stride():
+        return
+    if node.users.keys() - {output} and copied.stride() != value.stride():
         # Its readers take views by its strides. torch erases the copy, and then a view of the
         # source fails or has other elements (2.13).
-        return node
+        return
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)
-    return source  # type: ignore[no-any-return]
 
 
 def _argument(spec: OutputSpec, node: Any) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import (
     FakeTensors,
+    as_current_node,
     overriding,
     own_rule,
     record,
@@ -67,12 +69,7 @@ class Templates:
         writes: Whether the program writes in place, so that views need an inverse.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        fakes: FakeTensors,
-        cache: DecompositionCache,
-    ) -> None:
+    def __init__(self, rules: Rules, fakes: FakeTensors, cache: DecompositionCache) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
@@ -94,29 +91,22 @@ class Templates:
         """Restore the settings of torch."""
         self._settings.close()
 
-    def find(
-        self,
-        call: Call,
-        contexts: Contexts = (),
-        source: Node | None = None,
-        *,
-        is_plain: bool = False,
-    ) -> Template:
+    def find(self, call: Call, contexts: Contexts = (), source: Node | None = None) -> Template:
         """Return the template of a call, traced if it is the first of its kind.
 
         Args:
             call: A call with its key.
             contexts: Functions that create the contexts around it.
-            source: The original node, for errors.
-            is_plain: Whether no context changes its decomposition.
+            source: The original node of this call, for errors and rules that read its result.
 
         Raises:
             WholeProgramError: It cannot be decomposed alone.
         """
         return (
             self._look_up(call)
-            or (self._untraced(call) if is_plain else None)
-            or self._trace(call, contexts, source, is_plain=is_plain)
+            # What a context changes is known only from a trace.
+            or (None if contexts else self._untraced(call))
+            or self._trace(call, contexts, source)
         )
 
     def _look_up(self, call: Call) -> Template | None:
@@ -144,15 +134,16 @@ class Templates:
             self._shared.put((call.key, self._context), template)
         return template
 
-    def _trace(
-        self, call: Call, contexts: Contexts, source: Node | None, *, is_plain: bool
-    ) -> Template:
+    def _trace(self, call: Call, contexts: Contexts, source: Node | None) -> Template:
         if not self.traces:
             # Only now: overriding takes longer than a program whose templates are cached.
             self._settings.enter_context(overriding(self.rules.composites))
         self.traces += 1
         try:
-            template = self._record(call, contexts)
+            if source is not None and self.rules.by_result:
+                template = self._record(call, (*contexts, partial(as_current_node, source)))
+            else:
+                template = self._record(call, contexts)
         except DecomposeError:
             raise
         except Exception as error:
@@ -163,7 +154,7 @@ class Templates:
                 "whole, or give a table with another rule for it"
             ) from error
         # Convolutions and norms of other sizes will need no trace.
-        if is_plain:
+        if not contexts:
             self._resized.learn(call, template)
         return self._keep(call, template)
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node, map_arg
 
 from lowerdeck.decompose._torch_private import (
-    as_current_node,
     base_name,
     has_composite_kernel,
     has_unbacked_sizes,
     run_fake,
 )
 from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, facts_of
-from lowerdeck.decompose.calls.keys import Call, call_of, is_autocast
+from lowerdeck.decompose.calls.keys import call_of, is_autocast
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
@@ -36,7 +34,6 @@ from lowerdeck.torch_base import (
     OpOverload,
     describe_node,
     plain_number,
-    pytree,
     returns_alias,
     schema_of,
     varies,
@@ -85,25 +82,15 @@ class Walk:
         self._unwritten = unwritten
         self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
+        self._left: dict[OpOverload, bool] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
-    def nested(self, graph: Graph, regions: Any) -> Walk:
-        """Return a walk for a nested graph, in the same contexts.
-
-        Args:
-            graph: The new nested graph.
-            regions: As for the class.
-        """
-        writer = Writer(graph, self.templates.fakes)
-        return Walk(writer, self.templates, regions, self.state)
-
-    def placeholder(self, source: Node, *, requires_grad: bool | None = None) -> Any:
+    def placeholder(self, source: Node) -> Any:
         """Add a placeholder like ``source``; return a value, a node or a constant.
 
         Args:
             source: A placeholder of the original graph.
-            requires_grad: Whether it requires gradients; None for as recorded.
         """
         new_node = self.writer.graph.placeholder(str(source.target))
         if new_node.name != source.name:
@@ -114,8 +101,6 @@ class Walk:
         value = source.meta["val"]
         if isinstance(value, torch.Tensor):
             facts = TensorFacts.of(value)
-            if requires_grad is not None:
-                facts = replace(facts, requires_grad=requires_grad)
             self.writer.know(new_node, facts)
             return Value(new_node, Memory(new_node), requires_grad=facts.requires_grad)
         if isinstance(value, SYMBOLS):
@@ -222,9 +207,7 @@ class Walk:
 
     def _view(self, parent: Node, view: View) -> Node:
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
-        call = self._call(view.target, args, view.kwargs)
-        template = self.templates.find(call, self._contexts, is_plain=not self.state)
-        result = self._copied(call, template, view.source)
+        result = self.call(view.target, args, view.kwargs, view.source)
         chosen: Value = result if view.index is None else result[view.index]
         return chosen.node
 
@@ -243,13 +226,7 @@ class Walk:
         return self.base(result.memory)
 
     def call(
-        self,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        source: Node,
-        *,
-        is_same: bool = False,
+        self, target: Any, args: Any, kwargs: Any, source: Node, *, is_same: bool = False
     ) -> Any:
         """Write the decomposition of a call; return its result, a tree of values and others.
 
@@ -263,35 +240,16 @@ class Walk:
         Raises:
             WholeProgramError: It cannot be decomposed call by call.
         """
-        contexts = self._contexts
-        # The effect of a region's context is known only from a trace.
-        is_plain = not contexts
-        more: tuple[Any, ...] = ()
-        if self.templates.rules.by_result and is_same:
-            more = (facts_key(facts_of(source.meta.get("val"))),)
-            contexts = (*contexts, lambda: as_current_node(source))
-        call = self._call(target, args, kwargs, more)
-        same = source if is_same else None
-        template = self.templates.find(call, contexts, same, is_plain=is_plain)
-        return self._copied(call, template, source)
-
-    @property
-    def _contexts(self) -> tuple[Callable[[], Any], ...]:
-        return tuple(enter for _, enter in self.state)
-
-    @property
-    def _keys(self) -> tuple[Any, ...]:
-        return tuple(key for key, _ in self.state)
-
-    def _call(self, target: Any, args: Any, kwargs: Any, more: tuple[Any, ...] = ()) -> Call:
-        state = (*self._keys, *more)
-        return call_of(target, args, kwargs, self.current, self.writer.facts, state)
-
-    def _copied(self, call: Call, template: Template, source: Node) -> Any:
-        """Add a copy of a template; return its result."""
-        became = self.writer.splice(template, call, self.inherited_meta(source))
-        self._write(call.key[0], template, call.inputs, became, source)
-        return copied_results(self.writer, template, call.inputs, became, source)
+        key = tuple(part for part, _ in self.state)
+        if is_same and self.templates.rules.by_result:
+            key = (*key, facts_key(facts_of(source.meta.get("val"))))
+        call = call_of(target, args, kwargs, self.current, self.writer.facts, key)
+        contexts = [enter for _, enter in self.state]
+        template = self.templates.find(call, contexts, source if is_same else None)
+        new_nodes = self.writer.splice(template, call, self.inherited_meta(source))
+        self._write(target, template, call.inputs, new_nodes, source)
+        writes = self.templates.writes
+        return copied_results(self.writer, template, call.inputs, new_nodes, source, writes=writes)
 
     def _write(
         self, target: Any, template: Template, inputs: Any, became: Any, source: Node
@@ -359,11 +317,12 @@ class Walk:
         # ``detach_`` has the tag, but changes neither shape nor memory.
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
-        if "unbacked_bindings" in node.meta or _gives_nothing(target) or _depends_on_data(target):
+        has_new_sizes = torch.Tag.dynamic_output_shape in target.tags
+        if "unbacked_bindings" in node.meta or has_new_sizes or _gives_nothing(target):
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
         # A copy of the call would not cast its arguments.
-        if is_kept and is_autocast(self._keys):
+        if is_kept and is_autocast(tuple(key for key, _ in self.state)):
             raise WholeProgramError(f"{node.name!r} is to be kept in a region of autocast")
         is_copied = is_kept or self._is_left(target, node)
         if is_copied and self._has_recorded_inputs(node, env):
@@ -376,14 +335,15 @@ class Walk:
         """Return whether a call becomes itself, and is copied if its inputs are as recorded."""
         if self._only_writes and node in self._unwritten:
             return True
-        # Contexts change values. A view shows what is written later.
-        return (
-            not self.state
-            and self.templates.rules.leaves(target)
-            and target not in TRACED
-            and returns_one_tensor(target)
-            and (not returns_alias(target) or node in self._unwritten)
-        )
+        # Contexts change values.
+        if self.state:
+            return False
+        is_left = self._left.get(target)
+        if is_left is None:
+            is_traced = target in TRACED or not returns_one_tensor(target)
+            is_left = self._left[target] = self.templates.rules.leaves(target) and not is_traced
+        # A view shows what is written later.
+        return is_left and (node in self._unwritten or not returns_alias(target))
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of a call on fake inputs with other strides than the recorded ones."""
@@ -444,24 +404,16 @@ class Walk:
             target: Another operator to call; None for the same.
             value: The fake result; None for the recorded one.
         """
-        recorded = node.meta.get("val") if value is None else value
-        new_node = self._written(node, args, kwargs, recorded, target)
-        if "unbacked_bindings" in node.meta:
-            new_node.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
-        return self._elements(new_node, recorded, node)
-
-    def _written(self, node: Node, args: Any, kwargs: Any, value: Any, target: Any = None) -> Node:
-        """Add a call with its fake result; return its node."""
+        value = node.meta.get("val") if value is None else value
         target = self._without_item(node.target) if target is None else target
-        name = base_name(target)
         arguments = self.read(tuple(args)), self.read(dict(kwargs))
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(arguments)):
-            raise WholeProgramError(f"{node.name!r} reads a tensor that is not an input")
         if isinstance(target, OpOverload):
             arguments = as_dispatched(target, *arguments)
-        new_node = self.writer.add(target, *arguments, name, value, self.inherited_meta(node))
-        self.writer.know(new_node, facts_of(value))
-        return new_node
+        origin = self.inherited_meta(node)
+        new_node = self.writer.add(target, *arguments, base_name(target), value, origin)
+        if "unbacked_bindings" in node.meta:
+            new_node.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
+        return self._elements(new_node, value, node)
 
     def _elements(self, new_node: Node, value: Any, source: Node) -> Any:
         """Return the results of a node: itself, or its elements."""
@@ -471,15 +423,9 @@ class Walk:
             return new_node if varies(value) else plain_number(new_node.meta["val"])
         elements = []
         for index, element in enumerate(value):
-            item = self.writer.add(
-                operator.getitem,
-                (new_node, index),
-                {},
-                "getitem",
-                element,
-                self.inherited_meta(source),
-            )
-            self.writer.know(item, facts_of(element))
+            origin = self.inherited_meta(source)
+            arguments = (new_node, index)
+            item = self.writer.add(operator.getitem, arguments, {}, "getitem", element, origin)
             elements.append(self._elements(item, element, source))
         return type(value)(elements)
 
@@ -512,11 +458,6 @@ _SIZES = frozenset(
     {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
     | {_ATEN.sym_numel.default}
 )
-
-
-def _depends_on_data(target: OpOverload) -> bool:
-    """Return whether sizes of the result depend on data."""
-    return torch.Tag.dynamic_output_shape in target.tags
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
-from lowerdeck.decompose.calls.facts import TensorFacts, is_static
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Step, Template
 from lowerdeck.torch_base import (
@@ -21,6 +20,8 @@ from lowerdeck.torch_base import (
     expression_of,
     plain_number,
 )
+
+_INHERITED = frozenset({"stack_trace", *COPIED_META})
 
 
 class InheritedMeta:
@@ -35,11 +36,10 @@ class InheritedMeta:
 
     def __init__(self, source: Node, reader: Node | None = None) -> None:
         self.source: Node = source
-        meta = source.meta
         self._meta: dict[str, Any] = {
-            name: meta[name] for name in ("stack_trace", *COPIED_META) if name in meta
+            name: value for name, value in source.meta.items() if name in _INHERITED
         }
-        stack = meta.get("nn_module_stack")
+        stack = source.meta.get("nn_module_stack")
         if reader is not None and stack:
             # What the program returns is read in the outermost module.
             outermost = dict([next(iter(stack.items()))])
@@ -50,7 +50,7 @@ class InheritedMeta:
     def meta(self) -> dict[str, Any]:
         """Return metadata for one more node."""
         return {
-            name: copy.copy(value) if isinstance(value, (dict, list)) else value
+            name: value.copy() if isinstance(value, (dict, list)) else value
             for name, value in self._meta.items()
         }
 
@@ -102,13 +102,7 @@ class Writer:
             self._symbols.setdefault((type(facts), expression_of(facts)), node)
 
     def add(
-        self,
-        target: Any,
-        args: Any,
-        kwargs: Any,
-        name: str,
-        value: Any,
-        origin: InheritedMeta,
+        self, target: Any, args: Any, kwargs: Any, name: str, value: Any, origin: InheritedMeta
     ) -> Node:
         """Add a call with a known result; return it.
 
@@ -121,12 +115,15 @@ class Writer:
             origin: The metadata that it inherits.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
-        node.meta = origin.meta()
-        node.meta["val"] = value
+        # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
+        node.meta.update(origin.meta(), val=value)
         if isinstance(value, FakeTensor):
-            node.meta["tensor_meta"] = tensor_meta(value)
+            meta = origin.source.meta
+            is_recorded = value is meta.get("val") and "tensor_meta" in meta
+            node.meta["tensor_meta"] = meta["tensor_meta"] if is_recorded else tensor_meta(value)
         if isinstance(target, OpOverload):
             node.meta["original_aten"] = target
+        self.know(node, facts_of(value))
         return node
 
     def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
@@ -155,8 +152,8 @@ class Writer:
         args: Any = map_arg(node.args, look_up)
         kwargs: Any = map_arg(node.kwargs, look_up)
         new_node = add_node(self.graph, "call_function", node.target, args, step.name, kwargs)
-        meta = new_node.meta = origin.meta()
-        meta.update(step.meta)
+        meta = new_node.meta
+        meta.update(origin.meta(), **step.meta)
         if node.target is operator.getitem:
             # The value is an element of what the source returns.
             source: Any

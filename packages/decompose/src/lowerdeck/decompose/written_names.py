@@ -6,13 +6,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.fx import Node
 
-from lowerdeck.torch_base import (
-    Extent,
-    MemoryUse,
-    copy_graph_module,
-    state_tensors,
-    with_parts,
-)
+from lowerdeck.torch_base import Extent, MemoryUse, copy_graph_module, state_tensors, with_parts
 
 
 def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> ExportedProgram:

@@ -144,6 +144,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
                 f"Node {node.name!r} is in regions {tree.name(other)!r} and {region.name!r}; "
                 "a node may be in one only."
             )
+    # ``setdefault`` above does not notice a node that the same region names twice.
     if len(set(region.nodes)) != len(region.nodes):
         twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
         raise RegionError(

@@ -99,7 +99,8 @@ def is_static(facts: Any) -> bool:
         facts: As ``facts_of`` returns them.
     """
     if isinstance(facts, TensorFacts):
-        return is_static(facts.shape) and is_static(facts.stride)
+        # Each node of a program asks.
+        return {int}.issuperset(map(type, facts.shape + facts.stride))
     if isinstance(facts, (tuple, list)):
         return all(map(is_static, facts))
     return not isinstance(facts, SYMBOLS)
@@ -112,7 +113,9 @@ def facts_key(facts: Any) -> Any:
         facts: As ``facts_of`` returns them.
     """
     if isinstance(facts, TensorFacts):
-        sizes = tuple(map(_number_key, facts.shape)), tuple(map(_number_key, facts.stride))
+        sizes = facts.shape, facts.stride
+        if not is_static(facts):
+            sizes = tuple(map(_number_key, facts.shape)), tuple(map(_number_key, facts.stride))
         return (*sizes, facts.dtype, facts.device, facts.requires_grad)
     if isinstance(facts, (tuple, list)):
         return tuple(map(facts_key, facts))

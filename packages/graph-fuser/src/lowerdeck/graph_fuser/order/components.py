@@ -44,6 +44,7 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
                     low[vertex] = min(low[vertex], order[target])
             if pushed:
                 continue
+            # Nothing that is open is reached from below it: a component is complete.
             if low[vertex] == order[vertex]:
                 component: list[int] = []
                 while True:
@@ -56,5 +57,6 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
             if work:
                 above = work[-1][0]
                 low[above] = min(low[above], low[vertex])
+    # Tarjan's algorithm completes successors first.
     components.reverse()
     return components

@@ -53,6 +53,7 @@ def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node
     for node in nodes:
         if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
+        # After the last change of mode, and before the next one: O(nodes) pairs.
         if last is not None:
             pairs.append((last, node))
         if marked.get(node, Effect.NONE) & Effect.MODE:
@@ -74,6 +75,7 @@ def _writes(memory: MemoryUse, nodes: Sequence[Node]) -> list[tuple[Node, Node]]
         for group in dict.fromkeys((*memory.reads(node), *written)):
             if group in writer:
                 pairs.append((writer[group], node))
+            # A write waits for the readers since the last write; later ones wait for this write.
             if group in written:
                 pairs.extend((reader, node) for reader in readers.pop(group, ()))
                 writer[group] = node

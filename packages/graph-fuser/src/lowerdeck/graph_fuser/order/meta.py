@@ -50,6 +50,7 @@ def call_meta(outputs: Sequence[Node], *, bare: bool) -> dict[str, object]:
     for key in _VALUE_KEYS:
         if any(key in node.meta for node in outputs):
             meta[key] = tuple(node.meta.get(key) for node in outputs)
+    # Passes read the ``val`` of every call, also of one without results.
     if not outputs:
         meta["val"] = ()
     return meta

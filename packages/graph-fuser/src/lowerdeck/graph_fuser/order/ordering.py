@@ -72,6 +72,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
 def check_legal(graph: Graph) -> None:
     """Raise ``RegionError`` unless every node comes after the nodes that it reads."""
     nodes = list(graph.nodes)
+    # Every entry point asks, so that the common case is one cheap pass.
     if reads_only_earlier(nodes):
         return
     seen: set[Node] = set()
@@ -92,6 +93,7 @@ def relink(nodes: Sequence[Node]) -> None:
         nodes: The nodes of the stretch; those already in place are not touched.
     """
     members = set(nodes)
+    # The first node of the stretch may not be the first of the new order.
     start = nodes[0]
     while start.prev in members:
         start = start.prev
@@ -135,6 +137,7 @@ def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list
     ready = [position[node] for node, count in waits.items() if not count]
     done: dict[Node, None] = {}
     while len(done) < len(nodes):
+        # Hazards may contradict values in a graph that is out of order: values win.
         if not ready:
             first, second = _pair_against_values(before, done)
             before[second].remove(first)

@@ -62,13 +62,16 @@ def find_boundary(
     for node, index in region_of.items():
         for source in node.all_input_nodes:
             source_region = region_of.get(source, ROOT)
+            # An edge inside one region crosses no border.
             if source_region == index:
                 continue
             _cross(tree, found, source, source_region, node, index, carries=True)
+        # Edges into the root are found at their source, since only nodes of regions are visited.
         for user in node.users:
             if user not in region_of:
                 _cross(tree, found, node, index, user, ROOT, carries=True)
     for before, after in order:
+        # A hazard orders two calls, but no value is passed between them.
         first, second = region_of.get(before, ROOT), region_of.get(after, ROOT)
         if first != second:
             _cross(tree, found, before, first, after, second, carries=False)
@@ -90,6 +93,7 @@ def _cross(
     parent, depth = tree.parent, tree.depth
     before: Item = source
     after: Item = target
+    # The deeper end climbs first, so that both meet at the lowest common ancestor.
     while left != entered:
         if depth[left] >= depth[entered]:
             if carries:
@@ -99,6 +103,7 @@ def _cross(
             if carries:
                 found.inputs[entered][source] = None
             after, entered = entered, parent[entered]
+    # One edge of the graph for each pair is enough to explain a cycle.
     found.edges[left].setdefault((before, after), (source, target))
 
 
@@ -164,6 +169,7 @@ def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
         region = tree.regions[index]
         if region is None:
             continue
+        # Inputs are in the order of first uses already, as edges were visited in that order.
         if input_order == "parent":
             found.inputs[index] = _by_position(found.inputs[index], position)
         found.outputs[index] = _by_position(found.outputs[index], position)

@@ -98,6 +98,7 @@ def check_inner_names(tree: RegionTree) -> None:
         used = _paths(tree.members[index])
         for child in children:
             name = tree.name(child) or ""
+            # A name such as "graph" would hide an attribute of GraphModule.
             if name in used or hasattr(GraphModule, name.split(".")[0]):
                 raise RegionError(
                     f"Region {name!r} would be beside an attribute of that name in its "

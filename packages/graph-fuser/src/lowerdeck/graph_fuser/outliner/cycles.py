@@ -65,6 +65,7 @@ def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> li
     while (item := before[next(reversed(walk))]) not in walk:
         walk[item] = None
     circle = list(walk)[list(walk).index(item) :]
+    # From a region: nodes alone are in a legal order, so that each cycle passes one.
     start = next((item for item in circle if isinstance(item, int)), item)
     came_from: dict[Item, Item] = {}
     queue = [start]

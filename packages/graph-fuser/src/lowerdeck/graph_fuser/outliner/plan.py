@@ -56,6 +56,7 @@ class OutlinePlan:
         """
         index, tree = self._index[region], self._tree
         nodes = tree.members[index]
+        # ``members`` of the root are not collected, since most callers do not need them.
         if index == ROOT:
             nodes = [node for node in tree.nodes if node not in tree.region_of]
         # Most regions of a large model call none: their bodies hold nodes alone, with no index to

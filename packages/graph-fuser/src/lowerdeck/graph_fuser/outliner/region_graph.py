@@ -65,6 +65,7 @@ class GraphBuilder:
             else:
                 env[item] = copy_node(graph, item, env)
         outputs = tuple(self.boundary.outputs[index])
+        # As torch's fuser does: one result without a tuple, several or none in one.
         bare = self.is_bare(index)
         result = env[outputs[0]] if bare else tuple(env[node] for node in outputs)
         output = add_node(graph, "output", "output", (result,), "output")

@@ -71,6 +71,7 @@ class Schedule:
             nodes: Its own nodes, or some of them, in the graph's order.
         """
         children = self.tree.children[index]
+        # Without calls a body keeps the graph's order, which is legal.
         if not children:
             return nodes
         items: list[Item] = [*nodes, *children]
@@ -79,6 +80,7 @@ class Schedule:
         if stretch is not None:
             low = bisect_left(items, stretch.low, key=self.position)
             high = bisect_right(items, stretch.high, key=self.position)
+            # ``nodes`` may be only some of the nodes that were sorted.
             kept = set(items[low:high])
             items[low:high] = [item for item in stretch.items if item in kept]
         return items
@@ -120,6 +122,7 @@ class Schedule:
         for targets in after.values():
             for target in targets:
                 waits[target] += 1
+        # Kahn's algorithm; a heap of old positions makes it stable.
         ready = [position for position, item in item_at.items() if not waits[item]]
         heapq.heapify(ready)
         done: list[Item] = []
@@ -130,6 +133,7 @@ class Schedule:
                 waits[target] -= 1
                 if not waits[target]:
                     heapq.heappush(ready, self.position(target))
+        # What is left is on a cycle, or after one.
         if len(done) < len(item_at):
             stuck = {item for item, count in waits.items() if count}
             raise cycle_error(tree, self.edges[index], after, stuck)
@@ -138,6 +142,7 @@ class Schedule:
     def _successors(self, index: int, items: Collection[Item]) -> dict[Item, list[Item]]:
         after: dict[Item, list[Item]] = {item: [] for item in items}
         for item in items:
+            # Edges at regions are in ``edges``, those between two nodes of the body are not.
             if not isinstance(item, int):
                 readers = (*item.users, *self.following.get(item, ()))
                 after[item] = [

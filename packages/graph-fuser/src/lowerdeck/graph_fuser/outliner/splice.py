@@ -24,6 +24,7 @@ def splice_calls(graphs: GraphBuilder) -> None:
         with graph.inserting_before(tree.nodes[tree.first[child]]):
             graphs.call(child, graph, env)
     _rewire(graphs, env)
+    # Readers come after what they read, so that from the back no node has users.
     for node in reversed(tree.region_of):
         graph.erase_node(node)
     stretch = graphs.schedule.stretches[ROOT]

@@ -45,6 +45,7 @@ class Candidates:
 
     def drop(self, node: Node, reason: Reason, detail: str) -> None:
         """Leave a node out, and with it those that take its elements."""
+        # Elements of a result cannot be taken before it exists, so they go where it goes.
         self.wanted[node] = False
         self.left_out[node] = LeftOut(reason, detail)
         for user in node.users:
@@ -62,6 +63,7 @@ class Candidates:
             RegionError: A group contains something else than nodes of the graph.
         """
         kept = [group for group in self._joined(groups) if self._is_supported(group)]
+        # Each round leaves out half of the groups on a cycle, so there are few.
         while True:
             item_of, count = self._numbered(kept)
             if not kept:  # Nothing but its producer comes before an element: no circle can be.
@@ -69,6 +71,7 @@ class Candidates:
             components = self._components(item_of, count)
             on_circles = self._on_circles(kept, item_of, components)
             if not on_circles:
+                # Items of one component wait for each other, so that they become one item.
                 place = {item: i for i, component in enumerate(components) for item in component}
                 item_of = {node: place[item] for node, item in item_of.items()}
                 count = len(components)
@@ -84,6 +87,7 @@ class Candidates:
 
     def _joined(self, groups: Sequence[Sequence[Node]]) -> list[list[Node]]:
         """Return the groups with producers in place of their elements, joined where they meet."""
+        # Union-find with path halving.
         above = list(range(len(groups)))
 
         def root(number: int) -> int:

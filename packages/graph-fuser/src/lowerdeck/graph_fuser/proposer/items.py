@@ -74,6 +74,7 @@ def item_graph(
                 graph.makes[origin].append(value)
             reads.append(value)
     for item, reads in enumerate(graph.reads):
+        # Two nodes of one item may read the same value; it crosses the border once.
         if len(graph.nodes[item]) > 1:
             reads[:] = dict.fromkeys(reads)
         for value in reads:

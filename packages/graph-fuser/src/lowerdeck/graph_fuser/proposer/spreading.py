@@ -13,6 +13,7 @@ from lowerdeck.graph_fuser.proposer.levels import (
     latest_levels,
 )
 
+# Levels tried for each value: without a limit a value with many readers would cost their square.
 _CANDIDATES = 6
 
 
@@ -87,6 +88,7 @@ class _Mover:
         self.level[item] = best
 
     def _candidates(self, item: int, low: int, high: int) -> list[int]:
+        # Fewer values cross only at a level where a maker or another reader is.
         candidates = {low: None, high: None}
         for value in self.items.reads[item]:
             origin = self.items.maker[value]
@@ -121,6 +123,7 @@ class _Mover:
                     elsewhere -= 1
                 if not elsewhere:
                     cost += 1
+        # A value costs one output, and one input for each other level that reads it.
         for value in items.makes[item]:
             counts = seen[value]
             foreign = len(counts) - (1 if candidate in counts else 0)

@@ -76,6 +76,7 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
             super().__init__(gm, *self._options)
             return super().propose_partitions()
         proposal = propose_partitions(gm, self._is_node_supported, min_nodes=0)
+        # torch walks the graph from its end.
         position = {node: number for number, node in enumerate(reversed(gm.graph.nodes))}
         kept = [nodes for nodes in reversed(proposal.partitions) if self._is_large_enough(nodes)]
         return [

@@ -103,6 +103,7 @@ def insert_subgm(
     _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
     name = type(sub_gm).__name__
     check_free(gm, [name])
+    # After the last output, where all inputs of a convex set of nodes exist.
     if insertion_point is None:
         ends = orig_outputs or [*orig_inputs, *list(position)[:1]]
         insertion_point = max(ends, key=position.__getitem__)
@@ -153,6 +154,7 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
                 f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
                 "replace its uses first."
             )
+    # Readers first: a node with users cannot be erased.
     for node in reversed(topo_sort(list(doomed))):
         gm.graph.erase_node(node)
     defer_code(gm)
