@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE, full_name
 from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
+from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE, full_name
 
 Function = Callable[..., Any]
 
@@ -135,18 +135,13 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         name = full_name(module, path)
         raise UnflattenError(f"the child {name!r} was set to None. Put a module there.")
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
-    if site is None:
-        return child  # type: ignore[no-any-return]
     state = child.__dict__
-    body = state.get(PRIVATE)
-    # Inline: a function for the hooks would cost a tenth of a small call.
-    if (
-        body is not None
-        and body.name == site.name
+    # A hook of the backward pass does not change the result.
+    if site is None or (
+        PRIVATE in state
+        and state[PRIVATE].name == site.name
         and not state["_forward_hooks"]
         and not state["_forward_pre_hooks"]
-        and not state["_backward_hooks"]
-        and not state["_backward_pre_hooks"]
         and "forward" not in state
     ):
         return child  # type: ignore[no-any-return]

@@ -77,6 +77,12 @@ def lookup(module: torch.nn.Module, name: str) -> Any:
     return getattr(module, name)
 
 
+def inner_child(module: torch.nn.Module, name: str) -> Any:
+    """Return a child of a child; a wrapper in the place of the outer one may forward the name."""
+    child = children_of(module).get(name)
+    return lookup(module, name) if child is None else child
+
+
 SERIAL = re.compile(r"(_\d+)+$")
 """The serial number at the end of a node's name."""
 

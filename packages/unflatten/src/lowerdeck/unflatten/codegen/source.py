@@ -23,6 +23,7 @@ from lowerdeck.unflatten.codegen.names import (
     RESERVED_NAMES,
     SERIAL,
     Names,
+    inner_child,
     lookup,
     split_call_target,
 )
@@ -335,11 +336,12 @@ class _Writer(Names):
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
-            if is_module and index == 0:
+            if is_module:
                 # Not by name, which searches parameters and buffers first: a third of the cost of
-                # a call. Inner parts may be attributes of a wrapper.
-                text = f"{text}._modules[{part!r}]"
-            elif not is_module and index < len(parts) - 1 and not is_name(part):
+                # a call.
+                inner = f"{self.object_name(inner_child)}({text}, {part!r})"
+                text = inner if index else f"{text}._modules[{part!r}]"
+            elif index < len(parts) - 1 and not is_name(part):
                 # As torch's containers do it: compilers know the name of such a child.
                 text = f"{text}._modules[{part!r}]"
             elif part in RESERVED_NAMES:
