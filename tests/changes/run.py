@@ -1,4 +1,4 @@
-"""Change random hierarchies by the thousand beside eager: sharded, resumable, each in a fork.
+"""Change thousands of random hierarchies and compare with eager: sharded, resumable, in forks.
 
     nox -s changes -- [FIRST PAST] [--shard 1/4] [--records FILE] [--seconds N]
 

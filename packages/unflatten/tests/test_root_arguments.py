@@ -1,4 +1,4 @@
-"""What the outermost module takes: eager's arguments, checked against the exported ones."""
+"""Arguments of the outermost module: eager's arguments, checked against the exported ones."""
 
 from __future__ import annotations
 

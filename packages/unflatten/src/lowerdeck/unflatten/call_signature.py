@@ -15,8 +15,8 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.errors import InputStructureError
+from lowerdeck.unflatten.metadata import ADAPTER
 
 PENDING = "_call"
 """Parameter of a generated function for the call record of its caller."""

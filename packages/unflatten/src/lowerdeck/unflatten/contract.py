@@ -29,7 +29,7 @@ from lowerdeck.torch_base import (
 from lowerdeck.unflatten._torch_private import guard_function, size_guards
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.errors import InputConstraintError, UnsupportedProgramError
-from lowerdeck.unflatten.notes import RESULT, UNREAD
+from lowerdeck.unflatten.metadata import RESULT, UNREAD
 
 
 class TensorRecord(NamedTuple):

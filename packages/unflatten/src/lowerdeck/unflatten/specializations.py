@@ -21,7 +21,7 @@ from lowerdeck.torch_base import pytree
 from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
-from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE, full_name
+from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, full_name
 
 Function = Callable[..., Any]
 

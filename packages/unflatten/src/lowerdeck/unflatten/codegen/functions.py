@@ -16,9 +16,9 @@ import torch
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
-from lowerdeck.unflatten.attributes import PRIVATE, full_name
 from lowerdeck.unflatten.call_signature import PENDING, one_line
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Beginning of the names of generated files."""

@@ -16,19 +16,20 @@ from torch.fx import Graph, Node
 from lowerdeck.torch_base import source_frames
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
-from lowerdeck.unflatten.codegen.bindings import METHODS, callable_for
 from lowerdeck.unflatten.codegen.functions import TORCH_FOLDER, location
 from lowerdeck.unflatten.codegen.names import (
     BY_TEXT,
+    METHODS,
     RESERVED_NAMES,
     SERIAL,
     Names,
+    callable_for,
     inner_child,
     lookup,
     split_call_target,
 )
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
-from lowerdeck.unflatten.notes import is_pass_through
+from lowerdeck.unflatten.metadata import is_pass_through
 from lowerdeck.unflatten.specializations import (
     RUN,
     call_specialization,
