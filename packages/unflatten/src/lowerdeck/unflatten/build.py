@@ -25,7 +25,7 @@ from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.working_graph import attribute_modules
-from lowerdeck.unflatten.metadata import PRIVATE
+from lowerdeck.unflatten.metadata import PRIVATE, UNCHANGED
 from lowerdeck.unflatten.module import (
     GeneratedModule,
     InterpreterModule,
@@ -78,6 +78,7 @@ class ModuleBuilder:
         self._recorded: dict[Frame, RecordedCall] = {}
         self._modules: dict[str, _Specializations] = {}
         self._classes: dict[object, type] = {}
+        self._accessors: dict[str, str] = {}
 
     def share(self) -> None:
         """Find the specializations of each module, and the targets of its calls."""
@@ -154,6 +155,7 @@ class ModuleBuilder:
                 out_spec = call.signature.out_spec if call is not None else None
                 name = self.paths.canonical(child.path)
                 site = sites[accessor] = Site(name, out_spec)
+                self._accessors.setdefault(name, accessor)
             site.calls.append(self._recorded[child])
 
     def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -182,6 +184,8 @@ class ModuleBuilder:
             functions = [body.function() for body in module.bodies]
             cls = self._classes[key] = class_with(kind, first, functions)
         generated: torch.nn.Module = cls(first)
+        if name in self._accessors:
+            generated.__dict__[UNCHANGED] = self._accessors[name]
         return generated
 
 

@@ -168,7 +168,7 @@ class GeneratedModule(Refusing):
     def __setstate__(self, state: Any) -> None:
         body, attributes, shared = state
         self.__dict__.update(attributes)
-        self.__dict__.update(shared.attributes)
+        self.__dict__.update(shared.value)
         self.__dict__[PRIVATE] = body
         if _MARK not in vars(type(self)):
             GeneratedModule.recompile(self)
@@ -222,29 +222,23 @@ class UnflattenedModule(GeneratedModule):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Attributes that copies share."""
+    """A value that copies share."""
 
-    attributes: Mapping[str, Any]
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class _Class:
-    """The generated class of a module: copies share it, unpickled modules generate it again."""
-
-    cls: type
+    value: Any
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+
+class _Class(_Shared):
+    """The generated class of a module; unpickled modules generate it again."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_plain_class(self.cls),)
+        return type(self), (_plain_class(self.value),)
 
 
 def _restore_class(generated: _Class) -> GeneratedModule:
-    cls: Any = generated.cls
+    cls: Any = generated.value
     module: GeneratedModule = cls.__new__(cls)
     return module
 

@@ -14,7 +14,7 @@ from lowerdeck.unflatten._torch_private import Movable, children_of, parameters_
 from lowerdeck.unflatten.call_signature import one_line
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.metadata import NAME, PRIVATE, full_name
+from lowerdeck.unflatten.metadata import NAME, PRIVATE, UNCHANGED, full_name
 
 _EXCHANGES = (
     "exchanges {} values with other modules besides its arguments and its result, so that it can "
@@ -116,7 +116,7 @@ class Refusing(Movable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            self._lowerdeck_refuse("hooked")
+            self._lowerdeck_change("hooked")
         elif value is None or isinstance(value, torch.nn.Module):
             check_replacement(self, name, value)
         super().__setattr__(name, value)
@@ -141,29 +141,30 @@ class Refusing(Movable):
         Raises:
             UnflattenError: The program has no call or no signature of this module.
         """
-        self._lowerdeck_refuse("hooked")
+        self._lowerdeck_change("hooked")
         return super().register_forward_hook(*args, **kwargs)
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
+        self._lowerdeck_change("hooked")
         return super().register_forward_pre_hook(*args, **kwargs)
 
     def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
+        self._lowerdeck_change("hooked")
         return super().register_full_backward_hook(*args, **kwargs)
 
     def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
+        self._lowerdeck_change("hooked")
         return super().register_full_backward_pre_hook(*args, **kwargs)
 
-    def _lowerdeck_refuse(self, action: str) -> None:
+    def _lowerdeck_change(self, action: str) -> None:
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
             name = body.name if body is not None else self.__dict__.get(NAME, "")
             raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
+        self.__dict__.pop(UNCHANGED, None)
 
     def _lowerdeck_moved(self, fn: Any) -> None:
         """Move plain tensors to another device with the buffers; they keep their dtype."""
@@ -181,6 +182,9 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     Raises:
         UnflattenError: The program has no call or no signature of the child.
     """
+    if isinstance(new, torch.nn.Module):
+        for module in new.modules():
+            module.__dict__.pop(UNCHANGED, None)
     # Not by attribute: export puts proxies of modules there.
     old = holder.__dict__.get("_modules", {}).get(name)
     if old is None or new is old or not isinstance(old, Refusing):
@@ -228,7 +232,7 @@ class Container(Refusing):
         return any(child is key for child in self)
 
     def __delitem__(self, key: int | str | slice) -> None:
-        raise _refusal("del")
+        _refuse("del")
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -264,16 +268,12 @@ class Container(Refusing):
         )
 
 
-def _refusal(change: str) -> UnflattenError:
-    return UnflattenError(
+def _refuse(change: str, *_: object, **__: object) -> None:
+    raise UnflattenError(
         f"{change!r} adds or removes children, and the program calls the exported ones. Put "
         "a module around a child (layers[1] = Sequential(layers[1], more)) to compute more, an "
         "Identity in its place to compute nothing, or export the changed model."
     )
-
-
-def _refuse(change: str, *_: object, **__: object) -> None:
-    raise _refusal(change)
 
 
 def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:

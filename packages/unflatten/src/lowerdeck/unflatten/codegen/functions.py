@@ -6,7 +6,7 @@ import builtins
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
@@ -17,6 +17,7 @@ import torch
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten.call_signature import PENDING, one_line
+from lowerdeck.unflatten.codegen.names import inner_child
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
@@ -118,10 +119,8 @@ def name_source(module: torch.nn.Module) -> None:
     if error is None or len(error.args) != 1:
         return
     *_, (file, _) = _steps(error.__traceback__)
-    if type(error) is KeyError and file.startswith(FILE_PREFIX):
-        raise UnflattenError(
-            f"the child {full_name(module, error.args[0])!r} was deleted. Put a module there."
-        ) from error
+    if file.startswith(FILE_PREFIX):
+        _raise_for_child(module, error)
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
         return
@@ -138,6 +137,20 @@ def name_source(module: torch.nn.Module) -> None:
     suffix = f", called by {caller}" if caller else ""
     error.__dict__[_MESSAGE] = message
     error.args = (f"{message}\n(in {code!r}, which is {source}{suffix})",)
+
+
+def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
+    """Raise the error for a child that was deleted or set to None, if that is the cause."""
+    if type(error) is KeyError:
+        path, change = str(error.args[0]), "deleted"
+    elif type(error) is AttributeError and error.obj is None and error.name == "__dict__":
+        sites = module.__dict__[PRIVATE].sites
+        path = next(path for path in sites if reduce(inner_child, path.split("."), module) is None)
+        change = "set to None"
+    else:
+        return
+    name = full_name(module, path)
+    raise UnflattenError(f"the child {name!r} was {change}. Put a module there.") from error
 
 
 @lru_cache(4096)

@@ -144,6 +144,11 @@ class Names:
                 # One variable for a chain of equal operators.
                 name = self.local[node] = self.local[source]
                 return name
+        name = self.local[node] = self.variable(base)
+        return name
+
+    def variable(self, base: str) -> str:
+        """Return a new variable whose name begins with ``base``."""
         number = self._used.get(base, 0)
         name = f"{base}_{number}" if number else base
         while name in self.taken or not is_name(name):
@@ -151,7 +156,6 @@ class Names:
             name = f"{base}_{number}"
         self._used[base] = number + 1
         self.taken.add(name)
-        self.local[node] = name
         return name
 
 
@@ -190,49 +194,30 @@ _PYTHON_NAMES: dict[str, object] = {
 
 # Functions.
 
-_POINTWISE_UNARY = (
-    "abs acos asin atan ceil clone cos cosh erf exp expm1 floor isfinite isinf isnan log log10 "
-    "log1p log2 logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt tan tanh "
-    "square"
-)
-_POINTWISE_BINARY = "mul div atan2 maximum minimum logical_and logical_or"
-_COMPARISON = "eq ne lt le gt ge"
-
-_SAME_SIGNATURE = (
-    "matmul mm bmm addmm layer_norm group_norm embedding dropout batch_norm transpose.int permute "
-    "t reshape unsqueeze squeeze.dim cat stack flatten.using_ints select.int narrow chunk "
-    "split_with_sizes where.self softmax.int log_softmax.int mean.dim sum.dim_IntList "
-    "index_select gather cumsum conv1d conv2d conv3d rms_norm repeat_interleave.self_int "
-    "masked_fill.Scalar masked_fill.Tensor tril triu"
-)
-
 
 def _aten(name: str) -> Any:
     base, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, base), overload or "default")
 
 
-def _table() -> dict[Any, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = {
-        _aten(name): getattr(NATIVE_FUNCTIONS, name)
-        for name in ("linear", "gelu", "silu", "scaled_dot_product_attention")
-    }
-    for name in _POINTWISE_UNARY.split():
-        table[_aten(name)] = getattr(torch, name)
-    for name in ("add", "sub"):
-        table[_aten(f"{name}.Tensor")] = getattr(torch, name)
-    for name in _POINTWISE_BINARY.split():
-        overload = "Tensor" if name in {"mul", "div"} else "default"
-        table[_aten(f"{name}.{overload}")] = getattr(torch, name)
-    for name in _COMPARISON.split():
-        table[_aten(f"{name}.Tensor")] = getattr(torch, name)
-        table[_aten(f"{name}.Scalar")] = getattr(torch, name)
-    for name in _SAME_SIGNATURE.split():
-        table[_aten(name)] = getattr(torch, name.partition(".")[0])
-    return table
+_OF_TORCH = (
+    "abs acos asin atan ceil clone cos cosh erf exp expm1 floor isfinite isinf isnan log log10 "
+    "log1p log2 logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt tan tanh "
+    "square add.Tensor sub.Tensor mul.Tensor div.Tensor atan2 maximum minimum logical_and "
+    "logical_or eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar "
+    "gt.Tensor gt.Scalar ge.Tensor ge.Scalar "
+    "matmul mm bmm addmm layer_norm group_norm embedding dropout batch_norm transpose.int permute "
+    "t reshape unsqueeze squeeze.dim cat stack flatten.using_ints select.int narrow chunk "
+    "split_with_sizes where.self softmax.int log_softmax.int mean.dim sum.dim_IntList "
+    "index_select gather cumsum conv1d conv2d conv3d rms_norm repeat_interleave.self_int "
+    "masked_fill.Scalar masked_fill.Tensor tril triu"
+)
+_NATIVE = "linear gelu silu scaled_dot_product_attention"
 
-
-FAST: dict[Any, Callable[..., Any]] = _table()
+FAST: dict[Any, Callable[..., Any]] = {
+    **{_aten(name): getattr(NATIVE_FUNCTIONS, name) for name in _NATIVE.split()},
+    **{_aten(name): getattr(torch, name.partition(".")[0]) for name in _OF_TORCH.split()},
+}
 """From operator to the function that runs it for positional arguments."""
 
 METHODS: dict[Any, str] = {

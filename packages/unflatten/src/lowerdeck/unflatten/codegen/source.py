@@ -29,7 +29,7 @@ from lowerdeck.unflatten.codegen.names import (
     split_call_target,
 )
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
-from lowerdeck.unflatten.metadata import is_pass_through
+from lowerdeck.unflatten.metadata import UNCHANGED, is_pass_through
 from lowerdeck.unflatten.specializations import (
     RUN,
     call_specialization,
@@ -154,6 +154,7 @@ class _Writer(Names):
         self.comments: list[str] = []
         self.leaves: list[str] = []
         self.unread: set[Node] = set()
+        self.callee = ""
         self.indent = "    "
 
     def write(self) -> Source:
@@ -327,7 +328,11 @@ class _Writer(Names):
                 options += ", has_outputs=True"
             called = f"{function}(self, {module}, {path!r}, {options})"
         elif SITE in node.meta:
-            called = f"{self.object_name(enter)}(self, {module}, {path!r})"
+            child = self.callee = self.callee or self.variable("callee")
+            # Inline: a function would cost a tenth of a small call.
+            is_unchanged = f"({child} := {module}).__dict__.get({UNCHANGED!r}) == {path!r}"
+            function = self.object_name(enter)
+            called = f"({child} if {is_unchanged} else {function}(self, {child}, {path!r}))"
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
@@ -340,8 +345,8 @@ class _Writer(Names):
             if is_module:
                 # Not by name, which searches parameters and buffers first: a third of the cost of
                 # a call.
-                inner = f"{self.object_name(inner_child)}({text}, {part!r})"
-                text = inner if index else f"{text}._modules[{part!r}]"
+                inner = f"{self.object_name(inner_child)}({text}, {part!r})" if index else ""
+                text = inner or f"{text}._modules[{part!r}]"
             elif index < len(parts) - 1 and not is_name(part):
                 # As torch's containers do it: compilers know the name of such a child.
                 text = f"{text}._modules[{part!r}]"
