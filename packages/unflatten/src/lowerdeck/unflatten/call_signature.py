@@ -6,7 +6,7 @@ import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -406,15 +406,12 @@ def _build_expression(
     if spec.is_leaf():
         return next(leaves)
     if spec.type not in {tuple, list, dict}:
-        texts = ", ".join(next(leaves) for _ in range(spec.num_leaves))
-        return f"{object_name(pytree.tree_unflatten)}([{texts}], {object_name(spec)})"
+        text = ", ".join(next(leaves) for _ in range(spec.num_leaves))
+        return f"{object_name(pytree.tree_unflatten)}([{text}], {object_name(spec)})"
     parts = [_build_expression(child, leaves, object_name) for child in spec.children()]
-    if spec.type is tuple:
-        return f"({''.join(part + ', ' for part in parts)})"
-    if spec.type is list:
-        return f"[{', '.join(parts)}]"
-    keys = [repr(key) if type(key) in {str, int} else object_name(key) for key in spec.context]
-    return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    keys = spec.context if spec.type is dict else ()
+    shown = [repr(key) if type(key) in {str, int} else object_name(key) for key in keys]
+    return container_text(spec.type, parts, shown)
 
 
 def describe_spec(spec: pytree.TreeSpec) -> str:
@@ -422,11 +419,16 @@ def describe_spec(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
         return "a value"
     parts = [describe_spec(child) for child in spec.children()]
-    if spec.type is tuple:
-        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    if spec.type is list:
-        return f"[{', '.join(parts)}]"
-    if spec.type is dict:
-        pairs = zip(spec.context, parts, strict=True)
-        return f"{{{', '.join(f'{key!r}: {part}' for key, part in pairs)}}}"
+    if spec.type in {tuple, list, dict}:
+        return container_text(spec.type, parts, map(repr, spec.context or ()))
     return f"{getattr(spec.type, '__name__', spec.type)}({', '.join(parts)})"
+
+
+def container_text(kind: object, parts: Sequence[str], keys: Iterable[str] = ()) -> str:
+    """Return how Python writes a tuple, a list or a dict of these parts."""
+    if kind is dict:
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    text = ", ".join(parts)
+    if kind is tuple:
+        return f"({text},)" if len(parts) == 1 else f"({text})"
+    return f"[{text}]"

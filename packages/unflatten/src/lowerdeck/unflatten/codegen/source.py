@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import source_frames
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
-from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
+from lowerdeck.unflatten.call_signature import CallSignature, container_text, flatten_like, is_name
 from lowerdeck.unflatten.codegen.functions import TORCH_FOLDER, location
 from lowerdeck.unflatten.codegen.names import (
     BY_TEXT,
@@ -376,13 +376,11 @@ class _Writer(Names):
             return repr(value)
         if type(value) is float:
             return repr(value) if math.isfinite(value) else self.object_name(value)
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return f"({''.join(self.argument(item) + ', ' for item in value)})"
-        if isinstance(value, list):
-            return f"[{', '.join(self.argument(item) for item in value)}]"
-        if isinstance(value, dict):
-            pairs = (f"{self.argument(key)}: {self.argument(item)}" for key, item in value.items())
-            return f"{{{', '.join(pairs)}}}"
+        kind = next((kind for kind in (tuple, list, dict) if isinstance(value, kind)), None)
+        if kind and not hasattr(value, "_fields"):
+            items = value.values() if kind is dict else value
+            keys = map(self.argument, value) if kind is dict else ()
+            return container_text(kind, [self.argument(item) for item in items], keys)
         if isinstance(value, slice):
             parts = (self.argument(part) for part in (value.start, value.stop, value.step))
             return f"{self.object_name(slice)}({', '.join(parts)})"
