@@ -146,16 +146,15 @@ class ModuleBuilder:
         """
         graphs = self.graphs
         for child in frame.children:
+            name, accessor = self.paths.canonical(child.path), child.accessor
+            self._accessors.setdefault(name, accessor)
             call = graphs.working.preserved.get(child)
             if call is None and ".." not in graphs.targets[graphs.regions[child]]:
                 continue
-            accessor = child.accessor
             site = sites.get(accessor)
             if site is None:
                 out_spec = call.signature.out_spec if call is not None else None
-                name = self.paths.canonical(child.path)
                 site = sites[accessor] = Site(name, out_spec)
-                self._accessors.setdefault(name, accessor)
             site.calls.append(self._recorded[child])
 
     def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -184,8 +183,7 @@ class ModuleBuilder:
             functions = [body.function() for body in module.bodies]
             cls = self._classes[key] = class_with(kind, first, functions)
         generated: torch.nn.Module = cls(first)
-        if name in self._accessors:
-            generated.__dict__[UNCHANGED] = self._accessors[name]
+        generated.__dict__[UNCHANGED] = self._accessors.get(name)
         return generated
 
 

@@ -152,12 +152,17 @@ class CallSignature:
         args, kwargs = self.in_spec.children()
         return [*self.names[: args.num_children], *(one_line(str(key)) for key in kwargs.context)]
 
-    def leaf_labels(self, examples: Sequence[Any]) -> list[str]:
-        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
+    def leaf_labels(self, examples: Sequence[Any], write: Callable[[str], str] = str) -> list[str]:
+        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``.
+
+        Args:
+            examples: Example values of the leaves.
+            write: Returns the text for the name of an argument.
+        """
         labels: list[str] = []
         for label, spec in zip(self.labels(), self.parts, strict=True):
             leaves = examples[len(labels) : len(labels) + spec.num_leaves]
-            labels += [label + part for part in _part_labels(spec, leaves)]
+            labels += [write(label) + part for part in _part_labels(spec, leaves)]
         return labels
 
     def flatten(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_lin
 from lowerdeck.unflatten.codegen.names import OWN_NAMES, lookup
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE
+from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, UNCHANGED
 from lowerdeck.unflatten.specializations import RUN, Function, PendingCall, dispatcher
 from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, swap_table
 
@@ -303,13 +303,13 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     """
     parts: list[str] = []
     for path, inner in module.named_modules():
-        type_name = _type_of(inner)
+        body = inner.__dict__.get(PRIVATE)
+        type_name = one_line(str((body and body.type_name) or type(inner).__name__))
         name = type_name.rpartition(".")[2]
         shown = name if is_name(name) else "Module"
         parts.append(
             f"class {shown}(torch.nn.Module):  # {one_line(path or '(root)')}: {type_name}"
         )
-        body = inner.__dict__.get(PRIVATE)
         parts.append(indent(body.text() if body is not None else "pass\n", "    "))
     text = "\n".join(parts)
     if print_output:
@@ -317,15 +317,12 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     return text
 
 
-def _type_of(module: torch.nn.Module) -> str:
-    body = module.__dict__.get(PRIVATE)
-    return one_line(str((body and body.type_name) or type(module).__name__))
-
-
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
     """Make ``module`` an instance of ``eager_type`` as well; it still runs its own code."""
     body: Body = module.__dict__[PRIVATE]
     body.eager_type = eager_type
+    if eager_type.__call__ is not torch.nn.Module.__call__:
+        module.__dict__.pop(UNCHANGED, None)
     cls = type(module)
     module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
 

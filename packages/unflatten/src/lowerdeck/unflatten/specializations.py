@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from lowerdeck.torch_base import pytree
+from lowerdeck.unflatten._torch_private import calls_are_observed
 from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
@@ -25,7 +26,7 @@ from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, full_name
 
 Function = Callable[..., Any]
 
-OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
+OUTSIDE, UNCHECKED, CHECKED, DIRECT = 0, 1, 2, 4
 
 
 class _Run(threading.local):
@@ -34,6 +35,7 @@ class _Run(threading.local):
     Attributes:
         mode: ``OUTSIDE``: the next call of a generated module checks its arguments. ``CHECKED``:
             the caller is an unchanged generated module. ``UNCHECKED``: checks are switched off.
+            With ``DIRECT``, only ``forward`` of unchanged children is called.
         pending: The specialization that the caller means.
     """
 
@@ -99,7 +101,8 @@ def _run_checked(
     is_checked = module.__dict__.get(CHECKS, True)
     if is_checked:
         args, kwargs = body.check_arguments(module, args, kwargs)
-    RUN.mode = CHECKED if is_checked else UNCHECKED
+    mode = CHECKED if is_checked else UNCHECKED
+    RUN.mode = mode if calls_are_observed() else mode | DIRECT
     try:
         return function(module, *args, **kwargs)
     finally:
@@ -131,9 +134,6 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         child: The child, or a module in its place.
         path: The caller's name of the child.
     """
-    if child is None:
-        name = full_name(module, path)
-        raise UnflattenError(f"the child {name!r} was set to None. Put a module there.")
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
     state = child.__dict__
     # A hook of the backward pass does not change the result.
@@ -159,7 +159,7 @@ def _call_changed(
 ) -> Any:
     """Call a changed child, and check its result."""
     mode = RUN.mode
-    if mode != CHECKED or site.out_spec is None:
+    if not mode & CHECKED or site.out_spec is None:
         return child(*args, **kwargs)
     RUN.mode = OUTSIDE
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -116,7 +116,9 @@ class Refusing(Movable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            self._lowerdeck_change("hooked")
+            self._lowerdeck_hooked()
+        elif name == "_compiled_call_impl":
+            self.__dict__.pop(UNCHANGED, None)
         elif value is None or isinstance(value, torch.nn.Module):
             check_replacement(self, name, value)
         super().__setattr__(name, value)
@@ -135,35 +137,12 @@ class Refusing(Movable):
         check_replacement(self, name, module)
         super().add_module(name, module)
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook, as ``torch.nn.Module`` does.
-
-        Raises:
-            UnflattenError: The program has no call or no signature of this module.
-        """
-        self._lowerdeck_change("hooked")
-        return super().register_forward_hook(*args, **kwargs)
-
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_change("hooked")
-        return super().register_forward_pre_hook(*args, **kwargs)
-
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_change("hooked")
-        return super().register_full_backward_hook(*args, **kwargs)
-
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_change("hooked")
-        return super().register_full_backward_pre_hook(*args, **kwargs)
-
-    def _lowerdeck_change(self, action: str) -> None:
+    def _lowerdeck_hooked(self) -> None:
+        """Refuse a hook or another ``forward`` if the program has no call of this module."""
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
             name = body.name if body is not None else self.__dict__.get(NAME, "")
-            raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
+            raise UnflattenError(f"{name!r} cannot be hooked: it {reason}.")
         self.__dict__.pop(UNCHANGED, None)
 
     def _lowerdeck_moved(self, fn: Any) -> None:
@@ -174,6 +153,23 @@ class Refusing(Movable):
                 device = fn(torch.empty(0, dtype=value.dtype, device=value.device)).device
                 if device != value.device and device.type != "meta":
                     self.__dict__[name] = value.to(device)
+
+
+def _register(name: str) -> Callable[..., RemovableHandle]:
+    """Return the method of ``torch.nn.Module`` that registers a hook, where hooks can run."""
+    register = getattr(torch.nn.Module, name)
+
+    @wraps(register)
+    def checked(self: Refusing, *args: Any, **kwargs: Any) -> RemovableHandle:
+        self._lowerdeck_hooked()
+        handle: RemovableHandle = register(self, *args, **kwargs)
+        return handle
+
+    return checked
+
+
+for _hook in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"):
+    setattr(Refusing, f"register_{_hook}_hook", _register(f"register_{_hook}_hook"))
 
 
 def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten.call_signature import PENDING, one_line
-from lowerdeck.unflatten.codegen.names import inner_child
+from lowerdeck.unflatten.codegen.names import inner_child, split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
@@ -119,7 +119,7 @@ def name_source(module: torch.nn.Module) -> None:
     if error is None or len(error.args) != 1:
         return
     *_, (file, _) = _steps(error.__traceback__)
-    if file.startswith(FILE_PREFIX):
+    if file.startswith(FILE_PREFIX) or type(error) is AttributeError:
         _raise_for_child(module, error)
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
@@ -144,8 +144,10 @@ def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
     if type(error) is KeyError:
         path, change = str(error.args[0]), "deleted"
     elif type(error) is AttributeError and error.obj is None and error.name == "__dict__":
-        sites = module.__dict__[PRIVATE].sites
-        path = next(path for path in sites if reduce(inner_child, path.split("."), module) is None)
+        bodies = module.__dict__[PRIVATE].specializations
+        calls = [node for body in bodies for node in body.graph.find_nodes(op="call_module")]
+        paths = [split_call_target(str(node.target))[0] for node in calls]
+        path = next(path for path in paths if reduce(inner_child, path.split("."), module) is None)
         change = "set to None"
     else:
         return

@@ -31,6 +31,7 @@ from lowerdeck.unflatten.codegen.names import (
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.metadata import UNCHANGED, is_pass_through
 from lowerdeck.unflatten.specializations import (
+    DIRECT,
     RUN,
     call_specialization,
     check_strict_export,
@@ -154,7 +155,7 @@ class _Writer(Names):
         self.comments: list[str] = []
         self.leaves: list[str] = []
         self.unread: set[Node] = set()
-        self.callee = ""
+        self.callee = self.mode = ""
         self.indent = "    "
 
     def write(self) -> Source:
@@ -189,7 +190,7 @@ class _Writer(Names):
                 f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
                 outer=True,
             )
-            self._check_entry(f"self{parameters}")
+            self._check_entry(f"self{parameters}", is_alone=True)
             return
         self.taken.update(signature.parameter_names)
         self.parameters.update(signature.parameter_names)
@@ -199,8 +200,7 @@ class _Writer(Names):
             else:
                 self.local[node] = parameter
         self.line(f"def forward(self{signature.parameters}):", outer=True)
-        if not signature.has_extras:
-            self._check_entry(f"self{signature.parameters}")
+        self._check_entry(f"self{signature.parameters}", is_alone=not signature.has_extras)
         self.leaves = [self.local[node] for node in placeholders]
         for text in signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
@@ -210,12 +210,16 @@ class _Writer(Names):
             self.line(f"if {is_strict}():")
             self.line(f"    {function}({', '.join(['self', *self.leaves])})")
 
-    def _check_entry(self, arguments: str) -> None:
-        if self.is_checked:
-            run = self.object_name(RUN, "run")
+    def _check_entry(self, arguments: str, *, is_alone: bool) -> None:
+        if not self.is_checked:
+            return
+        self.mode, mode = self.variable("mode"), f"{self.object_name(RUN, 'run')}.mode"
+        if is_alone:
             is_strict = self.object_name(is_strict_export)
-            self.line(f"if not {run}.mode and not {is_strict}():")
+            self.line(f"if not ({self.mode} := {mode}) and not {is_strict}():")
             self.line(f"    return {self.object_name(start)}({arguments})")
+        else:
+            self.line(f"{self.mode} = {mode}")
 
     def _close(self, output: Node) -> None:
         value = output.args[0]
@@ -327,12 +331,15 @@ class _Writer(Names):
             if EXTRA_OUTPUTS in node.meta:
                 options += ", has_outputs=True"
             called = f"{function}(self, {module}, {path!r}, {options})"
-        elif SITE in node.meta:
+        elif self.mode:
             child = self.callee = self.callee or self.variable("callee")
-            # Inline: a function would cost a tenth of a small call.
+            # Inline, and without torch's __call__: each costs a tenth of a small call.
             is_unchanged = f"({child} := {module}).__dict__.get({UNCHANGED!r}) == {path!r}"
-            function = self.object_name(enter)
-            called = f"({child} if {is_unchanged} else {function}(self, {child}, {path!r}))"
+            is_direct = f"{is_unchanged} and {self.mode} > {DIRECT}"
+            other = child
+            if SITE in node.meta:
+                other = f"{self.object_name(enter)}(self, {child}, {path!r})"
+            called = f"({child}.forward if {is_direct} else {other})"
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
