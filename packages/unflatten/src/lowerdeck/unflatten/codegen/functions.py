@@ -16,6 +16,7 @@ import torch
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
+from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.call_signature import PENDING, one_line
 from lowerdeck.unflatten.codegen.names import inner_child, split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
@@ -119,7 +120,7 @@ def name_source(module: torch.nn.Module) -> None:
     if error is None or len(error.args) != 1:
         return
     *_, (file, _) = _steps(error.__traceback__)
-    if file.startswith(FILE_PREFIX) or type(error) is AttributeError:
+    if file.startswith(FILE_PREFIX) or file in _OURS:
         _raise_for_child(module, error)
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
@@ -141,18 +142,18 @@ def name_source(module: torch.nn.Module) -> None:
 
 def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
     """Raise the error for a child that was deleted or set to None, if that is the cause."""
-    if type(error) is KeyError:
-        path, change = str(error.args[0]), "deleted"
-    elif type(error) is AttributeError and error.obj is None and error.name == "__dict__":
-        bodies = module.__dict__[PRIVATE].specializations
-        calls = [node for body in bodies for node in body.graph.find_nodes(op="call_module")]
-        paths = [split_call_target(str(node.target))[0] for node in calls]
-        path = next(path for path in paths if reduce(inner_child, path.split("."), module) is None)
-        change = "set to None"
-    else:
+    is_none = type(error) is AttributeError and error.obj is None and error.name == "__dict__"
+    if not is_none and type(error) is not KeyError:
         return
-    name = full_name(module, path)
-    raise UnflattenError(f"the child {name!r} was {change}. Put a module there.") from error
+    bodies = module.__dict__[PRIVATE].specializations
+    calls = [node for body in bodies for node in body.graph.find_nodes(op="call_module")]
+    for path, _ in [split_call_target(str(node.target)) for node in calls]:
+        first, *parts = path.split(".")
+        child = children_of(module).get(first)
+        if child is None or reduce(inner_child, parts, child) is None:
+            change = "set to None" if is_none else "deleted"
+            text = f"the child {full_name(module, path)!r} was {change}. Put a module there."
+            raise UnflattenError(text) from error
 
 
 @lru_cache(4096)
