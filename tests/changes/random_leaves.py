@@ -20,7 +20,7 @@ CONTROL_FLOW: list[int] = []
 
 @dataclass
 class Pair:
-    """A result of a class of its own."""
+    """A result of an own class."""
 
     first: Tensor
     second: Any

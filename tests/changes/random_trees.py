@@ -329,7 +329,7 @@ class Plain(nn.Module):
 
 
 class Structured(Plain):
-    """Takes containers, None, constants and a class of its own."""
+    """Takes containers, None, constants and an own class."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, options: dict[str, Any], nothing: None, *, pair: Pair

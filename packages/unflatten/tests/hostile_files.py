@@ -89,7 +89,7 @@ _TEXTS = {
 
 def _rewritten(value: Any, text: str, key: str = "") -> Any:
     if isinstance(value, dict):
-        # Names of values are keys, too; names of weights are read from one other file.
+        # Names of values are also keys; names of weights are read from one other file.
         renamed = text if key == "config" else WORD
         return {
             name.replace(WORD, renamed): _rewritten(item, text, name)
@@ -107,7 +107,7 @@ def _rewritten(value: Any, text: str, key: str = "") -> Any:
     if key in {"torch_fn", "from_node", "source_fn_stack"}:
         value += WORD
     if key == "nn_module_stack":
-        # Types, too.
+        # Also types.
         value = value.replace("Inner", f"Inner{WORD}")
     if key in {"in_spec", "out_spec"}:
         # JSON within JSON within JSON.

@@ -1,4 +1,4 @@
-"""Beside ``torch.export.unflatten``: equal where it is right; where it is wrong, we are not.
+"""Compare with ``torch.export.unflatten``: equal where it is right; where it is wrong, we are not.
 
 Each test of the second half asserts torch's own failure too, so that we see when it is mended.
 """
@@ -23,7 +23,7 @@ from unflatten_zoo.models.calls import Chooses  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import InputConstraintError, unflatten
 
-# torch's own: each of its calls warns of its own deprecations.
+# torch's own: each of its calls warns of deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -1,6 +1,6 @@
 """Programs and modules of another device than the CPU: a GPU where there is one, else ``meta``.
 
-Tensors of ``meta`` have no numbers; they tell where a result is, and that nothing came from the
+Tensors of ``meta`` have no numbers; they show where a result is, and that nothing came from the
 CPU.
 """
 

@@ -159,6 +159,24 @@ def test_modules_of_equal_code_share_it_and_others_do_not() -> None:
     torch.testing.assert_close(third(x), eager.blocks[2](x))
 
 
+@pytest.mark.parametrize("record", [export, export_preserving])
+def test_tools_that_replace_the_call_of_modules_see_each_call(
+    record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other calls of unchanged children skip it."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    module, seen = unflatten(record(model, (X,))), list[nn.Module]()
+    call = nn.Module.__call__
+
+    def watched(self: nn.Module, *args: Any) -> Any:
+        seen.append(self)
+        return call(self, *args)
+
+    monkeypatch.setattr(nn.Module, "__call__", watched)
+    torch.testing.assert_close(module(X), model(X))
+    assert seen == [*module.modules(), *model.modules()]
+
+
 def test_calls_of_children_ask_no_module_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch looks a name up in three places, which costs as much as half an operator.
     eager, x = nn.Sequential(nn.Sequential(nn.Tanh(), nn.ReLU()), nn.Tanh()), torch.randn(2, 4)

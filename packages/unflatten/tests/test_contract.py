@@ -367,6 +367,50 @@ def test_a_change_is_taken_back(module: Any) -> None:
     torch.testing.assert_close(module(X), wanted)
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+
+class Block(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.inner = factor, nn.ModuleList([Scaled()])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner[0](x, self.factor)
+
+
+@pytest.mark.parametrize("path", ["inner", "inner.0"])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_module_in_the_place_of_another_is_checked(path: str, is_copied: bool) -> None:
+    """Its parent calls it by the name that it had before."""
+    module = unflatten(export_preserving(nn.Sequential(Block(2.0), Block(3.0)), (X,)))
+    torch.testing.assert_close(module(X), X * 6)
+    moved = module.get_submodule(f"1.{path}")
+    module.set_submodule(f"0.{path}", copy.deepcopy(moved) if is_copied else moved)
+    with pytest.raises(InputConstraintError, match=r"'factor'.*3\.0.*found 2\.0"):
+        module(X)
+
+
+@pytest.mark.parametrize("how", ["hooked", "replaced", "a new forward", "replaced in the table"])
+def test_a_module_that_changes_after_it_was_compiled_is_checked(module: Any, how: str) -> None:
+    compiled: Any = torch.compile(module, backend="eager")
+    torch.testing.assert_close(compiled(X), module(X))
+    if how == "hooked":
+        module.step.register_forward_hook(lambda _, args, y: y[:, :3])
+    elif how == "a new forward":
+        module.step.forward = lambda *args, **kwargs: X[:, :3]
+    else:
+        changed = Returns(module.step, lambda y: y[:, :3])
+        # Quantisation writes into the table.
+        write = setattr if how == "replaced" else (lambda of, *item: of._modules.update([item]))
+        write(module, "step", changed)
+    for run in (module, compiled):
+        with pytest.raises(Exception, match="step"):
+            run(X)
+
+
 def test_calls_of_unchanged_children_are_not_checked(module: Any) -> None:
     """Parameters are not a part of the record of a call."""
     module.first.weight = nn.Parameter(torch.zeros(4, 4))

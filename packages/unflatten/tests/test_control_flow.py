@@ -1,4 +1,4 @@
-"""Operators that hold graphs, operators with effects, and objects that are no tensors."""
+"""Operators that hold graphs, operators with effects, and objects other than tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = ("plain", "strict", "decomposed", "preserving")
 
 
 class Calls(nn.Module):
-    """Calls one inner module twice between layers of its own."""
+    """Calls one inner module twice between two layers."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

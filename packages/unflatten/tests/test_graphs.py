@@ -25,7 +25,7 @@ from lowerdeck.unflatten import (
     unflatten,
 )
 
-# torch.cond looks at gradients of what is no leaf.
+# torch.cond looks at gradients of tensors that are not leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 

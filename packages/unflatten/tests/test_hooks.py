@@ -193,12 +193,20 @@ def _log(module: nn.Module, register: Register) -> Log:
     return log
 
 
+# A module that had one of the other kind takes none of this.
+OLD_HOOKS = {"backward of the last operator": _own("register_backward_hook")}
+
+
 @pytest.mark.parametrize("strict", [False, True])
-def test_every_hook_sees_and_changes_what_it_does_in_eager(strict: bool) -> None:
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning")
+@pytest.mark.parametrize("hooks", [HOOKS, OLD_HOOKS])
+def test_every_hook_sees_and_changes_what_it_does_in_eager(
+    hooks: dict[str, Register], strict: bool
+) -> None:
     eager = Net()
     module: Any = unflatten(export_preserving(eager, (X,), strict=strict))
     assert isinstance(module.step, InterpreterModuleDispatcher)
-    for name, register in HOOKS.items():
+    for name, register in hooks.items():
         found, wanted = _log(module, register), _log(eager, register)
         assert len(found) == len(wanted), name
         for one, other in zip(found, wanted, strict=True):

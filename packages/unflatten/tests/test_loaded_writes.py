@@ -1,7 +1,7 @@
 """Programs read from files: every write to the unflattened module works, and only there.
 
 Memory that torch read or mapped has no allocator, so that a lazy copy of it crashes the process at
-the first write. Each program is written in a process of its own.
+the first write. Each program is written in another process.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Inner(nn.Module):
 
 
 class Outer(nn.Module):
-    """Calls a module in the modes of its caller, alone or between layers of its own."""
+    """Calls a module in the modes of its caller, alone or between two layers."""
 
     def __init__(self, outside: Callable[[], Any], inner: nn.Module, between: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""No name of a module, of state or of an argument is a trap, whoever wrote the program."""
+"""Names of modules, state and arguments that could break generated code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the outermost module takes: eager's arguments, checked against the exported ones."""
+"""Arguments of the outermost module: eager's arguments, checked against the exported ones."""
 
 from __future__ import annotations
 
@@ -74,6 +74,26 @@ def test_sizes_that_vary_are_checked() -> None:
                 module(*args)
         module.check_input_constraints = False
         assert module(torch.ones(1, 2), torch.ones(1, 7)).shape == (1, 9)
+
+
+class Sums(nn.Module):
+    def forward(self, x: Tensor, pair: Any) -> Any:
+        return x + pair.first + pair.second[0]
+
+
+def test_sizes_in_classes_are_checked() -> None:
+    rows = {0: Dim("rows", max=9)}
+
+    def of_sizes(*sizes: int) -> tuple[Any, ...]:
+        x, first, second = (torch.ones(size, 4) for size in sizes)
+        return x, structures.Pair(first, [second])
+
+    program = export(Sums(), of_sizes(3, 3, 3), dynamic_shapes=(rows, [rows, [rows]]))
+    module = unflatten(program)
+    assert module(*of_sizes(5, 5, 5)).shape == (5, 4)
+    for sizes, message in (((5, 4, 5), r"pair\.first"), ((10, 10, 10), "9")):
+        with pytest.raises(InputConstraintError, match=message):
+            module(*of_sizes(*sizes))
 
 
 class Joins(nn.Module):

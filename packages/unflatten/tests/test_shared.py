@@ -1,4 +1,4 @@
-"""Which names are one module or one tensor: what a program tells, and what it does not."""
+"""Shared modules and tensors: the identities that a program records, and those that it loses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shared() -> Any:
 
 
 def record(program: ExportedProgram) -> Any:
-    """Return all that a program tells about modules: stacks, state and signature."""
+    """Return all that a program records of modules: stacks, state and signature."""
     stacks = [
         (node.name, str(node.target), str(node.meta.get("nn_module_stack")))
         for node in program.graph.nodes
@@ -43,7 +43,7 @@ def record(program: ExportedProgram) -> Any:
     return stacks, entries, names, str(program.graph_signature)
 
 
-def test_strict_export_tells_a_shared_module_from_two_that_share_their_state() -> None:
+def test_strict_export_distinguishes_a_shared_module_from_two_that_share_their_state() -> None:
     for model, is_one in ((tied(), False), (shared(), True)):
         module: Any = unflatten(export(model, (X,), strict=True))
         assert (module.first is module.second) is is_one
@@ -51,7 +51,7 @@ def test_strict_export_tells_a_shared_module_from_two_that_share_their_state() -
         torch.testing.assert_close(module(X), model(X))
 
 
-def test_non_strict_export_does_not_tell_so_that_both_become_one_module() -> None:
+def test_non_strict_export_merges_two_modules_that_share_their_state() -> None:
     programs = [export(model, (X,), strict=False) for model in (tied(), shared())]
     assert record(programs[0]) == record(programs[1])
     for program in programs:
@@ -59,7 +59,7 @@ def test_non_strict_export_does_not_tell_so_that_both_become_one_module() -> Non
         assert module.first is module.second
 
 
-def test_non_strict_export_does_not_tell_a_shared_module_without_state_from_two() -> None:
+def test_non_strict_export_does_not_record_a_shared_module_without_state() -> None:
     layer = nn.ReLU()
     models = (Chain(layer, layer), Chain(nn.ReLU(), nn.ReLU()))
     programs = [export(model, (X,), strict=False) for model in models]
@@ -70,7 +70,7 @@ def test_non_strict_export_does_not_tell_a_shared_module_without_state_from_two(
 
 
 @pytest.mark.parametrize("way", ["preserving", "preserving strict", "preserving saved"])
-def test_our_programs_tell_which_modules_are_one(way: str) -> None:
+def test_our_programs_record_which_modules_are_one(way: str) -> None:
     made: Any = BY_NAME["stateless twice"].unflattened(way)
     inner = made.get_submodule("1")
     assert inner is made.get_submodule("2")

@@ -211,6 +211,28 @@ def test_a_child_that_is_gone_is_named(path: str, how: str) -> None:
     made.state_dict()
 
 
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"value": x + 1}
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Named()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)["value"] * 2
+
+
+def test_a_result_without_a_key_is_no_child_that_is_gone() -> None:
+    made: Any = unflatten(export_preserving(Reads(), (X,)))
+    made.check_input_constraints = False
+    made.inner.register_forward_hook(lambda *_: {})
+    with pytest.raises(KeyError, match="value"):
+        made(X)
+
+
 def test_errors_of_the_model_and_of_hooks_stay_their_own() -> None:
     def fail(*_: Any) -> None:
         raise ValueError("on purpose")

@@ -1,4 +1,4 @@
-"""What this package expects of what is private in torch; a new torch that differs fails here.
+"""Private parts of torch as this package expects them; a new torch that differs fails here.
 
 Names are torch's own, so that the tests stand whatever this package calls them.
 """

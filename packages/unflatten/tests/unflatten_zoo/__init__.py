@@ -26,7 +26,7 @@ _OF_ZOO = (
     *("channels_last_inside", "autocast_off", "autocast_on_and_off", "int8_weights_with_lora"),
     *("streaming_filter", "speculative_cache", "kv_cache", "autocast_bfloat16"),
 )
-# Torch loads no region of autocast and forgets a no_grad beside one; what is computed there is no
+# Torch loads no region of autocast and forgets a no_grad next to one; what is computed there is no
 # argument outside of it.
 _AUTOCAST = "saved, preserving saved, alone, threads, gradients"
 _FACTS: dict[str, dict[str, Any]] = {

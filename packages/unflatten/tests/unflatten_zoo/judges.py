@@ -287,7 +287,7 @@ def judge_hooks(case: Case) -> None:
 
 
 def judge_copies(case: Case) -> None:
-    """Copies, pickles and files compute as eager, with state of their own."""
+    """Copies, pickles and files compute as eager, with separate state."""
     for way in ("plain", "preserving"):
         made = case.unflattened(way)
         subjects = [copy.deepcopy(made), pickle.loads(pickle.dumps(made))]
@@ -355,7 +355,7 @@ def judge_alone(case: Case) -> None:
 
 
 def judge_threads(case: Case) -> None:
-    """Threads that call one module at once get the results of their own calls."""
+    """Threads that call one module at once get separate results."""
     made, eager = case.unflattened("preserving"), case.module()
     for row in rows_of(made)[-1:]:
         replace(made, row.path, Around(made.get_submodule(row.path)))

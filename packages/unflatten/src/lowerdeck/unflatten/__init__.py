@@ -9,8 +9,11 @@ from lowerdeck.unflatten.errors import (
     UnsupportedProgramError,
 )
 from lowerdeck.unflatten.exporting import export_preserving
-from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
-from lowerdeck.unflatten.modules.module import InterpreterModule, UnflattenedModule
+from lowerdeck.unflatten.module import (
+    InterpreterModule,
+    InterpreterModuleDispatcher,
+    UnflattenedModule,
+)
 from lowerdeck.unflatten.swaps import Swap, SwapTable
 
 __all__ = [

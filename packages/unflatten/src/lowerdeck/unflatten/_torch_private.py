@@ -17,6 +17,7 @@ from torch.export.exported_program import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.nn.modules.module import _has_any_global_hook
 
 from lowerdeck.torch_base import pytree, with_parts
 
@@ -33,6 +34,7 @@ __all__ = [
     "Movable",
     "buffers_of",
     "call_being_traced",
+    "calls_are_observed",
     "children_of",
     "guard_function",
     "is_decomposed",
@@ -86,6 +88,22 @@ def packet_name(operator: object) -> str | None:
     """Return the name shared by all overloads of an operator, or None for anything else."""
     name: str | None = getattr(operator, "_opname", None)
     return name
+
+
+def calls_are_observed() -> bool:
+    """Return whether anything but ``forward`` may run in a call of a module without hooks.
+
+    Tracers and exports replace ``__call__``, other tools register global hooks, the profiler
+    records calls.
+    """
+    cls: Any = torch.nn.Module
+    return bool(
+        torch.compiler.is_compiling()
+        or cls.__call__ is not cls._wrapped_call_impl
+        or torch._C._get_tracing_state()
+        or torch.autograd.profiler._is_profiler_enabled
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:

@@ -12,6 +12,14 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.torch_base import collector_held, repair_program
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
+from lowerdeck.unflatten.body import Body
+from lowerdeck.unflatten.build import (
+    ModuleBuilder,
+    ModuleFactory,
+    install_state,
+    replace_children,
+)
+from lowerdeck.unflatten.build import restore_types as restore_eager_types
 from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
 from lowerdeck.unflatten.codegen.names import OWN_NAMES
 from lowerdeck.unflatten.contract import RecordedCall, root_guards
@@ -29,11 +37,7 @@ from lowerdeck.unflatten.cut.signatures import (
 from lowerdeck.unflatten.cut.sizes import localize_sizes
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph, attribute_modules
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.modules.body import Body
-from lowerdeck.unflatten.modules.build import ModuleBuilder, install_state
-from lowerdeck.unflatten.modules.eager_types import ModuleFactory, replace_children
-from lowerdeck.unflatten.modules.eager_types import restore_types as restore_eager_types
-from lowerdeck.unflatten.modules.module import UnflattenedModule, class_with, shadow_own_names
+from lowerdeck.unflatten.module import UnflattenedModule, class_with, shadow_own_names
 from lowerdeck.unflatten.trace import Trace, trace_program
 from lowerdeck.unflatten.trace.mutations import Mutations
 

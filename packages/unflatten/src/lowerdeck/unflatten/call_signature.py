@@ -6,7 +6,7 @@ import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -15,8 +15,8 @@ import torch
 from torch.fx import Proxy
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.errors import InputStructureError
+from lowerdeck.unflatten.metadata import ADAPTER
 
 PENDING = "_call"
 """Parameter of a generated function for the call record of its caller."""
@@ -152,12 +152,17 @@ class CallSignature:
         args, kwargs = self.in_spec.children()
         return [*self.names[: args.num_children], *(one_line(str(key)) for key in kwargs.context)]
 
-    def leaf_labels(self, examples: Sequence[Any]) -> list[str]:
-        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``."""
+    def leaf_labels(self, examples: Sequence[Any], write: Callable[[str], str] = str) -> list[str]:
+        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``.
+
+        Args:
+            examples: Example values of the leaves.
+            write: Returns the text for the name of an argument.
+        """
         labels: list[str] = []
         for label, spec in zip(self.labels(), self.parts, strict=True):
             leaves = examples[len(labels) : len(labels) + spec.num_leaves]
-            labels += [label + part for part in _part_labels(spec, leaves)]
+            labels += [write(label) + part for part in _part_labels(spec, leaves)]
         return labels
 
     def flatten(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Any) -> list[Any]:
@@ -406,15 +411,12 @@ def _build_expression(
     if spec.is_leaf():
         return next(leaves)
     if spec.type not in {tuple, list, dict}:
-        texts = ", ".join(next(leaves) for _ in range(spec.num_leaves))
-        return f"{object_name(pytree.tree_unflatten)}([{texts}], {object_name(spec)})"
+        text = ", ".join(next(leaves) for _ in range(spec.num_leaves))
+        return f"{object_name(pytree.tree_unflatten)}([{text}], {object_name(spec)})"
     parts = [_build_expression(child, leaves, object_name) for child in spec.children()]
-    if spec.type is tuple:
-        return f"({''.join(part + ', ' for part in parts)})"
-    if spec.type is list:
-        return f"[{', '.join(parts)}]"
-    keys = [repr(key) if type(key) in {str, int} else object_name(key) for key in spec.context]
-    return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    keys = spec.context if spec.type is dict else ()
+    shown = [repr(key) if type(key) in {str, int} else object_name(key) for key in keys]
+    return container_text(spec.type, parts, shown)
 
 
 def describe_spec(spec: pytree.TreeSpec) -> str:
@@ -422,11 +424,16 @@ def describe_spec(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
         return "a value"
     parts = [describe_spec(child) for child in spec.children()]
-    if spec.type is tuple:
-        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    if spec.type is list:
-        return f"[{', '.join(parts)}]"
-    if spec.type is dict:
-        pairs = zip(spec.context, parts, strict=True)
-        return f"{{{', '.join(f'{key!r}: {part}' for key, part in pairs)}}}"
+    if spec.type in {tuple, list, dict}:
+        return container_text(spec.type, parts, map(repr, spec.context or ()))
     return f"{getattr(spec.type, '__name__', spec.type)}({', '.join(parts)})"
+
+
+def container_text(kind: object, parts: Sequence[str], keys: Iterable[str] = ()) -> str:
+    """Return how Python writes a tuple, a list or a dict of these parts."""
+    if kind is dict:
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
+    text = ", ".join(parts)
+    if kind is tuple:
+        return f"({text},)" if len(parts) == 1 else f"({text})"
+    return f"[{text}]"

@@ -29,7 +29,7 @@ from lowerdeck.torch_base import (
 from lowerdeck.unflatten._torch_private import guard_function, size_guards
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.errors import InputConstraintError, UnsupportedProgramError
-from lowerdeck.unflatten.notes import RESULT, UNREAD
+from lowerdeck.unflatten.metadata import RESULT, UNREAD
 
 
 class TensorRecord(NamedTuple):
@@ -379,7 +379,7 @@ class RootGuards:
     ) -> None:
         examples = [node.meta.get("val") for node in placeholders]
         self.labels: list[str] = signature.leaf_labels(examples)
-        names = [re.sub(r"^([^\[]+)", r"['\1']", label) for label in self.labels]
+        names = signature.leaf_labels(examples, lambda name: f"[{name!r}]")
         # Names of no argument, as error messages quote them.
         unique = [f"_input_{number}_" for number in range(len(names))]
         texts = []

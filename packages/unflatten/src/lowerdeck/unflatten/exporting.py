@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import HigherOrderOperator, MemoryUse, graphs_of, pytree, writes_in_place
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.notes import (
+from lowerdeck.unflatten.metadata import (
     INNER,
     MODULE_NUMBERS,
     NOT_RECORDED,
@@ -208,7 +208,7 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
         key: The kind of fact.
         notes: The facts, by module name.
     """
-    nodes = [node for held in graphs_of(program.graph_module) for node in held.graph.nodes]
+    nodes = [node for inner in graphs_of(program.graph_module) for node in inner.graph.nodes]
     first = next((node for node in nodes if node.op == "call_function"), None)
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or {}
@@ -262,7 +262,7 @@ def _drop_aliases(program: ExportedProgram) -> None:
         node.replace_all_uses_with(source)
         graph.erase_node(node)
     signatures = [entry.signature for entry in program.module_call_graph if entry.signature]
-    leaves = [leaf for each in signatures for leaf in (*each.inputs, *each.outputs)]
+    leaves = [leaf for part in signatures for leaf in (*part.inputs, *part.outputs)]
     for leaf in (*leaves, *(spec.arg for spec in program.graph_signature.output_specs)):
         while getattr(leaf, "name", None) in renamed:
             leaf.name = renamed[leaf.name]

@@ -19,7 +19,7 @@ from torch.fx import traceback
 
 from lowerdeck.torch_base import SYMBOLS, graphs_of, pytree
 from lowerdeck.unflatten._torch_private import call_being_traced, node_of
-from lowerdeck.unflatten.notes import INNER, LEAVES, PASS_THROUGH
+from lowerdeck.unflatten.metadata import INNER, LEAVES, PASS_THROUGH
 
 _VALUE = "lowerdeck_value"
 """Meta of a node that is a leaf of a call: its name while the model is traced.
@@ -41,7 +41,7 @@ class _Call:
     Attributes:
         path: The name by which the module is called.
         values: Each argument, with its leaves before the call.
-        given: The leaves of all arguments.
+        arguments: The leaves of all arguments.
         in_spec: Structure of ``(args, kwargs)``.
         inputs: The leaves of the arguments, as recorded.
         outputs: The leaves of the result, as recorded.
@@ -50,7 +50,7 @@ class _Call:
 
     path: str
     values: list[tuple[Any, _Leaves]]
-    given: list[Any]
+    arguments: list[Any]
     in_spec: pytree.TreeSpec
     inputs: list[_Leaf]
     outputs: list[_Leaf] = field(default_factory=list)
@@ -153,9 +153,9 @@ class _Hooks:
         if path not in self.names:
             return
         values = [(value, pytree.tree_flatten(value)) for value in (*args, *kwargs.values())]
-        given, in_spec = pytree.tree_flatten((args, kwargs))
-        inputs = self.leaves("takes", given)
-        self.recorder.calls[name] = _Call(path, values, given, in_spec, inputs)
+        arguments, in_spec = pytree.tree_flatten((args, kwargs))
+        inputs = self.leaves("takes", arguments)
+        self.recorder.calls[name] = _Call(path, values, arguments, in_spec, inputs)
 
     def after(self, _: torch.nn.Module, __: tuple[Any, ...], result: Any) -> Any:
         """Record the result of a call; return it with aliases, or None to keep it."""
@@ -171,14 +171,14 @@ class _Hooks:
         if self.structure not in (None, (call.in_spec, call.out_spec)):
             self.recorder.refuse(self.names, "is called with arguments of several structures")
         self.structure = (call.in_spec, call.out_spec)
-        marked = mark_pass_through(call.path, call.given, result)
+        marked = mark_pass_through(call.path, call.arguments, result)
         for container in (result, marked) if _is_mutable(call.out_spec) else ():
             entry = (self.names, container, pytree.tree_flatten(container))
             self.recorder.containers.append(entry)
         if marked is not None:
             returned = pytree.tree_leaves(marked)
         call.outputs = self.leaves("returns", returned)
-        call.values, call.given = [], []
+        call.values, call.arguments = [], []
         return marked
 
     def leaves(self, verb: str, values: list[Any]) -> list[_Leaf]:
@@ -238,20 +238,20 @@ def note_inner_leaves(program: ExportedProgram) -> None:
                 node.meta["custom"] = {**custom, LEAVES: notes[custom[INNER]]}
 
 
-def mark_pass_through(path: str, given: list[Any], result: Any) -> Any:
+def mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
     """Return the result with aliases for tensors that are arguments; None if there are none.
 
     A program has one node for an argument and a result that are the same tensor, and no node of a
     module that only returns its argument.
     """
-    given = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    arguments = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
 
-    def is_given(leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and any(leaf is other for other in given)
+    def is_argument(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and any(leaf is other for other in arguments)
 
-    if not any(map(is_given, pytree.tree_leaves(result))):
+    if not any(map(is_argument, pytree.tree_leaves(result))):
         return None
-    return pytree.tree_map(lambda leaf: _alias(leaf, path) if is_given(leaf) else leaf, result)
+    return pytree.tree_map(lambda leaf: _alias(leaf, path) if is_argument(leaf) else leaf, result)
 
 
 def _alias(leaf: torch.Tensor, path: str) -> Any:

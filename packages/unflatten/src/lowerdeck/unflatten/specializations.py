@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 import torch
 
 from lowerdeck.torch_base import pytree
-from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE, full_name
+from lowerdeck.unflatten._torch_private import calls_are_observed
 from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
+from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, full_name
 
 Function = Callable[..., Any]
 
-OUTSIDE, CHECKED, UNCHECKED = 0, 1, 2
+OUTSIDE, UNCHECKED, CHECKED, DIRECT = 0, 1, 2, 4
 
 
 class _Run(threading.local):
@@ -34,6 +35,7 @@ class _Run(threading.local):
     Attributes:
         mode: ``OUTSIDE``: the next call of a generated module checks its arguments. ``CHECKED``:
             the caller is an unchanged generated module. ``UNCHECKED``: checks are switched off.
+            With ``DIRECT``, only ``forward`` of unchanged children is called.
         pending: The specialization that the caller means.
     """
 
@@ -99,7 +101,8 @@ def _run_checked(
     is_checked = module.__dict__.get(CHECKS, True)
     if is_checked:
         args, kwargs = body.check_arguments(module, args, kwargs)
-    RUN.mode = CHECKED if is_checked else UNCHECKED
+    mode = CHECKED if is_checked else UNCHECKED
+    RUN.mode = mode if calls_are_observed() else mode | DIRECT
     try:
         return function(module, *args, **kwargs)
     finally:
@@ -131,22 +134,14 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         child: The child, or a module in its place.
         path: The caller's name of the child.
     """
-    if child is None:
-        name = full_name(module, path)
-        raise UnflattenError(f"the child {name!r} was set to None. Put a module there.")
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
-    if site is None:
-        return child  # type: ignore[no-any-return]
     state = child.__dict__
-    body = state.get(PRIVATE)
-    # Inline: a function for the hooks would cost a tenth of a small call.
-    if (
-        body is not None
-        and body.name == site.name
+    # A hook of the backward pass does not change the result.
+    if site is None or (
+        PRIVATE in state
+        and state[PRIVATE].name == site.name
         and not state["_forward_hooks"]
         and not state["_forward_pre_hooks"]
-        and not state["_backward_hooks"]
-        and not state["_backward_pre_hooks"]
         and "forward" not in state
     ):
         return child  # type: ignore[no-any-return]
@@ -164,7 +159,7 @@ def _call_changed(
 ) -> Any:
     """Call a changed child, and check its result."""
     mode = RUN.mode
-    if mode != CHECKED or site.out_spec is None:
+    if not mode & CHECKED or site.out_spec is None:
         return child(*args, **kwargs)
     RUN.mode = OUTSIDE
     try:

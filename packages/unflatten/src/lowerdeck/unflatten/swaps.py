@@ -1,18 +1,20 @@
-"""The table of modules that can be replaced, and the refusal to replace or hook the others."""
+"""The table of modules that can be replaced, and base classes that refuse other changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from lowerdeck.unflatten._torch_private import Movable, children_of
-from lowerdeck.unflatten.attributes import NAME, PRIVATE, full_name
+from lowerdeck.unflatten._torch_private import Movable, children_of, parameters_of
 from lowerdeck.unflatten.call_signature import one_line
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.metadata import NAME, PRIVATE, UNCHANGED, full_name
 
 _EXCHANGES = (
     "exchanges {} values with other modules besides its arguments and its result, so that it can "
@@ -86,16 +88,16 @@ def _exchanged(body: Any, *, needed: bool = False) -> int:
         body: The code of the module.
         needed: Count those alone that a replacement could not compute.
     """
-    signatures = [one.signature for one in body.specializations if one.signature is not None]
+    signatures = [part.signature for part in body.specializations if part.signature is not None]
     inputs = "needs" if needed else "carried"
-    return max((getattr(each, inputs) + each.carries for each in signatures), default=0)
+    return max((getattr(part, inputs) + part.carries for part in signatures), default=0)
 
 
 def refusal_of(module: torch.nn.Module) -> str:
     """Return why a module can neither be replaced nor hooked, or "" if it can."""
     body = module.__dict__.get(PRIVATE)
     if body is not None:
-        return next((one.refusal for one in body.specializations if one.refusal), "")
+        return next((part.refusal for part in body.specializations if part.refusal), "")
     if not isinstance(module, Refusing):
         return ""
     inside = [(name, inner) for name, inner in module.named_modules() if inner is not module]
@@ -114,7 +116,9 @@ class Refusing(Movable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            self._lowerdeck_refuse("hooked")
+            self._lowerdeck_hooked()
+        elif name == "_compiled_call_impl":
+            self.__dict__.pop(UNCHANGED, None)
         elif value is None or isinstance(value, torch.nn.Module):
             check_replacement(self, name, value)
         super().__setattr__(name, value)
@@ -133,35 +137,13 @@ class Refusing(Movable):
         check_replacement(self, name, module)
         super().add_module(name, module)
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook, as ``torch.nn.Module`` does.
-
-        Raises:
-            UnflattenError: The program has no call or no signature of this module.
-        """
-        self._lowerdeck_refuse("hooked")
-        return super().register_forward_hook(*args, **kwargs)
-
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
-        return super().register_forward_pre_hook(*args, **kwargs)
-
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
-        return super().register_full_backward_hook(*args, **kwargs)
-
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook; see ``register_forward_hook``."""
-        self._lowerdeck_refuse("hooked")
-        return super().register_full_backward_pre_hook(*args, **kwargs)
-
-    def _lowerdeck_refuse(self, action: str) -> None:
+    def _lowerdeck_hooked(self) -> None:
+        """Refuse a hook or another ``forward`` if the program has no call of this module."""
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
             name = body.name if body is not None else self.__dict__.get(NAME, "")
-            raise UnflattenError(f"{name!r} cannot be {action}: it {reason}.")
+            raise UnflattenError(f"{name!r} cannot be hooked: it {reason}.")
+        self.__dict__.pop(UNCHANGED, None)
 
     def _lowerdeck_moved(self, fn: Any) -> None:
         """Move plain tensors to another device with the buffers; they keep their dtype."""
@@ -173,12 +155,32 @@ class Refusing(Movable):
                     self.__dict__[name] = value.to(device)
 
 
+def _register(name: str) -> Callable[..., RemovableHandle]:
+    """Return the method of ``torch.nn.Module`` that registers a hook, where hooks can run."""
+    register = getattr(torch.nn.Module, name)
+
+    @wraps(register)
+    def checked(self: Refusing, *args: Any, **kwargs: Any) -> RemovableHandle:
+        self._lowerdeck_hooked()
+        handle: RemovableHandle = register(self, *args, **kwargs)
+        return handle
+
+    return checked
+
+
+for _hook in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"):
+    setattr(Refusing, f"register_{_hook}_hook", _register(f"register_{_hook}_hook"))
+
+
 def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     """Check that another module may take the place of a child.
 
     Raises:
         UnflattenError: The program has no call or no signature of the child.
     """
+    if isinstance(new, torch.nn.Module):
+        for module in new.modules():
+            module.__dict__.pop(UNCHANGED, None)
     # Not by attribute: export puts proxies of modules there.
     old = holder.__dict__.get("_modules", {}).get(name)
     if old is None or new is old or not isinstance(old, Refusing):
@@ -193,3 +195,127 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
             f"{full_name(holder, name)!r} cannot be replaced: it "
             f"{_EXCHANGES.format(_exchanged(body))}. Export the model with the replacement in it."
         )
+
+
+# Modules that only have children.
+
+_CHANGES = frozenset(
+    {"append", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}
+)
+"""Methods of eager's containers that add or remove children."""
+
+
+class Container(Refusing):
+    """A module that the program never calls, such as a list of layers.
+
+    It is read like the containers of ``torch.nn``: by index, by name and by iteration over its
+    children, or over its parameters if it has no children.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.__dict__[NAME] = name
+
+    def __getitem__(self, key: int | str | slice) -> Any:
+        if isinstance(key, slice):
+            of = torch.nn.ModuleList if children_of(self) else torch.nn.ParameterList
+            return of(list(self)[key])
+        return _at(_members(self), key)
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            return key in _members(self)
+        return any(child is key for child in self)
+
+    def __delitem__(self, key: int | str | slice) -> None:
+        _refuse("del")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Last, because a child may have this name.
+            if name in _CHANGES:
+                return partial(_refuse, name)
+            raise
+
+    def __setitem__(self, key: int | str, new: Any) -> None:
+        names = list(_members(self))
+        setattr(self, key if isinstance(key, str) else names[key], new)
+
+    def __len__(self) -> int:
+        return len(_members(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([member for member in _members(self).values() if member is not None])
+
+    def __bool__(self) -> bool:
+        return True
+
+    def forward(self, *_: object, **__: object) -> Any:
+        """Refuse the call: the program does not record what this module computes.
+
+        Raises:
+            UnflattenError: Always.
+        """
+        raise UnflattenError(
+            "a module was called that the program never calls, so its code is unknown. Export a "
+            "model that calls it, or put an eager module in its place."
+        )
+
+
+def _refuse(change: str, *_: object, **__: object) -> None:
+    raise UnflattenError(
+        f"{change!r} adds or removes children, and the program calls the exported ones. Put "
+        "a module around a child (layers[1] = Sequential(layers[1], more)) to compute more, an "
+        "Identity in its place to compute nothing, or export the changed model."
+    )
+
+
+def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """Return a subclass of an eager container's class that refuses to add or remove children."""
+    namespace: dict[str, Any] = {
+        name: partial(_refuse, name) for name in _CHANGES if hasattr(cls, name)
+    }
+    if hasattr(cls, "__delitem__"):
+        namespace["__delitem__"] = lambda self, key: _refuse("del", self, key)
+    namespace.update(__module__=cls.__module__, __doc__=cls.__doc__, __reduce_ex__=_reduce)
+
+    def new(_: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        # A slice of a list creates a list of the same class; it must be a plain one.
+        return cls(*args, **kwargs)
+
+    namespace["__new__"] = new
+    return type(cls.__name__, (Refusing, cls), namespace)
+
+
+def _reduce(module: torch.nn.Module, _: object) -> tuple[Any, ...]:
+    # The class is created when it is needed, so no name leads to it.
+    return _restore, (type(module).__bases__[1],), dict(module.__dict__)
+
+
+def _restore(cls: type[torch.nn.Module]) -> torch.nn.Module:
+    module: torch.nn.Module = object.__new__(restored_class(cls))
+    return module
+
+
+def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
+    """Return a child by its index or its name.
+
+    Raises:
+        IndexError: The index is out of range.
+        KeyError: No child has this name.
+    """
+    child: torch.nn.Module = _at(children_of(module), key)
+    return child
+
+
+def _at(members: Mapping[str, Any], key: int | str) -> Any:
+    member = members[key] if isinstance(key, str) else list(members.values())[key]
+    if member is None:
+        raise KeyError(f"child {key!r} is None")
+    return member
+
+
+def _members(module: torch.nn.Module) -> dict[str, Any]:
+    return children_of(module) or parameters_of(module)

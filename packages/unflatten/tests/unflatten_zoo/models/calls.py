@@ -1,4 +1,4 @@
-"""Calls: several specializations, values that pass beside arguments, hooks, branches."""
+"""Calls: several specializations, values besides arguments, hooks, branches."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ STORE: dict[str, Any] = {}
 
 
 class Makes(nn.Module):
-    """Keeps a value that is no result of it."""
+    """Keeps a value that it does not return."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +155,7 @@ class Makes(nn.Module):
 
 
 class Reads(nn.Module):
-    """Reads that value, which is no argument of it."""
+    """Reads that value, which it does not take as an argument."""
 
     def __init__(self):
         super().__init__()
@@ -202,7 +202,7 @@ class HandsOut(nn.Module):
 
 
 class OwnHooks(nn.Module):
-    """Modules with hooks of their own before they are exported."""
+    """Modules with hooks that were registered before the export."""
 
     class Scales(nn.Module):
         def __init__(self):
@@ -244,7 +244,7 @@ def branch(condition, left, right, x):
 
 
 class Branches(nn.Module):
-    """Calls one module in a branch, one in a branch and beside it, and one beside it."""
+    """Calls one module in a branch, one in a branch and outside, and one outside."""
 
     def __init__(self):
         super().__init__()

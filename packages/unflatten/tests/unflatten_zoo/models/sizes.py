@@ -163,7 +163,7 @@ class ReadsNumbers(nn.Module):
 
 
 class DataDependent(nn.Module):
-    """A size that only data tell, and a module that is given it."""
+    """A size that depends on data, and a module that takes it."""
 
     class Inner(nn.Module):
         def forward(self, indices, number):

@@ -1,4 +1,4 @@
-"""State: written, shared, tied, unsaved, registered anew."""
+"""State: written, shared, tied, unsaved, registered again."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class NormsThrice(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Registers a buffer anew in each call, as rotary embeddings of transformers may."""
+    """Registers a buffer again in each call, as rotary embeddings of transformers may."""
 
     class Turns(nn.Module):
         def __init__(self):
@@ -353,14 +353,14 @@ CASES = (
     Case("unsaved and shared", twice(Unsaved), randn(1, 2), without="threads, decomposed"),
     Case("unsaved and tied", two_unsaved, randn(1, 2), without="threads, decomposed"),
     Case("saved and unsaved", Mixed, randn(1, 2)),
-    # The program does not tell which of the three holds the weight that the caller reads.
+    # The program does not record which of the three has the weight that the caller reads.
     Case(
         "tied embedding",
         TiedEmbedding,
         lambda: (torch.randint(5, (2,)),),
     ),
     Case("tied tables", TiedTables, randn(2, 4)),
-    # The program does not tell by which of its names the caller writes the buffer.
+    # The program does not record by which of its names the caller writes the buffer.
     Case(
         "writes tied state",
         WritesTied,

@@ -128,7 +128,7 @@ class GivenTwice(nn.Module):
 
 
 class ReturnedTwice(nn.Module):
-    """A result that is two results, beside the argument itself."""
+    """A result that is two results, and the argument itself."""
 
     class Results(nn.Module):
         def __init__(self):
@@ -149,7 +149,7 @@ class ReturnedTwice(nn.Module):
 
 
 class PassesBias(nn.Module):
-    """Layers that return an argument beside their result, as those that share a bias."""
+    """Layers that return an argument and their result, as those that share a bias."""
 
     class Biased(nn.Module):
         def __init__(self):
@@ -284,7 +284,7 @@ CASES = (
     Case("passes a bias", PassesBias, randn(3, 4)),
     Case("identities", Identities, randn(3, 4)),
     Case("drops results", Drops, randn(3, 4)),
-    # Decomposing drops a dropout that nobody reads, so that others draw other numbers.
+    # Decomposing drops a dropout without readers, so that others draw other numbers.
     Case(
         "drops results in training",
         Drops,
@@ -294,7 +294,7 @@ CASES = (
     ),
     Case("texts", Texts, randn(3, 4), marked=("kinds",)),
     Case("several structures", SeveralStructures, randn(3, 4), marked=("child",)),
-    # The program does not tell whether the caller reads the result or what the module holds.
+    # The program does not record whether the caller reads the result or the state of the module.
     *(
         Case(name, lambda of=of: ReturnsState(of), randn(3, 4), without="threads, changes")
         for name, of in (("returns state", False), ("returns and holds state", True))

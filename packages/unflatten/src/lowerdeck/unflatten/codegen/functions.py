@@ -6,7 +6,7 @@ import builtins
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
@@ -16,9 +16,11 @@ import torch
 
 from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten import contract, specializations
-from lowerdeck.unflatten.attributes import PRIVATE, full_name
+from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.call_signature import PENDING, one_line
+from lowerdeck.unflatten.codegen.names import inner_child, split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
+from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Beginning of the names of generated files."""
@@ -118,10 +120,8 @@ def name_source(module: torch.nn.Module) -> None:
     if error is None or len(error.args) != 1:
         return
     *_, (file, _) = _steps(error.__traceback__)
-    if type(error) is KeyError and file.startswith(FILE_PREFIX):
-        raise UnflattenError(
-            f"the child {full_name(module, error.args[0])!r} was deleted. Put a module there."
-        ) from error
+    if file.startswith(FILE_PREFIX) or file in _OURS:
+        _raise_for_child(module, error)
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
         return
@@ -138,6 +138,22 @@ def name_source(module: torch.nn.Module) -> None:
     suffix = f", called by {caller}" if caller else ""
     error.__dict__[_MESSAGE] = message
     error.args = (f"{message}\n(in {code!r}, which is {source}{suffix})",)
+
+
+def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
+    """Raise the error for a child that was deleted or set to None, if that is the cause."""
+    is_none = type(error) is AttributeError and error.obj is None and error.name == "__dict__"
+    if not is_none and type(error) is not KeyError:
+        return
+    bodies = module.__dict__[PRIVATE].specializations
+    calls = [node for body in bodies for node in body.graph.find_nodes(op="call_module")]
+    for path, _ in [split_call_target(str(node.target)) for node in calls]:
+        first, *parts = path.split(".")
+        child = children_of(module).get(first)
+        if child is None or reduce(inner_child, parts, child) is None:
+            change = "set to None" if is_none else "deleted"
+            text = f"the child {full_name(module, path)!r} was {change}. Put a module there."
+            raise UnflattenError(text) from error
 
 
 @lru_cache(4096)

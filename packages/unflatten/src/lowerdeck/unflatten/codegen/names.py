@@ -1,10 +1,10 @@
-"""Names in generated code: of children and their specializations, of variables and of objects."""
+"""Names in generated code: of children, variables and objects, and of functions for operators."""
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import (
+    NATIVE_FUNCTIONS,
     buffers_of,
     children_of,
     packet_name,
     parameters_of,
 )
-from lowerdeck.unflatten.attributes import PRIVATE
 from lowerdeck.unflatten.call_signature import is_name
+from lowerdeck.unflatten.metadata import PRIVATE
 
 _SPECIALIZATION = re.compile(r"(.+)\.\.(\d+)", re.DOTALL)
 
@@ -75,6 +76,12 @@ def lookup(module: torch.nn.Module, name: str) -> Any:
             # Not from the table: symbolic traces patch this method to record reads.
             return torch.nn.Module.__getattr__(module, name)
     return getattr(module, name)
+
+
+def inner_child(module: torch.nn.Module, name: str) -> Any:
+    """Return a child of a child; a wrapper in the place of the outer one may forward the name."""
+    child = children_of(module).get(name)
+    return lookup(module, name) if child is None else child
 
 
 SERIAL = re.compile(r"(_\d+)+$")
@@ -137,6 +144,11 @@ class Names:
                 # One variable for a chain of equal operators.
                 name = self.local[node] = self.local[source]
                 return name
+        name = self.local[node] = self.variable(base)
+        return name
+
+    def variable(self, base: str) -> str:
+        """Return a new variable whose name begins with ``base``."""
         number = self._used.get(base, 0)
         name = f"{base}_{number}" if number else base
         while name in self.taken or not is_name(name):
@@ -144,7 +156,6 @@ class Names:
             name = f"{base}_{number}"
         self._used[base] = number + 1
         self.taken.add(name)
-        self.local[node] = name
         return name
 
 
@@ -179,3 +190,70 @@ _PYTHON_NAMES: dict[str, object] = {
     **{value.__name__: value for value in (getattr, slice, type, len, tuple, list, dict)},
 }
 """Python's own names in generated code, unless a parameter has that name."""
+
+
+# Functions.
+
+
+def _aten(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+_OF_TORCH = (
+    "abs acos asin atan ceil clone cos cosh erf exp expm1 floor isfinite isinf isnan log log10 "
+    "log1p log2 logical_not neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt tan tanh "
+    "square add.Tensor sub.Tensor mul.Tensor div.Tensor atan2 maximum minimum logical_and "
+    "logical_or eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar "
+    "gt.Tensor gt.Scalar ge.Tensor ge.Scalar "
+    "matmul mm bmm addmm layer_norm group_norm embedding dropout batch_norm transpose.int permute "
+    "t reshape unsqueeze squeeze.dim cat stack flatten.using_ints select.int narrow chunk "
+    "split_with_sizes where.self softmax.int log_softmax.int mean.dim sum.dim_IntList "
+    "index_select gather cumsum conv1d conv2d conv3d rms_norm repeat_interleave.self_int "
+    "masked_fill.Scalar masked_fill.Tensor tril triu"
+)
+_NATIVE = "linear gelu silu scaled_dot_product_attention"
+
+FAST: dict[Any, Callable[..., Any]] = {
+    **{_aten(name): getattr(NATIVE_FUNCTIONS, name) for name in _NATIVE.split()},
+    **{_aten(name): getattr(torch, name.partition(".")[0]) for name in _OF_TORCH.split()},
+}
+"""From operator to the function that runs it for positional arguments."""
+
+METHODS: dict[Any, str] = {
+    **{_aten(name): name for name in ("view", "expand")},
+    _aten("sym_size.int"): "size",
+}
+"""From operator to the method of its first argument that runs it.
+
+A call of a method also works on proxies of a symbolic trace, ``Tensor.view(x)`` does not.
+"""
+
+KEYWORDS = frozenset({"alpha", "rounding_mode", "dtype", "approximate", "memory_format"})
+"""Keywords with the same name in these functions and in the operators' schemas."""
+
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+
+
+def batch_norm(
+    value: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    *options: Any,
+) -> Any:
+    """Run the batch norm of decomposed programs on copies of the running statistics.
+
+    Its gradient needs the statistics that it read, and the program overwrites them right after.
+    """
+    return _BATCH_NORM(value, weight, bias, running_mean.clone(), running_var.clone(), *options)
+
+
+def callable_for(target: Any, keywords: Any) -> Any:
+    """Return the function that generated code calls for ``target`` with these keywords."""
+    if target is _BATCH_NORM and not keywords:
+        return batch_norm
+    if keywords and not KEYWORDS.issuperset(keywords):
+        return target
+    return FAST.get(target, target)

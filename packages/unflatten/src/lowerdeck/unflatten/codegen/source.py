@@ -15,20 +15,23 @@ from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import source_frames
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
-from lowerdeck.unflatten.call_signature import CallSignature, flatten_like, is_name
-from lowerdeck.unflatten.codegen.bindings import METHODS, callable_for
+from lowerdeck.unflatten.call_signature import CallSignature, container_text, flatten_like, is_name
 from lowerdeck.unflatten.codegen.functions import TORCH_FOLDER, location
 from lowerdeck.unflatten.codegen.names import (
     BY_TEXT,
+    METHODS,
     RESERVED_NAMES,
     SERIAL,
     Names,
+    callable_for,
+    inner_child,
     lookup,
     split_call_target,
 )
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS, EXTRA_OUTPUTS, SITE
-from lowerdeck.unflatten.notes import is_pass_through
+from lowerdeck.unflatten.metadata import UNCHANGED, is_pass_through
 from lowerdeck.unflatten.specializations import (
+    DIRECT,
     RUN,
     call_specialization,
     check_strict_export,
@@ -152,6 +155,7 @@ class _Writer(Names):
         self.comments: list[str] = []
         self.leaves: list[str] = []
         self.unread: set[Node] = set()
+        self.callee = self.mode = ""
         self.indent = "    "
 
     def write(self) -> Source:
@@ -186,7 +190,7 @@ class _Writer(Names):
                 f"def forward(self{parameters}, /):" if parameters else "def forward(self):",
                 outer=True,
             )
-            self._check_entry(f"self{parameters}")
+            self._check_entry(f"self{parameters}", is_alone=True)
             return
         self.taken.update(signature.parameter_names)
         self.parameters.update(signature.parameter_names)
@@ -196,8 +200,7 @@ class _Writer(Names):
             else:
                 self.local[node] = parameter
         self.line(f"def forward(self{signature.parameters}):", outer=True)
-        if not signature.has_extras:
-            self._check_entry(f"self{signature.parameters}")
+        self._check_entry(f"self{signature.parameters}", is_alone=not signature.has_extras)
         self.leaves = [self.local[node] for node in placeholders]
         for text in signature.flatten_lines(self.leaves, self.object_name):
             self.line(text)
@@ -207,12 +210,16 @@ class _Writer(Names):
             self.line(f"if {is_strict}():")
             self.line(f"    {function}({', '.join(['self', *self.leaves])})")
 
-    def _check_entry(self, arguments: str) -> None:
-        if self.is_checked:
-            run = self.object_name(RUN, "run")
+    def _check_entry(self, arguments: str, *, is_alone: bool) -> None:
+        if not self.is_checked:
+            return
+        self.mode, mode = self.variable("mode"), f"{self.object_name(RUN, 'run')}.mode"
+        if is_alone:
             is_strict = self.object_name(is_strict_export)
-            self.line(f"if not {run}.mode and not {is_strict}():")
+            self.line(f"if not ({self.mode} := {mode}) and not {is_strict}():")
             self.line(f"    return {self.object_name(start)}({arguments})")
+        else:
+            self.line(f"{self.mode} = {mode}")
 
     def _close(self, output: Node) -> None:
         value = output.args[0]
@@ -324,8 +331,15 @@ class _Writer(Names):
             if EXTRA_OUTPUTS in node.meta:
                 options += ", has_outputs=True"
             called = f"{function}(self, {module}, {path!r}, {options})"
-        elif SITE in node.meta:
-            called = f"{self.object_name(enter)}(self, {module}, {path!r})"
+        elif self.mode:
+            child = self.callee = self.callee or self.variable("callee")
+            # Inline, and without torch's __call__: each costs a tenth of a small call.
+            is_unchanged = f"({child} := {module}).__dict__.get({UNCHANGED!r}) == {path!r}"
+            is_direct = f"{is_unchanged} and {self.mode} > {DIRECT}"
+            other = child
+            if SITE in node.meta:
+                other = f"{self.object_name(enter)}(self, {child}, {path!r})"
+            called = f"({child}.forward if {is_direct} else {other})"
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
@@ -335,11 +349,12 @@ class _Writer(Names):
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
-            if is_module and index == 0:
+            if is_module:
                 # Not by name, which searches parameters and buffers first: a third of the cost of
-                # a call. Inner parts may be attributes of a wrapper.
-                text = f"{text}._modules[{part!r}]"
-            elif not is_module and index < len(parts) - 1 and not is_name(part):
+                # a call.
+                inner = f"{self.object_name(inner_child)}({text}, {part!r})" if index else ""
+                text = inner or f"{text}._modules[{part!r}]"
+            elif index < len(parts) - 1 and not is_name(part):
                 # As torch's containers do it: compilers know the name of such a child.
                 text = f"{text}._modules[{part!r}]"
             elif part in RESERVED_NAMES:
@@ -368,13 +383,11 @@ class _Writer(Names):
             return repr(value)
         if type(value) is float:
             return repr(value) if math.isfinite(value) else self.object_name(value)
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return f"({''.join(self.argument(item) + ', ' for item in value)})"
-        if isinstance(value, list):
-            return f"[{', '.join(self.argument(item) for item in value)}]"
-        if isinstance(value, dict):
-            pairs = (f"{self.argument(key)}: {self.argument(item)}" for key, item in value.items())
-            return f"{{{', '.join(pairs)}}}"
+        kind = next((kind for kind in (tuple, list, dict) if isinstance(value, kind)), None)
+        if kind and not hasattr(value, "_fields"):
+            items = value.values() if kind is dict else value
+            keys = map(self.argument, value) if kind is dict else ()
+            return container_text(kind, [self.argument(item) for item in items], keys)
         if isinstance(value, slice):
             parts = (self.argument(part) for part in (value.start, value.stop, value.step))
             return f"{self.object_name(slice)}({', '.join(parts)})"

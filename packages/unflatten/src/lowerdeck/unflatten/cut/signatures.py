@@ -35,7 +35,7 @@ from lowerdeck.unflatten.cut.working_graph import (
     ProgramCopier,
     WorkingGraph,
 )
-from lowerdeck.unflatten.notes import INNER, LEAVES, NOT_RECORDED
+from lowerdeck.unflatten.metadata import INNER, LEAVES, NOT_RECORDED
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import Frame
 

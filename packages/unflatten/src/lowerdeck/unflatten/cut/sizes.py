@@ -162,12 +162,10 @@ class _Sizes:
                 if str(size) == text and caller is not None:
                     key = (frame, (leaf, dim))
                     if key not in self._local:
-                        name = f"{leaf.name}_size"
                         with self.graph.inserting_after(max(frame.all_nodes())):
-                            self._local[key] = add_node(
-                                self.graph, "call_function", _SIZE, (leaf, dim), name
+                            self._local[key] = self._insert(
+                                caller, _SIZE, key[1], f"{leaf.name}_size", size
                             )
-                        self._enter(self._local[key], caller, size)
                     return self._local[key]
         return None
 
@@ -184,12 +182,12 @@ class _Sizes:
         else:
             where = self.graph.inserting_before(first)
         with where:
-            node = add_node(self.graph, "call_function", target, args, name)
-        return self._enter(node, frame, value)
+            return self._insert(frame, target, args, name, value)
 
-    def _enter(self, node: Node | None, frame: Frame, value: Any) -> Node:
-        if node is None:
-            raise ValueError("expected a node")
+    def _insert(
+        self, frame: Frame, target: Any, args: tuple[Any, ...], name: str, value: Any
+    ) -> Node:
+        node = add_node(self.graph, "call_function", target, args, name)
         node.meta["val"] = value
         insort(frame.nodes, node)
         self.frame_of[node] = frame

@@ -26,8 +26,8 @@ from lowerdeck.unflatten._torch_private import (
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
-from lowerdeck.unflatten.trace.items import Item, Role, Scope, region_arguments, unpacks_region
 from lowerdeck.unflatten.trace.mutations import Mutation
+from lowerdeck.unflatten.trace.program import Item, Role, Scope, region_arguments, unpacks_region
 
 _ALIAS = torch.ops.aten.alias.default
 _DETACH = torch.ops.aten.detach.default

@@ -8,13 +8,17 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.unflatten.notes import MODULE_NUMBERS, read_notes
+from lowerdeck.unflatten.metadata import MODULE_NUMBERS, read_notes
 from lowerdeck.unflatten.trace.calls import CallTree, build_call_tree
-from lowerdeck.unflatten.trace.items import Item, flatten_regions
 from lowerdeck.unflatten.trace.modes import place_mode_switches
 from lowerdeck.unflatten.trace.mutations import Mutations, plan_mutations
 from lowerdeck.unflatten.trace.names import ModulePaths, find_shared_modules, module_names
-from lowerdeck.unflatten.trace.state import ProgramState, share_lifted_constants
+from lowerdeck.unflatten.trace.program import (
+    Item,
+    ProgramState,
+    flatten_regions,
+    share_lifted_constants,
+)
 
 
 @dataclass(frozen=True, slots=True)

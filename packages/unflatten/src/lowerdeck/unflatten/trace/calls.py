@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
-from lowerdeck.unflatten.trace.items import Item, Role
 from lowerdeck.unflatten.trace.names import ModulePaths
+from lowerdeck.unflatten.trace.program import Item, Role
 
 CALLED_ELSEWHERE = "is called by a module that does not own it, which computes that call itself"
 

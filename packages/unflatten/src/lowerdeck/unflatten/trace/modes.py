@@ -7,7 +7,7 @@ from functools import reduce
 
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
-from lowerdeck.unflatten.trace.items import Item, Role, region_arguments
+from lowerdeck.unflatten.trace.program import Item, Role, region_arguments
 
 _Spans = Mapping[Frame, tuple[int, int]]
 

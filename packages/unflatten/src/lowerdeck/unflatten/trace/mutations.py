@@ -34,9 +34,8 @@ from torch.fx import Node
 from lowerdeck.torch_base import returns_view
 from lowerdeck.unflatten._torch_private import TRACEPOINT
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
-from lowerdeck.unflatten.trace.items import Item, Role, unpacks_region
 from lowerdeck.unflatten.trace.names import ModulePaths
-from lowerdeck.unflatten.trace.state import ProgramState
+from lowerdeck.unflatten.trace.program import Item, ProgramState, Role, unpacks_region
 
 _MUTATIONS = {
     OutputKind.BUFFER_MUTATION,

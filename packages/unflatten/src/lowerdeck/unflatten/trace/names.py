@@ -23,8 +23,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
-from lowerdeck.unflatten.trace.items import Item, Role, region_arguments
-from lowerdeck.unflatten.trace.state import ProgramState, StateEntry, StateKind
+from lowerdeck.unflatten.trace.program import (
+    Item,
+    ProgramState,
+    Role,
+    StateEntry,
+    StateKind,
+    region_arguments,
+)
 
 
 class ModulePaths:

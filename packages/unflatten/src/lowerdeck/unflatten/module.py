@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import Any, Self
 
@@ -20,14 +20,14 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     share_children_and_state,
 )
-from lowerdeck.unflatten.attributes import CHECKS, FUNCTIONS, PRIVATE
+from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_line
 from lowerdeck.unflatten.codegen.names import OWN_NAMES, lookup
+from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.modules.body import Body
-from lowerdeck.unflatten.modules.container import child_at
-from lowerdeck.unflatten.specializations import Function, dispatcher
-from lowerdeck.unflatten.swaps import Refusing, SwapTable, swap_table
+from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, UNCHANGED
+from lowerdeck.unflatten.specializations import RUN, Function, PendingCall, dispatcher
+from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, swap_table
 
 _MARK = "_lowerdeck_generated_class"
 _SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
@@ -168,7 +168,7 @@ class GeneratedModule(Refusing):
     def __setstate__(self, state: Any) -> None:
         body, attributes, shared = state
         self.__dict__.update(attributes)
-        self.__dict__.update(shared.attributes)
+        self.__dict__.update(shared.value)
         self.__dict__[PRIVATE] = body
         if _MARK not in vars(type(self)):
             GeneratedModule.recompile(self)
@@ -222,29 +222,23 @@ class UnflattenedModule(GeneratedModule):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Attributes that copies share."""
+    """A value that copies share."""
 
-    attributes: Mapping[str, Any]
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class _Class:
-    """The generated class of a module: copies share it, unpickled modules generate it again."""
-
-    cls: type
+    value: Any
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+
+class _Class(_Shared):
+    """The generated class of a module; unpickled modules generate it again."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_plain_class(self.cls),)
+        return type(self), (_plain_class(self.value),)
 
 
 def _restore_class(generated: _Class) -> GeneratedModule:
-    cls: Any = generated.cls
+    cls: Any = generated.value
     module: GeneratedModule = cls.__new__(cls)
     return module
 
@@ -309,13 +303,13 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     """
     parts: list[str] = []
     for path, inner in module.named_modules():
-        type_name = _type_of(inner)
+        body = inner.__dict__.get(PRIVATE)
+        type_name = one_line(str((body and body.type_name) or type(inner).__name__))
         name = type_name.rpartition(".")[2]
         shown = name if is_name(name) else "Module"
         parts.append(
             f"class {shown}(torch.nn.Module):  # {one_line(path or '(root)')}: {type_name}"
         )
-        body = inner.__dict__.get(PRIVATE)
         parts.append(indent(body.text() if body is not None else "pass\n", "    "))
     text = "\n".join(parts)
     if print_output:
@@ -323,15 +317,12 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     return text
 
 
-def _type_of(module: torch.nn.Module) -> str:
-    body = module.__dict__.get(PRIVATE)
-    return one_line(str((body and body.type_name) or type(module).__name__))
-
-
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
     """Make ``module`` an instance of ``eager_type`` as well; it still runs its own code."""
     body: Body = module.__dict__[PRIVATE]
     body.eager_type = eager_type
+    if eager_type.__call__ is not torch.nn.Module.__call__:
+        module.__dict__.pop(UNCHANGED, None)
     cls = type(module)
     module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
 
@@ -368,3 +359,74 @@ def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
 
 def _shadow(name: str) -> property:
     return property(lambda module: lookup(module, name))
+
+
+class InterpreterModuleDispatcher(InterpreterModule):
+    """A submodule whose caller selects one of several specializations.
+
+    The caller's code names the specialization, so calls may nest, run in threads and fail. A
+    direct call is refused: call one of ``call_modules()``.
+    """
+
+    def call_modules(self) -> Sequence[InterpreterModule]:
+        """Return all specializations in order of first use, each as a module that runs it alone.
+
+        They share this module's state, children and hooks.
+        """
+        body: Body = self.__dict__[PRIVATE]
+        functions = getattr(type(self), FUNCTIONS)
+        return [
+            _module_of(self, specialization, function)
+            for specialization, function in zip(body.specializations, functions, strict=True)
+        ]
+
+    def __dir__(self) -> list[str]:
+        # torch's own looks at the first letter of each name, and one name is empty.
+        tables = (children_of(self), parameters_of(self), buffers_of(self))
+        names = {*dir(type(self)), *self.__dict__, *(name for table in tables for name in table)}
+        return sorted(name for name in names if name and not name[0].isdigit())
+
+
+def _module_of(
+    module: InterpreterModuleDispatcher, body: Body, function: Any
+) -> InterpreterModule:
+    own = replace(body, others=[], view=None)
+    view: InterpreterModule = class_with(InterpreterModule, own, [function])(own)
+    for name, value in module.__dict__.items():
+        if name != PRIVATE:
+            view.__dict__[name] = value
+    return view
+
+
+def _views(module: InterpreterModuleDispatcher) -> Container:
+    """Return a container of the specializations, as children "0", "1" and so on."""
+    views = Container()
+    for number in range(len(module.__dict__[PRIVATE].specializations)):
+        views.add_module(str(number), _GraphCall(module, number))
+    return views
+
+
+class _GraphCall(torch.nn.Module):
+    """A graph's call of a specialization with extra values."""
+
+    def __init__(self, module: torch.nn.Module, number: int) -> None:
+        super().__init__()
+        self.__dict__.update(called=module, number=number)
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
+        module, number = self.__dict__["called"], self.__dict__["number"]
+        body: Body = module.__dict__[PRIVATE]
+        pending = PendingCall(body.name, number, tuple(kwargs.pop(EXTRA_INPUTS, ())))
+        before, RUN.pending = RUN.pending, pending
+        try:
+            result = module(*args, **kwargs)
+        finally:
+            RUN.pending = before
+        signature = body.specializations[number].signature
+        has_more = signature is not None and signature.carries
+        return (result, pending.extra_outputs) if has_more else result
+
+
+# Graphs call a specialization by the path "step..1". Not by __getattr__: strict export then gives
+# the module's parameters other names.
+setattr(InterpreterModuleDispatcher, "", property(_views))

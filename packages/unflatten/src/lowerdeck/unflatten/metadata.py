@@ -1,6 +1,7 @@
-"""Node metadata by which ``export_preserving`` passes facts about modules to ``unflatten``.
+"""Attributes of modules and metadata of nodes that this package sets.
 
-They are stored in ``node.meta["custom"]``, which saved programs keep.
+``export_preserving`` passes facts about modules to ``unflatten`` in ``node.meta["custom"]``, which
+saved programs keep.
 """
 
 from __future__ import annotations
@@ -12,6 +13,32 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.torch_base import graphs_of
+
+PRIVATE = "_lowerdeck"
+"""The code of a generated module."""
+
+NAME = "_lowerdeck_name"
+"""The canonical name of a module without code."""
+
+UNCHANGED = "_lowerdeck_unchanged"
+"""The caller's name of a child, until the child is hooked or moved: such calls are not checked."""
+
+CHECKS = "check_input_constraints"
+"""The switch of a module's checks."""
+
+ADAPTER = "flat_args_adapter"
+"""The adapter of the outermost module's arguments."""
+
+FUNCTIONS = "_lowerdeck_functions"
+"""The functions of a generated class."""
+
+
+def full_name(module: Any, child: str) -> str:
+    """Return the name of a module's child from the root, for messages."""
+    state = module.__dict__
+    owner = state[PRIVATE].name if PRIVATE in state else state.get(NAME)
+    return f"{owner}.{child}" if owner else child
+
 
 NOT_RECORDED = "lowerdeck_not_recorded"
 """Modules without a recorded signature, with the reason."""

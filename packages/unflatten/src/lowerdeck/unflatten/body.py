@@ -15,14 +15,13 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name, pytree
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.attributes import ADAPTER
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.codegen.functions import deferred_function
 from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall, RootGuards, check, raise_for_argument
 from lowerdeck.unflatten.cut.graphs import EXTRA_OUTPUTS, SITE
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.notes import PASS_THROUGH
+from lowerdeck.unflatten.metadata import ADAPTER, PASS_THROUGH
 from lowerdeck.unflatten.specializations import Function, Site
 
 
@@ -171,7 +170,7 @@ class Body:
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = record_graph(self.built if isinstance(self.built, Graph) else self.built())
-        attributes = {name: record_module(held) for name, held in self.attributes.items()}
+        attributes = {name: record_module(module) for name, module in self.attributes.items()}
         options = {
             name: getattr(self, name)
             for name in (
@@ -185,7 +184,7 @@ class Body:
 def _restore_body(
     name: str, graph: Any, attributes: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Body:
-    modules = {path: restore_module(held) for path, held in attributes.items()}
+    modules = {path: restore_module(record) for path, record in attributes.items()}
     return Body(name, restore_graph(graph), attributes=modules, **options)
 
 

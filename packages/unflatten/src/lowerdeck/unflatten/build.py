@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,19 +19,25 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
     unsaved_buffers_of,
 )
+from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.codegen.names import call_target
 from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.working_graph import attribute_modules
-from lowerdeck.unflatten.modules.body import Body
-from lowerdeck.unflatten.modules.container import Container
-from lowerdeck.unflatten.modules.dispatcher import InterpreterModuleDispatcher
-from lowerdeck.unflatten.modules.module import InterpreterModule, class_with
+from lowerdeck.unflatten.metadata import PRIVATE, UNCHANGED
+from lowerdeck.unflatten.module import (
+    GeneratedModule,
+    InterpreterModule,
+    InterpreterModuleDispatcher,
+    class_with,
+    give_eager_type,
+)
 from lowerdeck.unflatten.specializations import Site
+from lowerdeck.unflatten.swaps import Container, Refusing, check_replacement, restored_class
 from lowerdeck.unflatten.trace.calls import Frame
 from lowerdeck.unflatten.trace.names import ModulePaths
-from lowerdeck.unflatten.trace.state import ProgramState, StateKind
+from lowerdeck.unflatten.trace.program import ProgramState, StateKind
 
 IN_PARTS = "is computed in several parts, interrupted by other modules whose results it reads"
 
@@ -69,6 +78,7 @@ class ModuleBuilder:
         self._recorded: dict[Frame, RecordedCall] = {}
         self._modules: dict[str, _Specializations] = {}
         self._classes: dict[object, type] = {}
+        self._accessors: dict[str, str] = {}
 
     def share(self) -> None:
         """Find the specializations of each module, and the targets of its calls."""
@@ -136,14 +146,14 @@ class ModuleBuilder:
         """
         graphs = self.graphs
         for child in frame.children:
+            name, accessor = self.paths.canonical(child.path), child.accessor
+            self._accessors.setdefault(name, accessor)
             call = graphs.working.preserved.get(child)
             if call is None and ".." not in graphs.targets[graphs.regions[child]]:
                 continue
-            accessor = child.accessor
             site = sites.get(accessor)
             if site is None:
                 out_spec = call.signature.out_spec if call is not None else None
-                name = self.paths.canonical(child.path)
                 site = sites[accessor] = Site(name, out_spec)
             site.calls.append(self._recorded[child])
 
@@ -173,6 +183,7 @@ class ModuleBuilder:
             functions = [body.function() for body in module.bodies]
             cls = self._classes[key] = class_with(kind, first, functions)
         generated: torch.nn.Module = cls(first)
+        generated.__dict__[UNCHANGED] = self._accessors.get(name)
         return generated
 
 
@@ -233,3 +244,100 @@ def install_state(
                 unsaved_buffers_of(module).add(last)
             case StateKind.CONSTANT:
                 module.__dict__[last] = value
+
+
+# Eager classes, and modules of a factory.
+
+ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
+"""Returns the module that takes the place of a generated child, given its name and the child."""
+
+
+def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
+    """Make each child an instance of its eager class as well.
+
+    Args:
+        modules: The modules by name, the outermost under ``""``.
+        eager: The exported module: children get the classes and plain attributes of its children.
+            Without it, loaded classes are found by name.
+    """
+    for name, module in modules.items():
+        if not name:
+            continue
+        model = _child(eager, name)
+        body = module.__dict__.get(PRIVATE)
+        cls = _eager_class(model) if model is not None else _loaded_class(body and body.type_name)
+        if cls is None or not issubclass(cls, torch.nn.Module):
+            continue
+        if isinstance(module, GeneratedModule):
+            give_eager_type(module, cls)
+        else:
+            module.__class__ = restored_class(cls)
+        if model is not None:
+            _copy_attributes(model, module)
+        elif cls.__module__.startswith("torch.nn."):
+            _add_missing(cls, module)
+
+
+def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
+    """Replace each child by the result of ``factory``, children before their parents.
+
+    Raises:
+        UnflattenError: The program has no call or no signature of a replaced child.
+    """
+    replaced: dict[int, torch.nn.Module] = {}
+    for name, child in reversed(list(root.named_modules(remove_duplicate=False))):
+        if not name:
+            continue
+        if id(child) not in replaced:
+            replaced[id(child)] = factory(name, child)
+        parent, _, last = name.rpartition(".")
+        outer = root.get_submodule(parent)
+        check_replacement(outer, last, replaced[id(child)])
+        children_of(outer)[last] = replaced[id(child)]
+
+
+def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
+    for part in name.split("."):
+        eager = children_of(eager).get(part) if eager is not None else None
+    return eager
+
+
+def _eager_class(model: torch.nn.Module) -> type | None:
+    """Return the class of ``model``, or the eager class of a generated module, or None."""
+    cls = next(cls for cls in type(model).__mro__ if not issubclass(cls, Refusing))
+    return None if cls is torch.nn.Module else cls
+
+
+def _loaded_class(type_name: str | None) -> type | None:
+    """Return the class of this qualified name if its module is loaded."""
+    outer, _, name = (type_name or "").rpartition(".")
+    # Not by getattr: a module may import others when it is asked for a name.
+    cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
+    return cls if isinstance(cls, type) else None
+
+
+def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:
+    for name, value in vars(model).items():
+        if name not in module.__dict__ and not isinstance(value, torch.nn.Module):
+            module.__dict__[name] = copy.copy(value)
+    for table in (parameters_of, buffers_of, children_of):
+        for name, value in table(model).items():
+            if value is None:
+                table(module).setdefault(name, None)
+    module.training = model.training
+
+
+_OPTIONAL = {
+    "bias": ("bias",),
+    "affine": ("weight", "bias"),
+    "elementwise_affine": ("weight", "bias"),
+}
+"""Parameters that are None in layers of torch created without them, by the argument."""
+
+
+def _add_missing(cls: type, module: torch.nn.Module) -> None:
+    """Add the parameters that a layer of torch has as None: code reads ``linear.bias``."""
+    options = _OPTIONAL.keys() & inspect.signature(cls).parameters
+    for name in (name for option in options for name in _OPTIONAL[option]):
+        if not hasattr(module, name):
+            parameters_of(module)[name] = None
