@@ -244,15 +244,17 @@ def test_add_node_names_nodes_as_create_node_does() -> None:
     assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
 
 
-def test_hooks_run_for_added_nodes() -> None:
+def test_hooks_hear_of_added_and_erased_nodes() -> None:
     gm = symbolic_trace(lambda x: (x.sin(), x)[1])
     seen: list[str] = []
+    gm._register_erase_node_hook(lambda node: seen.append(node.name))
+    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
     gm._register_create_node_hook(lambda node: seen.append(node.name))
     with gm.graph.inserting_before(gm.graph.output_node()):
         private.add_node(
             gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
         )
-    assert seen == ["cos"]
+    assert seen == ["sin", "cos"]
 
 
 def test_readers_that_are_missing_are_entered_and_others_left() -> None:
@@ -334,6 +336,24 @@ def test_copy_node_does_what_node_copy_does() -> None:
     with ours.inserting_before(last):
         new = ours.call_function(torch.sin, (last.prev,), name=last.prev.name)
     assert new.name not in {node.name for node in gm.graph.nodes}
+
+
+def test_erasing_does_what_erase_node_does() -> None:
+    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
+    for gm in (ours, theirs):
+        sin, cos = list(gm.graph.nodes)[1:3]
+        if gm is ours:
+            private.erase_nodes_now(gm.graph, [cos, sin])
+        else:
+            gm.graph.erase_node(cos)
+            gm.graph.erase_node(sin)
+        assert sin._erased
+        assert not sin.users
+        assert not cos.all_input_nodes
+        assert not gm.graph.find_nodes(op="call_method")
+    assert str(ours.graph) == str(theirs.graph)
+    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
+    ours.graph.lint()
 
 
 def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:

@@ -22,6 +22,7 @@ from lowerdeck.torch_base._torch_private import (
     data_address,
     detect_fake_mode,
     enable_python_dispatcher,
+    erase_nodes_now,
     executorch_call_delegate,
     expression_of,
     expression_range,
@@ -122,9 +123,10 @@ __all__ = [
     "find_schema",
     "overload_name",
     "schema_of",
-    # Fast ways to add and copy nodes; users that torch lost
+    # Fast ways to add, copy and erase nodes; users that torch lost
     "add_node",
     "copy_node",
+    "erase_nodes_now",
     "mark_impure",
     "reads_only_earlier",
     "is_impure",

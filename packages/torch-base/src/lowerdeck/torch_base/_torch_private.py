@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -423,6 +423,30 @@ def copy_node(
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
     copy.meta.update(node.meta if meta is None else meta)
     return copy
+
+
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count
 
 
 def mark_impure(module: GraphModule) -> None:

@@ -9,6 +9,7 @@ from lowerdeck.graph_fuser._torch_private import replace_hooks
 from lowerdeck.graph_fuser.order import relink
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.regions import ROOT
+from lowerdeck.torch_base import erase_nodes_now
 
 
 def splice_calls(graphs: GraphBuilder) -> None:
@@ -25,8 +26,7 @@ def splice_calls(graphs: GraphBuilder) -> None:
             graphs.call(child, graph, env)
     _rewire(graphs, env)
     # Readers come after what they read, so that from the back no node has users.
-    for node in reversed(tree.region_of):
-        graph.erase_node(node)
+    erase_nodes_now(graph, reversed(tree.region_of))
     stretch = graphs.schedule.stretches[ROOT]
     if stretch is not None:
         nodes: list[Node] = []
