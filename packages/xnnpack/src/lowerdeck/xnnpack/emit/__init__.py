@@ -15,7 +15,6 @@ from lowerdeck.xnnpack.emit.emission import (
     Emission,
     Fields,
     Range,
-    Tracked,
     float_of,
 )
 from lowerdeck.xnnpack.emit.quantized import Quantized
@@ -23,6 +22,7 @@ from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
 from lowerdeck.xnnpack.emit.scratch import Scratch, fits_half
 from lowerdeck.xnnpack.emit.tables import note_function
 from lowerdeck.xnnpack.emit.tidying import tidy
+from lowerdeck.xnnpack.emit.tracked import Tracked
 
 __all__ = [
     "MOST_RESCALED",

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,8 +15,8 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.scratch import Scratch
+from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, Encoding, int8
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
@@ -36,43 +36,6 @@ MOST_RESCALED = 128
 _PLAIN = {FLOAT: torch.float32, HALF: torch.float16, BFLOAT: torch.bfloat16}
 Fields: TypeAlias = int | float | tuple[int, ...]
 Range: TypeAlias = tuple[float, float]
-
-
-@dataclass(slots=True)
-class Tracked:
-    """What is known of one tensor of the partition.
-
-    Attributes:
-        shape: Sizes as torch counts the dimensions.
-        data: The data of a constant, else None.
-        preferred: The layout in which the tensor came to be.
-        ids: The values that hold it as ``encoding`` says, by layout.
-        encoding: How the tensor came to be stored; exactly these numbers are its elements.
-        twins: The same tensor stored otherwise, made when first needed.
-        derived: What was computed of it that several readers need, under keys of their own.
-    """
-
-    shape: tuple[Dim, ...]
-    data: torch.Tensor | Quantized | None = None
-    preferred: Layout = Layout.PLAIN
-    ids: dict[Layout, int] = field(default_factory=dict)
-    encoding: Encoding = FLOAT
-    twins: dict[Encoding, Tracked] = field(default_factory=dict)
-    derived: dict[object, Any] = field(default_factory=dict)
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the data are known ahead of time."""
-        return self.data is not None
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        """The data of a constant as real numbers, else None."""
-        if isinstance(self.data, Quantized):
-            return self.data.dequantized()
-        if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):
-            return self.data.float()
-        return self.data
 
 
 class Emission:
