@@ -36,7 +36,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
 
 from lowerdeck.decompose.recording import Recording
-from lowerdeck.decompose.results import Parts
+from lowerdeck.decompose.results import CachedSignature, Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -51,6 +51,7 @@ from lowerdeck.torch_base import (
     lazy_clone,
     plain_number,
     pytree,
+    set_program_parts,
     storage_identity,
     varies,
     with_parts,
@@ -406,7 +407,8 @@ def assemble(
     new_program = with_parts(
         program,
         graph_module=graph_module,
-        graph_signature=signature,
+        # Only for the verifier, which reads its properties once for each output.
+        graph_signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,
         verifiers=[Verifier],
@@ -417,4 +419,5 @@ def assemble(
         },
     )
     new_program.validate()  # type: ignore[no-untyped-call]
+    set_program_parts(new_program, graph_signature=signature)
     return new_program

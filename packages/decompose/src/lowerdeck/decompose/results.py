@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
@@ -49,3 +50,16 @@ class Explanation:
         if self.reason is not None:
             return f"torch traces the whole program: {self.reason}"
         return f"{self.traces} distinct calls traced, {self.copies} copied"
+
+
+# torch's verifier computes the set of all buffers once for each mutated one.
+CachedSignature: Any = type(
+    "CachedSignature",
+    (ExportGraphSignature,),
+    {
+        name: cached_property(held.fget)
+        for name, held in vars(ExportGraphSignature).items()
+        if isinstance(held, property) and held.fget is not None
+    },
+)
+"""A signature that computes each of its properties once; for as long as it is not changed."""

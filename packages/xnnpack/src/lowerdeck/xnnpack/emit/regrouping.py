@@ -16,7 +16,8 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
-from lowerdeck.xnnpack.emit.emission import Emission, Fields, Tracked
+from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.payload.layout import Layout
 from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
