@@ -90,7 +90,7 @@ def _steps(client: Client, mode: str) -> Iterator[Record]:
     nodes = sum(node.op == "call_function" for node in program.graph.nodes)
     yield {"export_s": round(time.process_time() - began, 2), "nodes": nodes}
     try:
-        calls = list(_calls(client, model, program, mode))
+        calls = list(calls_of(client, model, program, mode))
     except Exception as error:
         yield {"outcome": "not exported", "why": f"torch's program: {_first_line(error)}"}
         return
@@ -104,14 +104,14 @@ def _steps(client: Client, mode: str) -> Iterator[Record]:
     except Exception as error:
         yield {"outcome": "failed", "why": f"{type(error).__name__}: {_first_line(error)}"}
         return
-    yield {"lower_s": round(time.process_time() - began, 3), **_facts(lowered.program)}
-    yield _compared(data, calls)
+    yield {"lower_s": round(time.process_time() - began, 3), **facts_of(lowered.program)}
+    yield compared(data, calls)
 
 
-def _calls(
+def calls_of(
     client: Client, model: Any, program: ExportedProgram, mode: str
 ) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield inputs and results, flat, of each size that the program admits."""
+    """Yield inputs and results, flat, of up to three sizes that the program admits."""
     module = program.module()
     found = 0
     for size in (EXPORTED, *(OTHERS if mode == "dynamic" else ())):
@@ -132,7 +132,8 @@ def _calls(
             return
 
 
-def _facts(program: pte.Program) -> Record:
+def facts_of(program: pte.Program) -> Record:
+    """Return how many delegates and kernel calls a file has, and the bytes of planned memory."""
     (plan,) = program.execution_plan
     instructions = [one.instr_args for chain in plan.chains for one in chain.instructions]
     return {
@@ -142,7 +143,8 @@ def _facts(program: pte.Program) -> Record:
     }
 
 
-def _compared(data: bytes, calls: list[tuple[list[Any], list[Any]]]) -> Record:
+def compared(data: bytes, calls: list[tuple[list[Any], list[Any]]]) -> Record:
+    """Return what the official runtime makes of calls, beside their expected results."""
     with official.OfficialRuntime() as runtime:
         case = official.Case(data, [official.Call(inputs) for inputs, _ in calls])
         ran = runtime.run(case, timeout=120)

@@ -97,6 +97,8 @@ def given_masks() -> Iterator[Case]:
         return attend(y, x, y - 1, mask)
 
     yield case("mask_given_for_two", layers, (2, 3, 6, 4), torch.rand(2, 1, 1, 6) > 0.4)
+    images = torch.randn(2, 3, 5, 6).contiguous(memory_format=torch.channels_last)
+    yield case("mask_given_channels_last", attend, *HEADS, images)
     length = Dim("length", min=1, max=9)
 
     def inputs(rows: int) -> tuple[Tensor, ...]:

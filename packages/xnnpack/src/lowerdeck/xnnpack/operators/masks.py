@@ -123,7 +123,8 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     then multiplied by 0. All other rows stay what they are, -inf included.
     """
     shape = _spread_sizes(tracked.shape, many)
-    mask = tracked if shape is tracked.shape else resized(emission, tracked, shape)
+    mask = emission.plain(tracked)
+    mask = mask if shape is tracked.shape else resized(emission, mask, shape)
     varies = symbols_refusal(shape) is not None or not is_fixed(shape[-1])
     if truths:
         most = _any_of_rows(emission, mask) if varies else largest_of_rows(emission, mask)

@@ -1,0 +1,48 @@
+"""Models of transformers with every dimension dynamic, as its own exporter exports them.
+
+``nox -s clients`` does the same for all classes that are listed there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lowerdeck.lowered_module import lower
+from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck_zoo import official
+from tests.clients.classes import CLIENTS
+from tests.clients.run import bounds_of, calls_of, compared, exported_program, facts_of
+
+pytestmark = [
+    pytest.mark.skipif(not official.available(), reason=official.REASON),
+    pytest.mark.filterwarnings("ignore"),
+]
+MOST = {
+    "BertModel": (2, 18),
+    "BigBirdModel": (2, 19),
+    "DistilBertModel": (1, 14),
+    "GPT2LMHeadModel": (1, 14),
+    "GPTNeoXForCausalLM": (1, 14),
+    "LlamaForCausalLM": (1, 14),
+    "MambaForCausalLM": (1, 10),
+    "PhiForCausalLM": (1, 14),
+    "T5ForConditionalGeneration": (2, 70),
+    "ViTModel": (2, 3),
+}
+"""Delegates, and calls of kernels outside of them."""
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_few_delegates_and_kernels_compute_what_eager_does(name: str) -> None:
+    pytest.importorskip("transformers")
+    model, program = exported_program(CLIENTS[name], "dynamic")
+    calls = list(calls_of(CLIENTS[name], model, program, "dynamic"))
+    assert len(calls) > 1
+    lowered = lower(program, [XnnpackPartitioner()], bounds=bounds_of(program))
+    found: Any = facts_of(lowered.program)
+    delegates, kernels = MOST[name]
+    assert found["delegates"] <= delegates, found
+    assert found["kernels"] <= kernels, found
+    assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"
