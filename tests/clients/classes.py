@@ -8,7 +8,8 @@ needs beyond ``small_config``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,208 +160,70 @@ class Client:
 
 
 _SIZES: dict[str, Any] = {"num_key_value_heads": 2, "dropout": 0.0, "sliding_window": 64}
-_TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-}
-_VISION = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 16,
-    "projection_dim": 32,
-}
-_SWIN = {
-    "embed_dim": 16,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "window_size": 4,
-    "patch_size": 2,
-    "image_size": 32,
-}
+# A kind of inputs, classes, and settings of their configurations; exir fails on the first part.
+_CLASSES = """
+image: SwinModel Swinv2Model DonutSwinModel {"embed_dim": 16, "depths": [2, 2], "num_heads": [2,
+    4], "window_size": 4, "patch_size": 2, "image_size": 32}
+image: Swin2SRModel {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4,
+    "patch_size": 1, "image_size": 16}
+image: EfficientNetModel {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.2,
+    "hidden_dim": 320}
+text: BigBirdModel {"attention_type": "original_full"}
+text: JetMoeForCausalLM SplinterForQuestionAnswering
+text: JambaForCausalLM {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "num_experts": 4, "use_mamba_kernels": false, "mamba_d_state": 8,
+    "mamba_dt_rank": 4}
+text: Qwen3NextForCausalLM {"layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "num_experts": 4}
+text_only: MambaForCausalLM FalconMambaForCausalLM {"state_size": 8, "time_step_rank": 4}
+video: TimesformerModel VideoMAEModel {"num_frames": 4, "image_size": 32, "tubelet_size": 2}
+video: VJEPA2Model {"frames_per_clip": 4, "crop_size": 32, "tubelet_size": 2, "pred_hidden_size":
+    32, "pred_num_attention_heads": 2, "pred_num_hidden_layers": 2}
+frames: Wav2Vec2BertModel {"feature_projection_input_dim": 16}
+
+text: BertModel RobertaModel AlbertModel DistilBertModel ElectraModel DebertaV2Model MPNetModel
+    XLMRobertaModel ModernBertModel FNetModel ConvBertModel NystromformerModel GPT2LMHeadModel
+    GPTNeoXForCausalLM OPTForCausalLM LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM
+    Qwen3ForCausalLM Gemma2ForCausalLM PhiForCausalLM BloomForCausalLM MixtralForCausalLM
+    Qwen2MoeForCausalLM OlmoeForCausalLM XGLMForCausalLM
+boxes: LayoutLMModel
+translation: T5ForConditionalGeneration BartModel MarianMTModel PegasusModel MBartModel
+image: ViTModel DeiTModel BeitModel Dinov2Model UperNetForSemanticSegmentation
+    DetrForObjectDetection
+image: YolosModel {"image_size": [32, 32]}
+image: ConvNextModel ConvNextV2Model {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages":
+    2}
+image: ResNetModel RegNetModel {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}
+image: MobileNetV1Model MobileNetV2Model {"depth_multiplier": 0.25}
+image: SegformerForSemanticSegmentation {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 32,
+    64], "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 32}
+image: PvtModel {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 32, 64], "num_attention_heads":
+    [1, 2, 2, 4], "image_size": 32}
+image: DPTForDepthEstimation {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3],
+    "neck_hidden_sizes": [16, 16, 32, 32], "fusion_hidden_size": 32, "image_size": 32,
+    "patch_size": 16}
+text_and_image: CLIPModel SiglipModel {"projection_dim": 32}
+image_tokens: LlavaForConditionalGeneration {"image_token_index": 299, "text_config":
+    {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300}, "vision_config":
+    {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 16,
+    "projection_dim": 32}}
+waveform: Wav2Vec2Model HubertModel WavLMModel SEWModel Data2VecAudioModel Wav2Vec2ConformerModel
+speech_to_text: WhisperForConditionalGeneration {"max_source_positions": 16}
+spectrogram: ASTModel {"max_length": 32}
+series: PatchTSTModel PatchTSMixerModel {"context_length": 32, "num_input_channels": 3,
+    "patch_length": 8}
+"""
 
 
-def _list(kind: str, *names: str, **settings: Any) -> tuple[Client, ...]:
-    return tuple(Client(name, kind, settings) for name in names)
+def _clients() -> Iterator[Client]:
+    for line in _CLASSES.replace("\n    ", " ").split("\n"):
+        kind, _, rest = line.partition(": ")
+        names, brace, settings = rest.partition("{")
+        for name in names.split():
+            yield Client(name, kind, json.loads(brace + settings or "{}"))
 
 
-HARD: tuple[Client, ...] = (
-    *_list("image", "SwinModel", "Swinv2Model", "DonutSwinModel", **_SWIN),
-    *_list(
-        "image",
-        "Swin2SRModel",
-        **{**_SWIN, "patch_size": 1, "image_size": 16, "num_heads": [2, 2]},
-    ),
-    *_list(
-        "image",
-        "EfficientNetModel",
-        image_size=32,
-        width_coefficient=0.25,
-        depth_coefficient=0.2,
-        hidden_dim=320,
-    ),
-    *_list("text", "BigBirdModel", attention_type="original_full"),
-    *_list("text", "JetMoeForCausalLM", "SplinterForQuestionAnswering"),
-    *_list(
-        "text",
-        "JambaForCausalLM",
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        num_experts=4,
-        use_mamba_kernels=False,
-        mamba_d_state=8,
-        mamba_dt_rank=4,
-    ),
-    *_list(
-        "text",
-        "Qwen3NextForCausalLM",
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        num_experts=4,
-    ),
-    *_list(
-        "text_only", "MambaForCausalLM", "FalconMambaForCausalLM", state_size=8, time_step_rank=4
-    ),
-    *_list(
-        "video", "TimesformerModel", "VideoMAEModel", num_frames=4, image_size=32, tubelet_size=2
-    ),
-    *_list(
-        "video",
-        "VJEPA2Model",
-        frames_per_clip=4,
-        crop_size=32,
-        tubelet_size=2,
-        pred_hidden_size=32,
-        pred_num_attention_heads=2,
-        pred_num_hidden_layers=2,
-    ),
-    *_list("frames", "Wav2Vec2BertModel", feature_projection_input_dim=16),
-)
-OTHER: tuple[Client, ...] = (
-    *_list(
-        "text",
-        "BertModel",
-        "RobertaModel",
-        "AlbertModel",
-        "DistilBertModel",
-        "ElectraModel",
-        "DebertaV2Model",
-        "MPNetModel",
-        "XLMRobertaModel",
-        "ModernBertModel",
-        "FNetModel",
-        "ConvBertModel",
-        "NystromformerModel",
-    ),
-    *_list(
-        "text",
-        "GPT2LMHeadModel",
-        "GPTNeoXForCausalLM",
-        "OPTForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "Gemma2ForCausalLM",
-        "PhiForCausalLM",
-        "BloomForCausalLM",
-        "MixtralForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "OlmoeForCausalLM",
-        "XGLMForCausalLM",
-    ),
-    *_list("boxes", "LayoutLMModel"),
-    *_list(
-        "translation",
-        "T5ForConditionalGeneration",
-        "BartModel",
-        "MarianMTModel",
-        "PegasusModel",
-        "MBartModel",
-    ),
-    *_list("image", "ViTModel", "DeiTModel", "BeitModel", "Dinov2Model"),
-    *_list("image", "YolosModel", image_size=[32, 32]),
-    *_list(
-        "image",
-        "ConvNextModel",
-        "ConvNextV2Model",
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
-        num_stages=2,
-    ),
-    *_list(
-        "image",
-        "ResNetModel",
-        "RegNetModel",
-        embedding_size=16,
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
-    ),
-    *_list("image", "MobileNetV1Model", "MobileNetV2Model", depth_multiplier=0.25),
-    *_list(
-        "image",
-        "SegformerForSemanticSegmentation",
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[16, 32, 32, 64],
-        num_attention_heads=[1, 2, 2, 4],
-        decoder_hidden_size=32,
-    ),
-    *_list(
-        "image",
-        "PvtModel",
-        depths=[1, 1, 1, 1],
-        hidden_sizes=[16, 32, 32, 64],
-        num_attention_heads=[1, 2, 2, 4],
-        image_size=32,
-    ),
-    *_list(
-        "image",
-        "DPTForDepthEstimation",
-        num_hidden_layers=4,
-        backbone_out_indices=[0, 1, 2, 3],
-        neck_hidden_sizes=[16, 16, 32, 32],
-        fusion_hidden_size=32,
-        image_size=32,
-        patch_size=16,
-    ),
-    *_list("image", "UperNetForSemanticSegmentation", "DetrForObjectDetection"),
-    *_list("text_and_image", "CLIPModel", "SiglipModel", projection_dim=32),
-    *_list(
-        "image_tokens",
-        "LlavaForConditionalGeneration",
-        image_token_index=299,
-        text_config={"model_type": "llama", **_TEXT},
-        vision_config={"model_type": "clip_vision_model", **_VISION},
-    ),
-    *_list(
-        "waveform",
-        "Wav2Vec2Model",
-        "HubertModel",
-        "WavLMModel",
-        "SEWModel",
-        "Data2VecAudioModel",
-        "Wav2Vec2ConformerModel",
-    ),
-    *_list("speech_to_text", "WhisperForConditionalGeneration", max_source_positions=16),
-    *_list("spectrogram", "ASTModel", max_length=32),
-    *_list(
-        "series",
-        "PatchTSTModel",
-        "PatchTSMixerModel",
-        context_length=32,
-        num_input_channels=3,
-        patch_length=8,
-    ),
-)
-CLIENTS: dict[str, Client] = {client.name: client for client in (*HARD, *OTHER)}
+CLIENTS: dict[str, Client] = {client.name: client for client in _clients()}

@@ -363,6 +363,23 @@ def test_a_size_that_is_divided_by_part_of_itself_is_bounded() -> None:
     )
 
 
+def test_a_view_with_larger_bounds_than_its_weight_is_a_copy() -> None:
+    positions = torch.randn(64, 4)
+
+    def grid(x: Tensor) -> Tensor:
+        rows = x.shape[0] // 4
+        return positions.view(rows, 64 // rows, 4).sum(1) * x[:rows]
+
+    emitted = check(
+        grid,
+        *((torch.randn(size, 4),) for size in (32, 35)),
+        dynamic_shapes=(({0: Dim("side", min=32, max=63)},),),
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+    stored = [one for one in tensors(emitted.program.execution_plan[0]) if one.data_buffer_idx]
+    assert [one.sizes for one in stored] == [[64, 4]]
+
+
 def _first(x: Tensor, count: Tensor) -> Tensor:
     size: Any = count[0].item()
     torch._check(size >= 0)  # type: ignore[no-untyped-call]

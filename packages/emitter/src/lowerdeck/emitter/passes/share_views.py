@@ -94,6 +94,9 @@ def _share_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> Non
     """Turn a view into ``et_view`` if its shape can be given."""
     if not (source.contiguous and out.contiguous) or out.dtype != source.dtype:
         return
+    if out.nbytes > source.nbytes:
+        # The bounds of its sizes together are more than the bytes that the runtime finds there.
+        return
     name = call.op_name
     if name not in _RESHAPES and not (name in _PERMUTES and _keeps_order(call, source)):
         return
