@@ -77,6 +77,17 @@ def _windows() -> nn.Module:
     )
 
 
+class _Tubelets(nn.Module):
+    """Frames of a video that become tokens, as those of VideoMAE do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.projection(x.permute(0, 2, 1, 3, 4)).flatten(2).transpose(1, 2)
+
+
 _BATCH = Dim("batch", min=1, max=8)
 
 PROGRAMS = (
@@ -92,6 +103,12 @@ PROGRAMS = (
         lambda: Of(lambda x: nn.functional.adaptive_avg_pool1d(x.transpose(1, 2), 1).flatten(1)),
         _batches(5, 6),
         (({0: _BATCH},),),
+    ),
+    Program(
+        "dynamic_tubelets",
+        _Tubelets,
+        lambda: [(torch.randn(2, frames, 3, 8, 8),) for frames in (4, 6, 9)],
+        ({1: Dim.AUTO(max=9)},),
     ),
     Program(
         "dynamic_windows",

@@ -44,7 +44,7 @@ def _like(found: Any, wanted: Any) -> Any:
         return found
     with untraced():
         order = _outermost_first(wanted)
-        if order == [*range(wanted.dim())] or found.dim() != wanted.dim():
+        if found.dim() != wanted.dim() or order == _outermost_first(found):
             return found
         if not all(is_known(a == b) for a, b in zip(found.shape, wanted.shape, strict=True)):
             return found
