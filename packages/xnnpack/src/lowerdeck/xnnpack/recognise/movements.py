@@ -7,6 +7,7 @@ of the benchmarks has them.
 from __future__ import annotations
 
 import torch
+from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
@@ -42,8 +43,16 @@ def _channel_shuffle(match: Match) -> Arguments | None:
 
 def _joined_alone(match: Match) -> Arguments | None:
     tensors = arguments_of(match.pieces[0])["tensors"]
-    full = [one for one in tensors if not is_empty(one)]
+    full = [one for one in tensors if not _is_made_of_nothing(one)]
     return (full[0],) if len(full) == 1 else None
+
+
+def _is_made_of_nothing(node: Node) -> bool:
+    """Return whether a tensor is empty and depends on empty ones alone, as a constant does.
+
+    An empty part of another tensor stays in the program, and may need what the delegate computes.
+    """
+    return is_empty(node) and all(map(_is_made_of_nothing, node.all_input_nodes))
 
 
 # A cache of transformers that is still empty, in front of what it keeps.
