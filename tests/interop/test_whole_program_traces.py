@@ -79,8 +79,9 @@ def test_emission_and_lowering_trace_no_program(program: Program) -> None:
         emit(exported).to_bytes()
         emit({name: decompose(one) for name, one in exported.items()}).to_bytes()
     assert traced == []
-    # The demos take the same way, and a few models of fixed sizes show it.
-    shown = CHOSEN.index(program) % 12 == 0 and program.dynamic_shapes is None
+    # The demos take the same way, and a few models show it. The executor cannot take a size as the
+    # input of a partition, as this one has.
+    shown = CHOSEN.index(program) % 12 == 0 and program.name != "filled_piece_by_piece"
     chosen = PARTITIONERS if shown else PARTITIONERS[:1]
     for partitioner in chosen:
         with counted() as traced:
