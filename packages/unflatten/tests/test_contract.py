@@ -180,8 +180,36 @@ def test_the_error_has_the_record_the_result_and_the_line_of_the_model(module: A
     assert "(2, 4)" in message
     assert "(2, 3)" in message
     assert "'step'" in message
+    assert "(in 'step = self.step(first" in message
+    line = "y = self.step(self.first(x), 0.5, flag=False, mask=None)"
     assert "test_contract.py:" in message
+    assert f"in forward: {line})" in message
     assert "check_input_constraints" in message
+
+
+class Stepped(nn.Module):
+    """Has a child of the same name as ``Model``, called with another constant."""
+
+    def __init__(self, step: nn.Module, t: float) -> None:
+        super().__init__()
+        self.step, self.t = step, t
+
+    def forward(self, x: Tensor) -> Any:
+        return self.step(x, self.t, flag=False, mask=None)
+
+
+def test_a_child_of_another_program_is_checked(module: Any) -> None:
+    other: Any = unflatten(export_preserving(Stepped(Step(), 0.25), (X,)))
+    module.step = other.step
+    with pytest.raises(
+        InputConstraintError, match=r"'t' .*constant 0\.25; found 0\.5"
+    ):
+        module(X)
+    narrow = Stepped(Returns(Step(), lambda y: y[:, :3]), 0.5)
+    other = unflatten(export_preserving(narrow, (X,)))
+    module.step = other.step
+    with pytest.raises(InputConstraintError, match=r"'step' returned .*\(2, 3\)"):
+        module(X)
 
 
 def test_the_error_names_the_child_from_the_root_and_writes_structures_as_python() -> None:

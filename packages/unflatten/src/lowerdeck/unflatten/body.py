@@ -17,6 +17,7 @@ from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name,
 from lowerdeck.unflatten._torch_private import packet_name
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.codegen.functions import deferred_function
+from lowerdeck.unflatten.codegen.names import readable
 from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall, RootGuards, check, raise_for_argument
 from lowerdeck.unflatten.cut.graphs import EXTRA_OUTPUTS, SITE
@@ -124,7 +125,7 @@ class Body:
 
     def text(self) -> str:
         """Return the source of all specializations."""
-        first, *others = (body.latest().text for body in self.specializations)
+        first, *others = (readable(body.latest().text) for body in self.specializations)
         renamed = (
             text.replace("def forward(", f"def forward_{number}(", 1)
             for number, text in enumerate(others, start=1)

@@ -21,7 +21,7 @@ NAME = "_lowerdeck_name"
 """The canonical name of a module without code."""
 
 UNCHANGED = "_lowerdeck_unchanged"
-"""The caller's name of a child, until the child is hooked or moved: such calls are not checked."""
+"""The caller's name of a child until it is hooked, wrapped or moved: its calls are not checked."""
 
 CHECKS = "check_input_constraints"
 """The switch of a module's checks."""

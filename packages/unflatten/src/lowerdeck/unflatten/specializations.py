@@ -22,7 +22,7 @@ from lowerdeck.unflatten._torch_private import calls_are_observed
 from lowerdeck.unflatten.call_signature import PENDING, describe_spec
 from lowerdeck.unflatten.contract import RecordedCall, check, describe, raise_for_result
 from lowerdeck.unflatten.errors import InputConstraintError, UnflattenError
-from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, full_name
+from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, UNCHANGED, full_name
 
 Function = Callable[..., Any]
 
@@ -135,15 +135,8 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
         path: The caller's name of the child.
     """
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
-    state = child.__dict__
-    # A hook of the backward pass does not change the result.
-    if site is None or (
-        PRIVATE in state
-        and state[PRIVATE].name == site.name
-        and not state["_forward_hooks"]
-        and not state["_forward_pre_hooks"]
-        and "forward" not in state
-    ):
+    # Not by its code or its name: a module of another program may have the same.
+    if site is None or UNCHANGED in child.__dict__:
         return child  # type: ignore[no-any-return]
     return partial(_call_changed, module, child, site, path)
 

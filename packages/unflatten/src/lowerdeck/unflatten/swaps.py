@@ -178,17 +178,18 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     Raises:
         UnflattenError: The program has no call or no signature of the child.
     """
-    if isinstance(new, torch.nn.Module):
-        for module in new.modules():
-            module.__dict__.pop(UNCHANGED, None)
     # Not by attribute: export puts proxies of modules there.
     old = holder.__dict__.get("_modules", {}).get(name)
-    if old is None or new is old or not isinstance(old, Refusing):
+    if new is old:
+        return
+    modules = list(new.modules()) if isinstance(new, torch.nn.Module) else []
+    for module in modules:
+        module.__dict__.pop(UNCHANGED, None)
+    if not isinstance(old, Refusing):
         return
     body = old.__dict__.get(PRIVATE)
     if reason := refusal_of(old):
         raise UnflattenError(f"{full_name(holder, name)!r} cannot be replaced: it {reason}.")
-    modules = new.modules() if isinstance(new, torch.nn.Module) else ()
     needed = _exchanged(body, needed=True) if body is not None else 0
     if needed and all(inner is not old for inner in modules):
         raise UnflattenError(

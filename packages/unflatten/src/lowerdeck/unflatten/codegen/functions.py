@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
-from lowerdeck.torch_base import SourceFrame, source_frames
+from lowerdeck.torch_base import SourceFrame
 from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.call_signature import PENDING, one_line
-from lowerdeck.unflatten.codegen.names import inner_child, split_call_target
+from lowerdeck.unflatten.codegen.names import inner_child, readable, split_call_target
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
@@ -132,12 +132,9 @@ def name_source(module: torch.nn.Module) -> None:
     if not source or source in message:
         return
     around = [line for _, _, line in failing if line and not line.startswith(TORCH_FOLDER)]
-    caller = ""
-    if source.startswith(TORCH_FOLDER):
-        caller = around[-1] if around else _caller_of(module, source)
-    suffix = f", called by {caller}" if caller else ""
+    suffix = f", called by {around[-1]}" if around and source.startswith(TORCH_FOLDER) else ""
     error.__dict__[_MESSAGE] = message
-    error.args = (f"{message}\n(in {code!r}, which is {source}{suffix})",)
+    error.args = (f"{message}\n(in {readable(code)!r}, which is {source}{suffix})",)
 
 
 def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
@@ -160,21 +157,6 @@ def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
 def location(frame: SourceFrame) -> str:
     """Return the location of a frame in the model, on one line."""
     return one_line(f"{frame.file}:{frame.line} in {frame.function}: {frame.code}")
-
-
-def _caller_of(module: torch.nn.Module, source: str) -> str:
-    """Return the model's line that called a layer of torch, or "" if it is unknown.
-
-    Comments do not name it: layers that compute the same share their code.
-    """
-    body = module.__dict__[PRIVATE]
-    for specialization in (body, *body.others):
-        for node in specialization.graph.nodes:
-            frames = source_frames(node)
-            own = [frame for frame in frames if not frame.file.startswith(TORCH_FOLDER)]
-            if own and location(frames[-1]) == source:
-                return location(own[-1])
-    return ""
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:

@@ -19,7 +19,7 @@ from lowerdeck.unflatten._torch_private import (
     parameters_of,
 )
 from lowerdeck.unflatten.call_signature import is_name
-from lowerdeck.unflatten.metadata import PRIVATE
+from lowerdeck.unflatten.metadata import PRIVATE, UNCHANGED
 
 _SPECIALIZATION = re.compile(r"(.+)\.\.(\d+)", re.DOTALL)
 
@@ -257,3 +257,20 @@ def callable_for(target: Any, keywords: Any) -> Any:
     if keywords and not KEYWORDS.issuperset(keywords):
         return target
     return FAST.get(target, target)
+
+
+_CHILD_CALL = re.compile(
+    rf"\((\w+)\.forward if .*?\.get\({UNCHANGED!r}\) == (['\"])(.*?)\2 and \w+ > \d "
+    r"else (?:\1|\w+\(self, \1, \2\3\2\))\)"
+)
+"""The expression by which generated code selects what it calls for a child."""
+
+
+def readable(text: str) -> str:
+    """Return generated code with its calls of children as in eager code: ``self.layers[0](x)``."""
+
+    def child(match: re.Match[str]) -> str:
+        parts = match[3].split(".")
+        return "self" + "".join(f".{part}" if is_name(part) else f"[{part}]" for part in parts)
+
+    return _CHILD_CALL.sub(child, text)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.torch_base import source_frames
+from lowerdeck.torch_base import SourceFrame, source_frames
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.call_signature import CallSignature, container_text, flatten_like, is_name
 from lowerdeck.unflatten.codegen.functions import TORCH_FOLDER, location
@@ -413,14 +413,21 @@ def _origin(node: Node) -> Node:
 
 
 def _comment(node: Node) -> str:
-    """Return ``file:line in function: code`` of the node's innermost frame, on one line.
-
-    The innermost frame of a call is inside the callee: for layers of torch the caller is shown.
-    """
+    """Return ``file:line in function: code`` of the node's innermost frame, on one line."""
     frames = source_frames(node)
-    if not frames:
-        return ""
-    if node.op == "call_module" and frames[-1].file.startswith(TORCH_FOLDER):
-        own = (frame for frame in reversed(frames) if not frame.file.startswith(TORCH_FOLDER))
-        return location(next(own, frames[-1]))
-    return location(frames[-1])
+    if node.op == "call_module" and frames:
+        frames = _frames_outside(node, frames)
+    return location(frames[-1]) if frames else ""
+
+
+def _frames_outside(node: Node, frames: Sequence[SourceFrame]) -> Sequence[SourceFrame]:
+    """Return the frames up to a call of a module: those of its node end inside the callee."""
+    path = split_call_target(str(node.target))[0]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    while stack and not f".{stack.pop()[0]}".endswith(f".{path}"):
+        pass
+    # What is left are the caller and the modules around it.
+    calls = [number for number, frame in enumerate(frames) if frame.function == "forward"]
+    if 0 < len(stack) < len(calls):
+        return frames[: calls[len(stack)]]
+    return [frame for frame in frames if not frame.file.startswith(TORCH_FOLDER)] or frames
