@@ -15,11 +15,10 @@ from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition import Cut
-from lowerdeck.lowered_module.preprocess.cache import ResultCache
-from lowerdeck.lowered_module.preprocess.content_key import content_key
+from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
 from lowerdeck.lowered_module.preprocess.delegate import check_result, failure
 from lowerdeck.lowered_module.preprocess.progress import Progress
-from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
+from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
 
 
@@ -71,12 +70,12 @@ def preprocess_each(
         for number in todo:
             keep(number, _run_here(cuts[number], backend_of[number]))
     else:
-        parcels: dict[Future[Any], int] = {}
+        futures: dict[Future[Any], int] = {}
         for number in todo:
             cut = cuts[number]
-            parcel = pack(cut.part.program, backend_of[number], cut.compile_specs)
-            parcels[executor.submit(preprocess_parcel, parcel)] = number
-        _gather(parcels, cuts, keep)
+            task = Task.of(cut.part.program, backend_of[number], cut.compile_specs)
+            futures[executor.submit(Task.run, task)] = number
+        _gather(futures, cuts, keep)
     return [results[number] for number in range(len(cuts))]
 
 
@@ -138,14 +137,14 @@ def _given(backend: Any, program: ExportedProgram) -> Iterator[tuple[ExportedPro
         yield given, is_edge
 
 
-def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
+def _gather(futures: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
     """Keep what arrives; at the first failure cancel what has not begun and wait for the rest."""
     failures: dict[int, BaseException] = {}
-    pending = set(parcels)
+    pending = set(futures)
     while pending:
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
-            number = parcels[future]
+            number = futures[future]
             try:
                 keep(number, future.result())
             except PreprocessError as error:
