@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Any
 from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
 from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
-from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend, visits
+from lowerdeck.lowered_module.authoring.declarative import (
+    DeclarativeBackend,
+    DeclarativePartitioner,
+    visits,
+)
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
+from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -28,8 +33,6 @@ from lowerdeck.lowered_module.authoring.rejects import (
     WhyNoPartitionReporter,
     operator_name,
 )
-from lowerdeck.lowered_module.authoring.supported import SupportedOp
-from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
@@ -111,9 +114,8 @@ __all__ = [
     "read_by_one",
     # The short way for a backend author
     "DeclarativeBackend",
+    "DeclarativePartitioner",
     "PartitionView",
-    "SupportedOp",
-    "TablePartitioner",
     "arguments_of",
     "operator_name",
     "visits",
@@ -121,6 +123,7 @@ __all__ = [
     "DELEGATION_TAG",
     "DelegationSpec",
     "ModulePartitioner",
+    "NodePartitioner",
     "PartitionResult",
     "Partitioner",
     "tag_constant_data",

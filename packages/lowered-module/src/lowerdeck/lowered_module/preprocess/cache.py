@@ -171,7 +171,7 @@ def _content_of(value: Any) -> Iterator[Any]:
         # An earlier delegate: all that a backend could see of it, not its blob alone.
         yield repr((value.backend_id, _specs(value.compile_specs)))
         yield value.processed_bytes
-        store = getattr(value, "named_data_store_output", None)
+        store: Any = getattr(value, "named_data_store_output", None)
         groups = {} if store is None else {"": store.pte_data, **store.external_data}
         for tag, entries in groups.items():
             for key, entry in entries.items():

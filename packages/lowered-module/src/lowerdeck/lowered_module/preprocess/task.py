@@ -122,9 +122,11 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 def _loaded(data: bytes | Path) -> list[torch.Tensor]:
     # A mapped file is private: a backend may write to what it is given.
-    is_file = isinstance(data, Path)
-    source = str(data) if is_file else io.BytesIO(data)
-    tensors: list[torch.Tensor] = torch.load(source, weights_only=True, mmap=is_file)
+    tensors: list[torch.Tensor]
+    if isinstance(data, Path):
+        tensors = torch.load(data, weights_only=True, mmap=True)
+    else:
+        tensors = torch.load(io.BytesIO(data), weights_only=True)
     return tensors
 
 

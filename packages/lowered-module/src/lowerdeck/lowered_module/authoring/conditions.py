@@ -1,57 +1,45 @@
-"""Which operators a backend takes, as a table."""
+"""What a call of an operator must satisfy for a backend to take it."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module.authoring.rejects import operator_name
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.torch_base import OpOverload, pytree, schema_of
 
 
 @dataclass(frozen=True, slots=True)
-class SupportedOp:
-    """One operator, and what a node must satisfy to be taken.
+class Conditions:
+    """What the calls that one visitor takes have in common; see ``visits`` for the attributes."""
 
-    Attributes:
-        name: The operator, such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
-            ``"aten.relu.default"``.
-        dtypes: Dtypes that its tensors, in and out, may have; None takes all.
-        ranks: Numbers of dimensions that its tensors may have; None takes all.
-        static: Whether all sizes must be plain numbers.
-        when: Called with the node; returns True to take it, or False, or a str that says why not.
-
-    Raises:
-        LoweringError: The name is no name of an operator, or ``dtypes`` holds something else.
-    """
-
-    name: str
-    dtypes: Collection[torch.dtype] | None = None
-    ranks: Collection[int] | None = None
-    static: bool = False
-    when: Callable[[Node], bool | str] | None = None
+    visitor: Callable[..., Any]
+    dtypes: Collection[torch.dtype] | None
+    ranks: Collection[int] | None
+    static: bool
+    when: Callable[[Node], bool | str] | None
 
     def __post_init__(self) -> None:
-        """Refuse what would never match a node."""
-        require_operator_name(self.name)
+        """Refuse dtypes that would never match a tensor."""
         dtypes: object = self.dtypes
         if dtypes is not None and not (
             isinstance(dtypes, Collection) and all(isinstance(one, torch.dtype) for one in dtypes)
         ):
             raise LoweringError(
-                f"{self.name}: found dtypes {dtypes!r}, expected a set such as {{torch.float32}}"
+                f"{self.visitor.__name__}: found dtypes {dtypes!r}, expected a set such as "
+                "{torch.float32}"
             )
 
     def objection(self, node: Node) -> str | None:
         """Return why ``node`` is not taken, or None if it is.
 
         Args:
-            node: A node with this operator.
+            node: A call of the visitor's operator.
         """
         for tensor in tensors_of(node):
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
@@ -66,24 +54,6 @@ class SupportedOp:
         if isinstance(answer, str):
             return answer
         return None if answer else "its predicate says no"
-
-
-def objection_of(table: Sequence[SupportedOp], node: Node) -> str | None:
-    """Return why no entry of a table takes ``node``, or None if one does.
-
-    Args:
-        table: Entries; several may have one name, then any of them may take the node.
-        node: A computing node.
-    """
-    name = operator_name(node)
-    reasons = []
-    for entry in table:
-        if full_name(entry.name) == name:
-            reason = entry.objection(node)
-            if reason is None:
-                return None
-            reasons.append(reason)
-    return " and ".join(dict.fromkeys(reasons)) or f"{name} is not supported"
 
 
 def require_operator_name(name: object) -> None:
