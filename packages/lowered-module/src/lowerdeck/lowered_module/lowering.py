@@ -26,7 +26,6 @@ from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
 from lowerdeck.lowered_module.errors import (
-    AliasingError,
     CacheError,
     LoweringError,
     PartitionerError,
@@ -45,8 +44,7 @@ from lowerdeck.lowered_module.preprocess import (
     Progress,
     ResultCache,
     make_delegate,
-    preprocess_each,
-    preprocess_methods,
+    preprocess_partitions,
     shown,
 )
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
@@ -59,7 +57,6 @@ from lowerdeck.lowered_module.program.edge_form import (
     verifiers_before,
 )
 from lowerdeck.lowered_module.program.functional import (
-    first_harm,
     functional,
     mark_shared,
     used_memory,
@@ -77,6 +74,8 @@ from lowerdeck.torch_base import (
 )
 
 PartitionerLike = Callable[[ExportedProgram], Any]
+_Shared = tuple[MemoryMap, MemoryMap]
+"""The memory that any method of a file changes, and the memory that the other methods use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +252,7 @@ class _Run:
                 "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
                 "several"
             )
-        (given,) = chosen[:1] or [None]
-        cut = _partitioned(edge_program, given)
-        results = self._preprocessed(cut.cuts, cut.next_handle + len(cut.cuts))
-        return _spliced(cut, results, StateCopies([edge_program]))
+        return self._lowered({"": edge_program}, {"": (chosen or [None])[0]})[""]
 
     def whole(
         self, backend_id: str, edge_program: Any = None, compile_specs: Sequence[Any] | None = None
@@ -267,23 +263,23 @@ class _Run:
                 "an ExportedProgram: export the module first"
             )
         specs = list(compile_specs or [])
-        program, peers = _in_values(edge_program), any(map(is_peers, specs))
-        for_exir = wants_edge_backend(find_backend(backend_id, peers=peers))
-        kept = edge_form(program) if for_exir else program
+        program = _in_values(edge_program)
+        backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
+        kept = edge_form(program) if wants_edge_backend(backend) else program
         kept = shared_copy(program) if kept is program else kept
         convention = flatten_program(kept)
         next_handle = assign_debug_handles(kept.graph_module)
         cut = Cut(
             tag="",
             backend_id=backend_id,
+            backend=backend,
             compile_specs=specs,
-            peers=peers,
             owner=kept.graph_module,
             call=kept.graph.output_node(),
             part=SubProgram(kept, {}, {}),
             label="that is the whole program",
         )
-        (result,) = self._preprocessed([cut], next_handle)
+        (result,) = self._preprocessed({"": [cut]}, next_handle)[""]
         leave_edge_form(kept)
         return make_delegate(kept, backend_id, specs, result, convention)
 
@@ -296,42 +292,35 @@ class _Run:
                 f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
                 f"{', '.join(programs) or 'none'}: give a program for each"
             )
-        together = StateCopies(programs.values())
-        cut = {
-            name: _partitioned(
-                programs[name], partitioner, _Others(name, programs, together.changed)
-            )
-            for name, partitioner in spec.method_to_partitioner.items()
-        }
+        return programs | self._lowered(programs, spec.method_to_partitioner, together=True)
+
+    def _lowered(
+        self,
+        programs: Mapping[str, ExportedProgram],
+        partitioners: Mapping[str, Any],
+        *,
+        together: bool = False,
+    ) -> dict[str, ExportedProgram]:
+        """Return the programs that have partitioners, each with its parts given away."""
+        state = StateCopies(programs.values())
+        cut = {}
+        for name, partitioner in partitioners.items():
+            others = [one for other, one in programs.items() if other != name]
+            shared = (state.changed, used_memory(others)) if others else None
+            cut[name] = _partitioned(programs[name], partitioner, shared)
         parts = {name: one.cuts for name, one in cut.items()}
         taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
-        with (
-            handles_taken(taken),
-            shown(self.progress, sum(map(len, parts.values()))) as show,
-        ):
-            results = preprocess_methods(parts, show, executor=self.executor, cache=self.cache)
-        return programs | {
-            name: _spliced(one, results[name], together) for name, one in cut.items()
-        }
+        results = self._preprocessed(parts, taken, together=together)
+        return {name: _spliced(one, results[name], state) for name, one in cut.items()}
 
-    def _preprocessed(self, cuts: Sequence[Cut], next_handle: int) -> list[Any]:
-        with handles_taken(next_handle), shown(self.progress, len(cuts)) as show:
-            return preprocess_each(cuts, show, executor=self.executor, cache=self.cache)
-
-
-class _Others:
-    """What a method shares with the other methods of its file.
-
-    Attributes:
-        changed: The memory that any of them changes, or the method itself.
-        used: The memory that the others use.
-    """
-
-    def __init__(
-        self, name: str, programs: Mapping[str, ExportedProgram], changed: MemoryMap
-    ) -> None:
-        self.changed = changed
-        self.used = used_memory(one for other, one in programs.items() if other != name)
+    def _preprocessed(
+        self, cuts: Mapping[str, Sequence[Cut]], taken: int, *, together: bool = False
+    ) -> dict[str, list[Any]]:
+        count = sum(map(len, cuts.values()))
+        with handles_taken(taken), shown(self.progress, count) as show:
+            return preprocess_partitions(
+                cuts, show, together=together, executor=self.executor, cache=self.cache
+            )
 
 
 def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
@@ -438,35 +427,26 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
 
 
 def _partitioned(
-    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None = None
+    program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> CutProgram:
-    """Return a copy of ``program``, cut where the partitioner wants it.
-
-    ``others`` are the other methods of the same file.
-    """
+    """Return a copy of ``program``, cut where the partitioner wants it."""
     require_partitioner(partitioner)
     program = _in_values(program)
     if wants_edge(partitioner):
         program = edge_form(program)
-    tagged, tags = _tagged(program, partitioner, others)
-    harm = first_harm(tagged, tags)
-    if harm is not None:
-        raise AliasingError(
-            f"{harm}, and a delegate passes values only: leave these nodes out of partitions, or "
-            "write the model without the write in place"
-        )
+    tagged, tags = _tagged(program, partitioner, shared)
     with collector_held():
         return cut_program(tagged, tags)
 
 
 def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None
+    program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> tuple[ExportedProgram, Mapping[str, Any]]:
     """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
-    if others is not None:
-        mark_shared(copied, program, others.changed, others.used)
+    if shared is not None:
+        mark_shared(copied, program, *shared)
     name = type(partitioner).__name__
     try:
         result = _partition_here(partitioner, copied)

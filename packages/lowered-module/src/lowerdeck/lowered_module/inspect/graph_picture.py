@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,31 +22,6 @@ from lowerdeck.torch_base import (
 _LONGEST = 300
 
 
-@dataclass(slots=True)
-class _Shown:
-    """One node of the picture."""
-
-    name: str
-    label: str
-    kind: str
-    group: int
-    needs: list[int]
-    constants: list[str]
-    type: str
-    location: str
-    reason: str
-
-
-@dataclass(slots=True)
-class _Group:
-    """One partition of the picture."""
-
-    name: str
-    backend: str
-    nbytes: int | None
-    specs: list[str] = field(default_factory=list)
-
-
 class GraphPicture:
     """Nodes of all graphs in one list, each after what it needs.
 
@@ -57,8 +31,9 @@ class GraphPicture:
 
     def __init__(self, reasons: dict[str, str]) -> None:
         self._reasons = reasons
-        self._nodes: list[_Shown] = []
-        self._groups: list[_Group] = []
+        # As the script of the page reads them.
+        self._nodes: list[dict[str, Any]] = []
+        self._groups: list[dict[str, Any]] = []
         self._tags: dict[str, int] = {}
 
     def add_program(self, program: ExportedProgram) -> None:
@@ -75,32 +50,7 @@ class GraphPicture:
         Args:
             title: What to call the program.
         """
-        return {
-            "title": title,
-            "groups": [
-                {
-                    "name": group.name,
-                    "backend": group.backend,
-                    "nbytes": group.nbytes,
-                    "specs": group.specs,
-                }
-                for group in self._groups
-            ],
-            "nodes": [
-                {
-                    "name": node.name,
-                    "label": node.label,
-                    "kind": node.kind,
-                    "group": node.group,
-                    "needs": node.needs,
-                    "constants": node.constants,
-                    "type": node.type,
-                    "place": node.location,
-                    "reason": node.reason,
-                }
-                for node in self._nodes
-            ],
-        }
+        return {"title": title, "groups": self._groups, "nodes": self._nodes}
 
     def _add_graph(
         self,
@@ -137,13 +87,9 @@ class GraphPicture:
         handle, *args = cast("list[Node]", list(node.args))
         delegate = cast("LoweredBackendModule", attribute_of(graph_module, handle))
         number = len(self._groups)
-        self._groups.append(
-            _Group(
-                str(handle.target),
-                delegate.backend_id,
-                len(delegate.processed_bytes),
-                [f"{spec.key} = {_brief(spec.value)}" for spec in delegate.compile_specs],
-            )
+        specs = [f"{spec.key} = {_brief(spec.value)}" for spec in delegate.compile_specs]
+        self._add_group(
+            str(handle.target), delegate.backend_id, len(delegate.processed_bytes), specs
         )
         inner = delegate.original_module
         names = _user_inputs(inner)
@@ -182,8 +128,11 @@ class GraphPicture:
             return group
         if tag not in self._tags:
             self._tags[tag] = len(self._groups)
-            self._groups.append(_Group(tag, "tagged, not lowered", None))
+            self._add_group(tag, "tagged, not lowered", None, [])
         return self._tags[tag]
+
+    def _add_group(self, name: str, backend: str, nbytes: int | None, specs: list[str]) -> None:
+        self._groups.append({"name": name, "backend": backend, "nbytes": nbytes, "specs": specs})
 
     def _add(self, node: Node, kind: str, group: int, made_by: dict[Node, list[int]]) -> int:
         needs = {one for arg in node.all_input_nodes for one in made_by.get(arg, [])}
@@ -197,17 +146,17 @@ class GraphPicture:
         ]
         left_out = kind == "op" and group < 0
         self._nodes.append(
-            _Shown(
-                node.name,
-                _brief(_label(node)),
-                kind,
-                group,
-                sorted(needs),
-                constants,
-                _brief(_type(node.meta.get("val"))),
-                _brief(_line(node)),
-                _brief(self._reason(node)) if left_out else "",
-            )
+            {
+                "name": node.name,
+                "label": _brief(_label(node)),
+                "kind": kind,
+                "group": group,
+                "needs": sorted(needs),
+                "constants": constants,
+                "type": _brief(_type(node.meta.get("val"))),
+                "place": _brief(_line(node)),
+                "reason": _brief(self._reason(node)) if left_out else "",
+            }
         )
         return len(self._nodes) - 1
 

@@ -2,7 +2,7 @@
 
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.delegate import make_delegate
-from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, preprocess_methods
+from lowerdeck.lowered_module.preprocess.preprocess import preprocess_partitions
 from lowerdeck.lowered_module.preprocess.progress import Progress, shown
 from lowerdeck.lowered_module.preprocess.task import SharedWeights
 
@@ -11,7 +11,6 @@ __all__ = [
     "ResultCache",
     "SharedWeights",
     "make_delegate",
-    "preprocess_each",
-    "preprocess_methods",
+    "preprocess_partitions",
     "shown",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm  # type: ignore[import-untyped]
+
+from lowerdeck.serializer import is_closed
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of partitions done, the number of all, and the last one's label."""
@@ -22,18 +23,13 @@ def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
     """
     if progress is not None:
         yield progress
-    elif total < 2 or not sys.stderr.isatty():
-        yield _quiet
-    else:
-        with tqdm(total=total, desc="lowering", unit="partition", leave=False) as bar:
+        return
+    # Without a terminal tqdm shows nothing; it takes a closed stream for a terminal.
+    disable = True if total < 2 or is_closed("stderr") else None
+    with tqdm(total=total, desc="lowering", unit="partition", leave=False, disable=disable) as bar:
 
-            def show(done: int, total: int, label: str) -> None:
-                del total
-                bar.set_postfix_str(label)
-                bar.update(done - bar.n)
+        def show(done: int, _: int, label: str) -> None:
+            bar.set_postfix_str(label)
+            bar.update(done - bar.n)
 
-            yield show
-
-
-def _quiet(done: int, total: int, label: str) -> None:
-    del done, total, label
+        yield show

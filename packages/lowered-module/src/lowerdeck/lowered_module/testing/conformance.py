@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, compare_calls
+from lowerdeck.lowered_module.inspect.accuracy import call_in_eager
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
@@ -175,34 +176,32 @@ def _compare(
     tolerance: float,
 ) -> None:
     calls, state = call_in_eager(sample.module, sample.inputs, {})
-    largest = max((_magnitude(one) for call in calls for one in call.outputs), default=0.0)
-    allowed = tolerance * (1 + largest)
-    recorded: list[list[Any]] = []
-
-    def record(*args: Any, **kwargs: Any) -> list[Any]:
-        recorded.append(pytree.tree_leaves(run(*args, **kwargs)))
-        return recorded[-1]
-
-    for one in compare_calls(calls, record, state, state_of):
-        _expect(
-            one.largest <= allowed,
-            f"{one.name} differs from eager's in call {one.call} of {len(calls)}: {one}",
-        )
-    # Each element is held to its own size, and each output to its dtype.
-    for call, outputs in zip(calls, recorded, strict=True):
-        for output, wanted in zip(outputs, call.outputs, strict=True):
-            if isinstance(wanted, torch.Tensor):
-                torch.testing.assert_close(
-                    output, wanted, atol=tolerance, rtol=tolerance, equal_nan=True
-                )
+    for number, call in enumerate(calls, 1):
+        outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
+        where = f"differs from eager's in call {number} of {len(calls)}"
+        _expect(len(outputs) == len(call.outputs), f"the number of outputs {where}")
+        for position, pair in enumerate(zip(outputs, call.outputs, strict=True)):
+            _expect_close(*pair, tolerance, f"output {position} {where}")
+    found = state_of()
+    for name, wanted in state.items():
+        if name in found:
+            where = f"state {name!r} differs from eager's after {len(calls)} calls"
+            _expect_close(found[name], wanted, tolerance, where)
 
 
-def _magnitude(output: Any) -> float:
-    """Return the largest finite element of a tensor; 0 where there is none."""
-    if not isinstance(output, torch.Tensor):
-        return 0.0
-    finite = output[output.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+def _expect_close(value: Any, wanted: Any, tolerance: float, message: str) -> None:
+    """Compare each element by its own size, and the dtype."""
+    if not isinstance(wanted, torch.Tensor):
+        _expect(type(value) is type(wanted) and value == wanted, message)
+        return
+    torch.testing.assert_close(
+        value,
+        wanted,
+        atol=tolerance,
+        rtol=tolerance,
+        equal_nan=True,
+        msg=lambda reason: f"{message}: {' '.join(reason.split())}",
+    )
 
 
 def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
