@@ -4,8 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.graph_fuser import create_submodule_from_nodes
-from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+)
 from lowerdeck.lowered_module.authoring.declarative import (
     DeclarativeBackend,
     DeclarativePartitioner,
@@ -65,7 +68,7 @@ from lowerdeck.lowered_module.lowering import (
     in_edge_operators,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess import Progress, SharedWeights
+from lowerdeck.lowered_module.preprocess import SharedWeights
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
@@ -81,6 +84,7 @@ from lowerdeck.lowered_module.program.signature import (
     create_exported_program_from_submodule,
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from lowerdeck.lowered_module.official_runtime import (
     measure,
 )
 from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
-from lowerdeck.lowered_module.preprocess import Progress
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import pytree
 
 _AS_FAST = 1.01

@@ -39,8 +39,8 @@ from lowerdeck.lowered_module.pipeline import (
     lower_exported,
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
+from lowerdeck.lowered_module.progress import Stages
 from lowerdeck.lowered_module.quantizing import Quantizer, float_weights
-from lowerdeck.lowered_module.stages import Stages
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 from lowerdeck.torch_base import copy_module, pytree
 

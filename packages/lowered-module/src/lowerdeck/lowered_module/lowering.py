@@ -41,11 +41,9 @@ from lowerdeck.lowered_module.partition import (
     warn_of_lost_tags,
 )
 from lowerdeck.lowered_module.preprocess import (
-    Progress,
     ResultCache,
     make_delegate,
     preprocess_partitions,
-    shown,
 )
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
@@ -60,10 +58,10 @@ from lowerdeck.lowered_module.program.functional import (
     functional,
     mark_shared,
     used_memory,
-    writes_anything,
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
+from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.torch_base import (
     MemoryMap,
     changed_constant,
@@ -386,10 +384,7 @@ def changed_as_in_exir(
     Raises:
         AliasingError: The program writes in place what cannot be said without.
     """
-    program = repair_program(program)
-    return changed_in_edge_form(
-        functional(program) if writes_anything(program) else program, change
-    )
+    return changed_in_edge_form(functional(repair_program(program)), change)
 
 
 def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
@@ -406,10 +401,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     """
     if not edge_dialect_is_loaded():
         return program
-    program = repair_program(program)
-    if program.dialect != "EDGE" and writes_anything(program):
-        program = functional(program)
-    return named_edge_form(program)
+    return named_edge_form(functional(repair_program(program)))
 
 
 def _in_values(program: ExportedProgram) -> ExportedProgram:
@@ -422,8 +414,7 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    program = remove_noop_mode_regions(repair_program(program))
-    return functional(program) if writes_anything(program) else program
+    return functional(remove_noop_mode_regions(repair_program(program)))
 
 
 def _partitioned(

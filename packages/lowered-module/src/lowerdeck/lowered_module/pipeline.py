@@ -31,9 +31,8 @@ from lowerdeck.lowered_module.lowering import (
     require_partitioner,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
-from lowerdeck.lowered_module.stages import Stages
+from lowerdeck.lowered_module.progress import Progress, Stages
 from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 
 Model: TypeAlias = (

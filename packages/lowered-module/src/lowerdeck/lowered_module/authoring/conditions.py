@@ -56,14 +56,14 @@ class Conditions:
         return None if answer else "its predicate says no"
 
 
-def require_operator_name(name: object) -> None:
-    """Raise unless ``name`` may be the name of an operator.
+def find_operator(name: object) -> OpOverload | None:
+    """Return the operator of torch with that name, or None if it may be one of another library.
 
     Operators of torch must exist; those of other libraries may be registered later. What has no
     dot is a function, such as the higher-order operator ``cond``.
 
     Args:
-        name: What an author wrote.
+        name: What an author wrote, with or without overload.
 
     Raises:
         LoweringError: With what may have been meant.
@@ -76,32 +76,21 @@ def require_operator_name(name: object) -> None:
     if not dot:
         if hasattr(torch.ops.aten, name) and not hasattr(operator, name):
             raise LoweringError(f"found {name!r} as an operator, expected 'aten.{name}'")
-        return
+        return None
     short, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), short, None)
     if packet is None:
         if namespace == "aten":
             raise LoweringError(f"torch has no operator {name!r}")
-        return
+        return None
     # aten::add without an overload, and its like, are for plain numbers.
-    known = [one for one in packet.overloads() if "Tensor" in str(schema_of(getattr(packet, one)))]
+    every = {one: getattr(packet, one) for one in packet.overloads()}
+    known = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
     if (overload or "default") not in known:
         names = ", ".join(f"{namespace}.{short}.{one}" for one in known)
         raise LoweringError(f"torch has no operator {full_name(name)!r}; it has {names}")
-
-
-def overload_of(name: str) -> OpOverload | None:
-    """Return the operator of torch with that name, or None where there is none.
-
-    Args:
-        name: With or without overload.
-    """
-    if "." not in name:
-        return None
-    namespace, short, overload = full_name(name).split(".")
-    packet = getattr(getattr(torch.ops, namespace), short, None)
-    found = getattr(packet, overload, None)
-    return found if isinstance(found, OpOverload) else None
+    found: OpOverload = known[overload or "default"]
+    return found
 
 
 def full_name(name: str) -> str:

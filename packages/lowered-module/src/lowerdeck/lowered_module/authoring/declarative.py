@@ -10,13 +10,15 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+)
 from lowerdeck.lowered_module.authoring.conditions import (
     Conditions,
+    find_operator,
     full_name,
-    overload_of,
-    require_operator_name,
 )
 from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
@@ -54,7 +56,7 @@ def visits(
         LoweringError: A name is no name of an operator, or ``dtypes`` holds something else.
     """
     for operator in operators:
-        require_operator_name(operator)
+        find_operator(operator)  # or refuse it
 
     def mark(function: Visitor) -> Visitor:
         conditions = Conditions(function, dtypes, ranks, static, when)
@@ -217,7 +219,7 @@ class DeclarativePartitioner(NodePartitioner):
         Args:
             ep: The program before decomposition.
         """
-        found = map(overload_of, self._visitors)
+        found = map(find_operator, self._visitors)
         return [one for one in found if one is not None], None
 
 

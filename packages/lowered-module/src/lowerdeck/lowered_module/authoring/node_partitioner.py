@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import Proposal, Reason, propose_partitions
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
     Partitioner,
@@ -98,10 +98,11 @@ class NodePartitioner(Partitioner):
             proposal, ahead = self._proposal(gm, own)
             for node in gm.graph.nodes:
                 node.meta.pop(AHEAD, None)
+            small = [n for n, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL]
             for nodes in proposal.partitions:
                 visited = [node for node in nodes if node not in ahead]
                 if len(visited) < max(self.min_nodes, 1):
-                    self._leave(visited)
+                    small += visited
                     continue
                 tag = f"{self.backend_id} {len(tags)}"
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
@@ -109,9 +110,12 @@ class NodePartitioner(Partitioner):
                     node.meta[DELEGATION_TAG] = tag
                 for node in _with_assertions(_read_by(visited, ahead)):
                     node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
-            self._leave(
-                node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
-            )
+            for node in small:
+                # What reads one of several values follows its producer, whose reason is enough.
+                if not is_getitem(node):
+                    self.report.report_reject(
+                        node, f"its partition would have fewer than {self.min_nodes} nodes"
+                    )
         tag_constant_data(exported_program)
         if self.owns_state:
             tag_mutated_buffer(exported_program)
@@ -170,14 +174,6 @@ class NodePartitioner(Partitioner):
         if node.op != "call_function" or is_getitem(node):
             return ""
         return self.objection(node)
-
-    def _leave(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            # What reads one of several values follows its producer, whose reason is enough.
-            if not is_getitem(node):
-                self.report.report_reject(
-                    node, f"its partition would have fewer than {self.min_nodes} nodes"
-                )
 
 
 def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:

@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import backend_base
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.edge_dialect import (
     in_torchs_operators,
     marked,

@@ -16,9 +16,9 @@ from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition import Cut
 from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
 from lowerdeck.lowered_module.preprocess.delegate import check_result, failure
-from lowerdeck.lowered_module.preprocess.progress import Progress
 from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
+from lowerdeck.lowered_module.progress import Progress
 
 
 def preprocess_partitions(

@@ -72,11 +72,13 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` without writes in place, its other operators as they are.
 
     Args:
-        program: Any program; not changed.
+        program: Any program; not changed, and returned itself if nothing writes.
 
     Raises:
         AliasingError: torch cannot tell its writes in values.
     """
+    if not any(map(writes_in_place, graphs_of(program.graph_module))):
+        return program
     try:
         return functionalize(program)
     except Exception as error:
@@ -87,11 +89,6 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             f"the program writes in place, and a delegate passes values only; but {reason}. Write "
             "the model without the write in place"
         ) from error
-
-
-def writes_anything(program: ExportedProgram) -> bool:
-    """Return whether any node of ``program``, or of a graph nested in it, writes in place."""
-    return any(map(writes_in_place, graphs_of(program.graph_module)))
 
 
 def changing_inputs(program: ExportedProgram) -> set[Node]:
