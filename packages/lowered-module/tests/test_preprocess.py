@@ -272,6 +272,16 @@ def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("parameter", [False, True])
+def test_a_weight_travels_without_the_rest_of_its_memory(parameter: bool) -> None:
+    weight: Any = torch.randn(50, 64, 64)[1]
+    weight = torch.nn.Parameter(weight) if parameter else weight
+    program = exported(Of(lambda self, x: x @ self.weight, weight=weight), torch.ones(1, 64))
+    with Weighing(1) as threads:
+        assert_the_same_elsewhere(program, threads, runs_without("tanh"))
+        assert threads.seen < 2 * weight.nbytes
+
+
 class Losing(ThreadPoolExecutor):
     """Removes the files of weights before the work begins."""
 

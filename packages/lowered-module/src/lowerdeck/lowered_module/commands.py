@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lowerdeck.lowered_module.authoring.registry import installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
@@ -33,7 +30,6 @@ from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import quantization_lines, report_lines
 from lowerdeck.lowered_module.pipeline import (
     Example,
-    LoweredProgram,
     export_example,
     in_a_line,
     lower_exported,
@@ -42,7 +38,6 @@ from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.progress import Stages
 from lowerdeck.lowered_module.quantizing import Quantizer, float_weights
 from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
-from lowerdeck.torch_base import copy_module, pytree
 
 _TOLERANCE = 1e-4
 _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
@@ -214,7 +209,9 @@ def _lower(
         with told():
             lowered = lower_exported({"forward": program}, {"forward": partitioners}, stages)
     if args.html is not None:
-        _draw(lowered, partitioners, args.html, args.factory)
+        page = graph_html(lowered.programs["forward"], title=args.factory)
+        with writing(args.html):
+            args.html.write_text(page, encoding="utf-8")
     with stages.stage("write"), writing(args.output):
         lowered.save(args.output)
     accuracy, not_compared = _compared(model, args.output, args.check, stages)
@@ -245,17 +242,9 @@ def _tolerance(text: str) -> float:
 lower: LowerCommand = LowerCommand()
 
 
-def _eager(model: Example) -> list[Any]:
-    """Return what eager gives, flat; the state that the program begins with stays as it is."""
-    module, inputs, named = model
-    module = copy_module(module, share_parameters=True)
-    with torch.no_grad():
-        return list(pytree.tree_leaves(module(*copy.deepcopy(inputs), **copy.deepcopy(named))))
-
-
 def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
     """Return what eager gives, where it gives that again: nothing else tells what is right."""
-    wanted, again = _eager(model), _eager(model)
+    wanted, again = (call_in_eager(*model, 1)[0][0].outputs for _ in range(2))
     difference = max((one.largest for one in accuracy_of(again, wanted)), default=0.0)
     if not difference <= tolerance:
         raise LoweringError(
@@ -264,16 +253,6 @@ def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
             "operators out (dropout: .eval()), or lower without --auto"
         )
     return wanted
-
-
-def _draw(lowered: LoweredProgram, partitioners: Sequence[Any], html: Path, title: str) -> None:
-    """Write the page that ``--html`` asks for."""
-    reasons: dict[str, str] = {}
-    for partitioner in partitioners:
-        reasons |= getattr(partitioner, "refused", {})
-    page = graph_html(lowered.programs["forward"], reasons=reasons, title=title)
-    with writing(html):
-        html.write_text(page, encoding="utf-8")
 
 
 def _compared(

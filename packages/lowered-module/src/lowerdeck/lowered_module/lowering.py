@@ -21,7 +21,11 @@ from lowerdeck.lowered_module._executorch import (
 )
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
-from lowerdeck.lowered_module.authoring.partitioner import Partitioner
+from lowerdeck.lowered_module.authoring.partitioner import (
+    Partitioner,
+    PartitionerLike,
+    require_partitioner,
+)
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
@@ -52,7 +56,6 @@ from lowerdeck.lowered_module.program.edge_form import (
     edge_form,
     leave_edge_form,
     named_edge_form,
-    verifiers_before,
 )
 from lowerdeck.lowered_module.program.functional import (
     functional,
@@ -71,7 +74,6 @@ from lowerdeck.torch_base import (
     set_program_parts,
 )
 
-PartitionerLike = Callable[[ExportedProgram], Any]
 _Shared = tuple[MemoryMap, MemoryMap]
 """The memory that any method of a file changes, and the memory that the other methods use."""
 
@@ -322,11 +324,8 @@ class _Run:
 
 
 def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
-    verifiers = verifiers_before(cut.program)
     with collector_held():
-        for part in cut.cuts:
-            leave_edge_form(part.part.program, verifiers)
-        leave_edge_form(cut.program)
+        leave_edge_form(cut.program, [part.part.program for part in cut.cuts])
         delegates = [
             make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
             for part, result in zip(cut.cuts, results, strict=True)
@@ -340,33 +339,6 @@ def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
         return partitioner(program)
     with in_torchs_operators(program):
         return partitioner.partition(program)
-
-
-def require_partitioner(given: object) -> None:
-    """Refuse what is no partitioner.
-
-    Args:
-        given: What was given as one.
-
-    Raises:
-        PartitionError: It is none.
-    """
-    if isinstance(given, type):
-        made_by = ".partitioner" if hasattr(given, "partitioner") else ""
-        raise PartitionError(
-            f"found the class {given.__name__} as partitioner, expected an object: give "
-            f"{given.__name__}{made_by}()"
-        )
-    if isinstance(given, list | tuple):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected one Partitioner: call "
-            "to_backend once for each; the first chooses first"
-        )
-    if not callable(given):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
-            "takes a program: to_backend(program, XnnpackPartitioner())"
-        )
 
 
 def changed_as_in_exir(

@@ -22,13 +22,12 @@ from lowerdeck.decompose import (
     unwrap_subclass_parameters,
 )
 from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit
+from lowerdeck.lowered_module.authoring.partitioner import PartitionerLike, require_partitioner
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.lowering import (
     MethodProgramsPartitionerSpec,
-    PartitionerLike,
-    require_partitioner,
     to_backend,
 )
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program

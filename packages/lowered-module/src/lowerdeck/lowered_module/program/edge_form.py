@@ -7,7 +7,7 @@ is put into that form for it, and what no backend took gets its operators and nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -62,34 +62,38 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
     return made
 
 
-def leave_edge_form(program: ExportedProgram, verifiers: list[Any] | None = None) -> None:
+def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
     """Give a program, in place, the operators and numbers back that :func:`edge_form` replaced.
 
     A call that was changed in the meantime calls torch's operator of the same name.
 
     Args:
-        program: What became of a program in that form, or a partition of it; another one stays.
-        verifiers: The verifiers of the program that a partition was cut out of. Its inputs stay.
+        program: What became of a program in that form; another one stays.
+        parts: Partitions that were cut out of it; their inputs stay.
     """
-    before = program.graph_module.meta.pop(_VERIFIERS, verifiers)
-    if before is None:
-        return
-    for node in _calls(program.graph_module):
-        called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
-        operator = edge_operator(node.target)
-        # A call that reads a partition's results has the metadata of one that computes them.
-        if operator is None:
-            continue
-        if called is None or in_edge_dialect(called) is not node.target:
-            node.target = operator
-            continue
-        node.target = called
-        for index, argument in enumerate(node.args):
-            if index in numbers and isinstance(argument, Node) and _NUMBER in argument.meta:
-                node.update_arg(index, argument.meta[_NUMBER])
+    verifiers = program.graph_module.meta.pop(_VERIFIERS, None)
     if verifiers is None:
-        _drop_unused(program)
-    set_program_parts(program, verifiers=before)
+        return
+    for one in (*parts, program):
+        for node in _calls(one.graph_module):
+            _give_back(node)
+        set_program_parts(one, verifiers=verifiers)
+    _drop_unused(program)
+
+
+def _give_back(node: Node) -> None:
+    called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
+    operator = edge_operator(node.target)
+    # A call that reads a partition's results has the metadata of one that computes them.
+    if operator is None:
+        return
+    if called is None or in_edge_dialect(called) is not node.target:
+        node.target = operator
+        return
+    node.target = called
+    for index, argument in enumerate(node.args):
+        if index in numbers and isinstance(argument, Node) and _NUMBER in argument.meta:
+            node.update_arg(index, argument.meta[_NUMBER])
 
 
 def changed_in_edge_form(
@@ -184,16 +188,6 @@ def torchs_verifiers(program: ExportedProgram) -> list[Any]:
 
 def _dialect(verifier: type) -> object:
     return getattr(verifier, "dialect", None)
-
-
-def verifiers_before(program: ExportedProgram) -> list[Any] | None:
-    """Return what checked a program before it was put into ExecuTorch's form, None if it was not.
-
-    Args:
-        program: Any program.
-    """
-    found: list[Any] | None = program.graph_module.meta.get(_VERIFIERS)
-    return found
 
 
 def _calls(graph_module: GraphModule) -> list[Node]:

@@ -15,7 +15,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
+from lowerdeck.lowered_module.program.graphs import delegates_in
 from lowerdeck.lowered_module.testing.programs import Sample, generated
 from lowerdeck.serializer import installed_entries
 from lowerdeck.torch_base import graphs_of, pytree
@@ -136,12 +136,14 @@ def _try_sample(
     )
     if lowered is None:
         return
-    delegates = _delegates(lowered)
+    delegates = delegates_in(lowered.graph_module)
     report.delegates += len(delegates)
     report.attempt(
         "lowering again gives the same blobs",
         sample,
-        lambda: _same_blobs(delegates, _delegates(to_backend(program, partitioner))),
+        lambda: _same_blobs(
+            delegates, delegates_in(to_backend(program, partitioner).graph_module)
+        ),
     )
     report.attempt("debug maps name nodes of their partition", sample, lambda: _maps(delegates))
     # Written before it is run: a program keeps the state that running it in eager leaves.
@@ -217,14 +219,6 @@ def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
         f"no runtime half of {names} is installed: declare it as an entry point of the group "
         "'lowerdeck.runtimes', or pass it, as check_backend(..., runtimes={backend_id: half})"
     )
-
-
-def _delegates(program: ExportedProgram) -> list[Any]:
-    return [
-        delegate_of(gm, call)
-        for gm in graphs_of(program.graph_module)
-        for call in delegate_calls(gm)
-    ]
 
 
 def _same_blobs(one: list[Any], other: list[Any]) -> None:
