@@ -5,8 +5,8 @@ Only ``serve``, which that process runs, loads ``executorch``.
 
 from __future__ import annotations
 
+import io
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -82,10 +82,9 @@ class OfficialRuntime:
         timer = threading.Timer(_PATIENCE, give_up)
         timer.start()
         try:
-            pickle.dump((function.__name__, args), process.stdin)  # type: ignore[arg-type]
-            process.stdin.flush()  # type: ignore[union-attr]
-            answer, failure = pickle.load(process.stdout)  # type: ignore[arg-type]
-        except (EOFError, OSError, pickle.UnpicklingError):
+            _send((function.__name__, args), process.stdin)
+            answer, failure = _receive(process.stdout)
+        except (EOFError, OSError):
             answer, failure = None, self._end(process)
         finally:
             timer.cancel()
@@ -116,15 +115,32 @@ def serve() -> None:
         sys.exit("executorch is not installed: pip install executorch")
     while True:
         try:
-            name, args = pickle.load(sys.stdin.buffer)
+            name, args = _receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
             answer, failure = globals()[name](binding, *args), None
         except Exception as error:
             answer, failure = None, f"{type(error).__name__}: {error}"
-        pickle.dump((answer, failure), answers)
-        answers.flush()
+        _send((answer, failure), answers)
+
+
+def _send(message: Any, stream: Any) -> None:
+    """Write tensors and plain data, after their size in bytes."""
+    content = io.BytesIO()
+    torch.save(message, content)
+    stream.write(len(content.getbuffer()).to_bytes(8, "little"))
+    stream.write(content.getbuffer())
+    stream.flush()
+
+
+def _receive(stream: Any) -> Any:
+    """Return the next message; ``EOFError`` where there is no whole one."""
+    size = int.from_bytes(stream.read(8), "little")
+    content = stream.read(size)
+    if not size or len(content) < size:
+        raise EOFError
+    return torch.load(io.BytesIO(content), weights_only=True)
 
 
 def backend_names(binding: dict[str, Any]) -> list[str]:
