@@ -62,6 +62,7 @@ from lowerdeck.lowered_module.program.functional import (
     mark_shared,
     used_memory,
 )
+from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
 from lowerdeck.lowered_module.progress import Progress, shown
@@ -386,7 +387,7 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    return functional(remove_noop_mode_regions(repair_program(program)))
+    return with_short_masks(functional(remove_noop_mode_regions(repair_program(program))))
 
 
 def _partitioned(
