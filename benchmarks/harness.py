@@ -14,6 +14,7 @@ import json
 import math
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -155,16 +156,24 @@ def compiled_environment() -> dict[str, str]:
     return env
 
 
-def told_by(*words: object, one_core: bool = False) -> Any:
+def told_by(*words: object, one_core: bool = False, limit: int | None = None) -> Any:
     """Run Python with these words in a process of its own; return the JSON of its last line.
 
     Args:
         words: A module after ``-m`` or code after ``-c``, and its arguments.
         one_core: Whether it runs on one core, before all others there.
+        limit: The most CPU seconds that it may take.
 
     Raises:
         RuntimeError: It failed; the message ends with what it said.
     """
+
+    def prepare() -> None:
+        if one_core:
+            on_one_core()
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=ROOT,
@@ -172,9 +181,11 @@ def told_by(*words: object, one_core: bool = False) -> Any:
         capture_output=True,
         text=True,
         env=compiled_environment() | {"HF_HUB_OFFLINE": "1"},
-        preexec_fn=on_one_core if one_core else None,
+        preexec_fn=prepare,
     )
     if done.returncode:
+        if done.returncode == -signal.SIGXCPU:
+            raise RuntimeError(f"it took more than {limit} s of CPU")
         told = done.stderr[-3000:].strip() or f"it ended with {done.returncode}"
         raise RuntimeError(f"{' '.join(map(str, words))[:100]} failed:\n{told}")
     return json.loads(done.stdout.strip().splitlines()[-1])

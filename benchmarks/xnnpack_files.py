@@ -26,7 +26,7 @@ import torch
 from torch.export import ExportedProgram
 
 from benchmarks.harness import ROOT
-from benchmarks.xnnpack_models import build
+from benchmarks.xnnpack_models import Result, build
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.serializer import BackendDelegate, Program, decode_payload, deserialize_pte
@@ -35,6 +35,8 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 KEPT = ROOT / "out" / "xnnpack"
 FLOAT = ("raw", "decomposed")
 """Forms of a program in float32: straight from export, and decomposed by torch."""
+SIZES = ("fixed", "varying")
+"""Forms with a batch of two: fixed sizes, and every dimension dynamic up to twice its size."""
 MODES = ("static", "dynamic", "8da8w", "8da4w", "weights8", "weights4", "fp16")
 """Modes of quantisation and half precision: PT2E's two, torchao's four, and ``model.half()``."""
 _ACTIVATIONS, _WEIGHTS = "Int8DynamicActivationIntxWeightConfig", "IntxWeightOnlyConfig"
@@ -84,6 +86,9 @@ def _program(name: str, form: str) -> tuple[ExportedProgram, tuple[Any, ...]]:
     if form in FLOAT:
         program = torch.export.export(model, inputs)
         return (program if form == "raw" else program.run_decompositions()), inputs
+    if form in SIZES:
+        doubled = tuple(torch.cat([one, one]) for one in inputs)
+        return _of_sizes(model, doubled, is_varying=form == "varying"), doubled
     if form in ("static", "dynamic"):
         options = {"is_per_channel": True, "is_dynamic": form == "dynamic"}
         annotator = "ours" if name in _UNANNOTATED else "peer"
@@ -95,6 +100,18 @@ def _program(name: str, form: str) -> tuple[ExportedProgram, tuple[Any, ...]]:
     dtype = torch.int4 if "4" in form else torch.int8
     group = _GROUP if form == "8da4w" and _fits(model, _GROUP) else None
     return quantized.with_torchao(model, inputs, config, group, dtype), inputs
+
+
+def _of_sizes(
+    model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], *, is_varying: bool
+) -> ExportedProgram:
+    if not is_varying:
+        return torch.export.export(model, inputs)
+    dims: Any = tuple(
+        [torch.export.Dim.AUTO(max=2 * size) for size in one.shape] for one in inputs
+    )
+    shapes = (dims,) if isinstance(model, Result) else dims
+    return torch.export.export(model, inputs, dynamic_shapes=shapes)
 
 
 def _fits(model: torch.nn.Module, group: int) -> bool:
@@ -165,6 +182,7 @@ def told_of(path: Path, seconds: float) -> dict[str, Any]:
         "delegates": sum(type(one).__name__ == "DelegateCall" for one in made),
         "left": left,
         "size": len(file),
+        "planned": sum(plan.non_const_buffer_sizes),
         "nodes": sorted(node for one in plan.delegates for node in _nodes(program, one)),
     }
 

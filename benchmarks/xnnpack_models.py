@@ -334,6 +334,12 @@ _TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, Any], dict[str, Any], str]
         | {"num_conv_pos_embedding_groups": 4},
         *({"input_values": (1, 8000)}, "last_hidden_state"),
     ),
+    "conformer": (
+        *("Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig"),
+        {**_SMALL, "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16}
+        | {"num_conv_pos_embedding_groups": 4},
+        *({"input_values": (1, 8000)}, "last_hidden_state"),
+    ),
     "mobilevit": (
         *("MobileViTModel", "MobileViTConfig"),
         {"image_size": 128},

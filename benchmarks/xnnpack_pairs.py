@@ -37,6 +37,8 @@ CASES = (
     ),
 )
 """All cases: a model and its form."""
+_PEER_LIMIT = 240
+"""CPU seconds that ExecuTorch may take to lower a model."""
 
 
 def compared(model: str, form: str) -> dict[str, Any]:
@@ -108,7 +110,9 @@ def _run(
 
 def _step(*words: object) -> dict[str, Any]:
     """Run a step in a process of its own and return what its last line tells."""
-    return dict(told_by("-m", "benchmarks.xnnpack_files", *words, one_core=words[0] == "run"))
+    limit = _PEER_LIMIT if words[0] == "peer" else None
+    step = ("-m", "benchmarks.xnnpack_files", *words)
+    return dict(told_by(*step, one_core=words[0] == "run", limit=limit))
 
 
 def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +120,12 @@ def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:
     other = _ours(model, FLOAT[0])
     # Inputs of half precision are no inputs of the other file: each has its own.
     return _run(mine, other, f"{stem(model, form)}.io", f"{stem(model, FLOAT[0])}.io")
+
+
+def beside_fixed(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what our file of a model with fixed sizes holds, and how the dynamic one runs."""
+    fixed, varying = _ours(model, "fixed"), _ours(model, "varying")
+    return fixed, _run(varying, fixed, f"{stem(model, 'varying')}.io")
 
 
 def is_level(found: dict[str, Any]) -> bool:

@@ -83,7 +83,7 @@ def test_two_workers_give_equal_bytes(
     with SharedWeights(executor, weights) if shared else executor as chosen:
         found = lowered_by("Noting", program, notes, executor=chosen)
         # Biases are too small for a file.
-        assert not shared or chosen.written == PARTITIONS * 64 * 64 * 4
+        assert not shared or 0 < chosen.written - PARTITIONS * 64 * 64 * 4 < 2000 * PARTITIONS
     assert found.to_bytes() == wanted
     processes = [note.name.partition(".")[0] for note in notes.iterdir()]
     assert len(processes) == PARTITIONS

@@ -13,7 +13,7 @@ SOURCES = sorted((ROOT / "packages").glob("*/src/**/*.py"))
 # They import the official runtime, which aborts on some files, in a process of its own.
 MAY_START_PROCESSES = (
     "language_models/generating.py",
-    "lowered_module/choosing/official_runtime.py",
+    "lowered_module/official_runtime.py",
     "runner/commands/official.py",
     "serializer/commands/loading.py",
 )

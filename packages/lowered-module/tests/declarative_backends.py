@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -12,7 +12,6 @@ from torch.fx import Node
 from lowerdeck.lowered_module import (
     DeclarativeBackend,
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -23,18 +22,13 @@ FLOAT = {torch.float32}
 
 
 class Pocket(DeclarativeBackend):
-    """Adds, multiplies, splits, and has tanh; ``sin`` is in its table and has no visitor."""
+    """Adds, multiplies, splits, and has tanh."""
 
-    supported: ClassVar[tuple[SupportedOp, ...]] = (
-        SupportedOp("aten.add.Tensor", FLOAT, when=lambda node: arguments_of(node)["alpha"] == 1),
-        SupportedOp("aten.mul.Tensor", FLOAT),
-        SupportedOp("aten.tanh", FLOAT, ranks={1, 2}),
-        SupportedOp("aten.split.Tensor"),
-        SupportedOp("aten.sin"),
-    )
     owns_state = True
 
-    @visits("aten.add.Tensor", "aten.mul.Tensor", "aten.tanh")
+    @visits("aten.add.Tensor", dtypes=FLOAT, when=lambda node: arguments_of(node)["alpha"] == 1)
+    @visits("aten.mul.Tensor", dtypes=FLOAT)
+    @visits("aten.tanh", dtypes=FLOAT, ranks={1, 2})
     def elementwise(self, part: PartitionView, node: Node) -> None:
         operands = [[part.index(a)] if isinstance(a, Node) else a for a in node.args]
         part.emit([operator_name(node).split(".")[1], part.index(node), operands])

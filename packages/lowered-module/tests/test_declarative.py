@@ -1,10 +1,10 @@
-"""Backends by table and visitors."""
+"""Backends by visitors."""
 
 from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     CompileSpec,
     DeclarativeBackend,
+    DeclarativePartitioner,
     LoweringError,
+    NodePartitioner,
     PartitionError,
     PartitionView,
     PreprocessError,
-    SupportedOp,
-    TablePartitioner,
     arguments_of,
     delegation_summary,
     graph_html,
@@ -89,17 +89,13 @@ def test_state_stays_with_the_program_unless_the_backend_takes_it(backend: type[
 class Beginning(DeclarativeBackend):
     """Numbers its inputs before it visits, and fuses two nodes into one instruction."""
 
-    supported: ClassVar[tuple[SupportedOp, ...]] = (
-        SupportedOp("aten.relu"),
-        SupportedOp("aten.conv2d", FLOAT, when=lambda node: arguments_of(node)["groups"] == 1),
-    )
-
     def begin_partition(self, part: PartitionView) -> None:
         assert not part.instructions
         self.names = {node: f"in{number}" for number, node in enumerate(part.inputs)}
         self.names |= {node: f"held{number}" for number, node in enumerate(part.constants)}
 
-    @visits("aten.conv2d", "aten.relu")
+    @visits("aten.relu")
+    @visits("aten.conv2d", dtypes=FLOAT, when=lambda node: arguments_of(node)["groups"] == 1)
     def fuse(self, part: PartitionView, node: Node) -> None:
         if operator_name(node) == "aten.conv2d.default":
             return
@@ -130,12 +126,7 @@ def test_an_instruction_may_compute_several_nodes_and_reads_arguments_by_name() 
 class Functional(Pocket):
     """Treats an in-place operator as its functional form, as most compilers must."""
 
-    supported: ClassVar[tuple[SupportedOp, ...]] = (
-        *Pocket.supported,
-        *(SupportedOp("aten.t"), SupportedOp("aten.tanh_"), SupportedOp("aten.tanh")),
-    )
-
-    @visits("aten.t", "aten.tanh_")
+    @visits("aten.t", "aten.tanh")
     def one(self, part: PartitionView, node: Node) -> None:
         (source,) = node.all_input_nodes
         name = operator_name(node).split(".")[1].strip("_")
@@ -175,23 +166,38 @@ def test_a_write_that_shows_through_a_view_reaches_a_backend_in_functional_form(
     assert "aten.tanh.default" in inner
 
 
-UNBIND = SupportedOp("aten.unbind.int")
+def with_visits(base: type[DeclarativeBackend], *marks: Any) -> Any:
+    """Return a backend that visits more: each mark is one of ``visits``."""
+
+    def visit(self: Any, part: PartitionView, node: Node) -> None:
+        part.emit([operator_name(node)])
+
+    for mark in marks:
+        mark(visit)
+    return type("Tried", (base,), {"visit": visit})
+
+
+class Empty(DeclarativeBackend):
+    """Visits nothing."""
+
+    def compile(self, part: PartitionView) -> bytes:
+        return b""
 
 
 @pytest.mark.parametrize(
-    ("table", "min_nodes", "reason"),
+    ("marks", "min_nodes", "reason"),
     [
         ((), 1, "aten.unbind.int is not supported"),
-        ((SupportedOp("aten.unbind.int", ranks={9}),), 1, "2 dim"),
-        ((SupportedOp("aten.unbind.int", ranks={9}),) * 2, 1, "2 dim"),
-        ((UNBIND,), 2, "fewer than 2 nodes"),
+        ((visits("aten.unbind.int", ranks={9}),), 1, "2 dim"),
+        ((visits("aten.unbind.int", ranks={9}),) * 2, 1, "2 dim"),
+        ((visits("aten.unbind.int"),), 2, "fewer than 2 nodes"),
     ],
 )
 def test_a_refused_operator_of_many_results_has_one_reason(
-    table: tuple[SupportedOp, ...], min_nodes: int, reason: str
+    marks: Any, min_nodes: int, reason: str
 ) -> None:
     model = Of(lambda x: torch.cat([torch.tanh(one) for one in torch.unbind(x)[:5]]))
-    partitioner = TablePartitioner("Pocket", table, min_nodes=min_nodes)
+    partitioner = DeclarativePartitioner(with_visits(Empty, *marks), min_nodes=min_nodes)
     lowered = to_backend(exported(model, torch.ones(6, 2)), partitioner)
     told = {name: why for name, why in partitioner.refused.items() if "tanh" not in why}
     assert set(told) == {"unbind", "cat"}
@@ -200,7 +206,7 @@ def test_a_refused_operator_of_many_results_has_one_reason(
     assert all(len(found) == 1 for found in delegation_summary(lowered).reasons.values())
 
 
-class Short(TablePartitioner):
+class Short(NodePartitioner):
     """Takes whatever has a short name."""
 
     def objection(self, node: Node) -> str | None:
@@ -208,7 +214,7 @@ class Short(TablePartitioner):
 
 
 def test_a_derived_partitioner_may_object_by_its_own_rule() -> None:
-    partitioner = Short("VerbatimBackend", ())
+    partitioner = Short("VerbatimBackend")
     model = Of(lambda x: x.sin().tanh().cos())
     lowered = to_backend(core(model, torch.ones(2)), partitioner)
     assert delegation_summary(lowered).delegated == {"aten.sin.default": 1, "aten.cos.default": 1}
@@ -245,30 +251,39 @@ def test_an_error_names_operator_node_and_the_users_line(
 ) -> None:
     options = {} if executor is None else {"executor": executor(1)}
     program = core(nn.Sequential(Sines()), torch.ones(2))
+    everything = RunPartitioner(lambda _: True, backend_id=backend.__name__)
     with pytest.raises(PreprocessError, match=words) as caught:
-        to_backend(program, backend.partitioner(), **options)
+        to_backend(program, everything, **options)
     assert "test_declarative.py" in str(caught.value)
     assert "container.py" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("op", "reason"),
+    ("mark", "reason"),
     [
-        (SupportedOp("aten.sin", ranks={3}), "1 dimensions are not among 3"),
-        (SupportedOp("aten.sin", when=lambda _: False), "its predicate says no"),
-        (SupportedOp("aten.sin", when=lambda _: "too early"), "too early"),
-        (SupportedOp("aten.sin", static=True), None),
-        (SupportedOp("aten.cos"), "aten.sin.default is not supported"),
+        (visits("aten.sin", ranks={3}), "1 dimensions are not among 3"),
+        (visits("aten.sin", when=lambda _: False), "its predicate says no"),
+        (visits("aten.sin", when=lambda _: "too early"), "too early"),
+        (visits("aten.sin", static=True), None),
+        (visits("aten.cos"), "aten.sin.default is not supported"),
     ],
 )
-def test_the_table_gives_a_reason(op: SupportedOp, reason: str | None) -> None:
-    tried = type("Tried", (Sine,), {"supported": (op,)})
-    partitioner: Any = tried.partitioner()  # type: ignore[attr-defined]
+def test_conditions_give_a_reason(mark: Any, reason: str | None) -> None:
+    backend = with_visits(Empty, mark)
+    partitioner = backend.partitioner()
     to_backend(core(Of(torch.sin), torch.ones(2)), partitioner)
     assert list(partitioner.refused.values()) == ([] if reason is None else [reason])
 
 
-_entry: Any = SupportedOp
+def test_a_class_replaces_what_its_base_says_of_an_operator() -> None:
+    double = with_visits(Pocket, visits("aten.tanh", dtypes={torch.float64}))
+    partitioner = double.partitioner()
+    to_backend(core(Of(torch.tanh), torch.ones(2)), partitioner)
+    assert list(partitioner.refused.values()) == ["dtype torch.float32 is not among torch.float64"]
+    assert double.supported_operators() == Pocket.supported_operators()
+
+
+_visits: Any = visits
 
 
 def _lowered_by(given: Any) -> Any:
@@ -278,19 +293,13 @@ def _lowered_by(given: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: SupportedOp("aten.rellu"), LoweringError, "torch has no operator 'aten.rellu'"),
         (lambda: visits("aten.rellu"), LoweringError, "torch has no operator 'aten.rellu'"),
-        (lambda: SupportedOp("aten.add"), LoweringError, r"it has .*aten\.add\.Tensor"),
-        (lambda: SupportedOp("aten.add.tensor"), LoweringError, r"it has .*aten\.add\.Tensor"),
-        (lambda: SupportedOp("relu"), LoweringError, "expected 'aten.relu'"),
-        (lambda: _entry(torch.ops.aten.relu.default), LoweringError, "expected its name"),
-        (lambda: _entry("aten.relu", torch.float32), LoweringError, "a set such as"),
-        (lambda: _entry("aten.relu", {"float32"}), LoweringError, "a set such as"),
-        (
-            lambda: type("Names", (Pocket,), {"supported": ("aten.relu",)}).partitioner(),  # type: ignore[attr-defined]
-            PartitionError,
-            r"'aten\.relu' in the table of Names",
-        ),
+        (lambda: visits("aten.add"), LoweringError, r"it has .*aten\.add\.Tensor"),
+        (lambda: visits("aten.add.tensor"), LoweringError, r"it has .*aten\.add\.Tensor"),
+        (lambda: visits("relu"), LoweringError, "expected 'aten.relu'"),
+        (lambda: _visits(torch.ops.aten.relu.default), LoweringError, "expected its name"),
+        (lambda: _visits("aten.relu", dtypes=torch.float32)(len), LoweringError, "a set such as"),
+        (lambda: _visits("aten.relu", dtypes={"float32"})(len), LoweringError, "a set such as"),
         (_lowered_by(Pocket), PartitionError, r"class Pocket .*give Pocket\.partitioner\(\)"),
         (_lowered_by(RunPartitioner), PartitionError, r"class RunPart.* give RunPartitioner\(\)"),
         (_lowered_by(Pocket.partitioner), PartitionError, "call it"),
@@ -308,14 +317,12 @@ def test_wrong_entries_and_arguments_are_refused(
 
 def test_names_of_other_libraries_and_of_functions_are_taken() -> None:
     for name in ("mine.not_registered_yet", "mine.nor.this", "cond", "getitem", "add"):
-        assert SupportedOp(name).name == name
+        visits(name)
 
 
-def test_operators_of_the_table_stay_whole_where_it_is_asked() -> None:
-    class Whole(Pocket):
-        supported = (SupportedOp("aten.linear"), SupportedOp("aten.relu"), SupportedOp("cond"))
-
-    kept, wanted = Whole.partitioner().ops_to_not_decompose(None)  # type: ignore[arg-type]
+def test_visited_operators_stay_whole_where_it_is_asked() -> None:
+    marks = [visits(name) for name in ("aten.linear", "aten.relu", "cond")]
+    kept, wanted = with_visits(Empty, *marks).partitioner().ops_to_not_decompose(None)
     assert kept == [torch.ops.aten.linear.default, torch.ops.aten.relu.default]
     assert wanted is None
 

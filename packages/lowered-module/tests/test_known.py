@@ -16,9 +16,8 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     DeclarativeBackend,
+    NodePartitioner,
     PartitionView,
-    SupportedOp,
-    TablePartitioner,
     known_nodes,
     mode_stretches,
     read_by_one,
@@ -32,10 +31,6 @@ from lowerdeck_zoo import Of, exported
 class Held(DeclarativeBackend):
     """Adds and multiplies floats, and writes down the constants that it is given."""
 
-    supported: ClassVar[tuple[SupportedOp, ...]] = (
-        SupportedOp("aten.add.Tensor", {torch.float32}),
-        SupportedOp("aten.mul.Tensor", {torch.float32}),
-    )
     shared: ClassVar[list[bool]] = []
 
     def begin_partition(self, part: PartitionView) -> None:
@@ -44,13 +39,20 @@ class Held(DeclarativeBackend):
             one.untyped_storage()._cdata in weights for one in part.constants.values()
         )
 
-    @visits("aten.add.Tensor", "aten.mul.Tensor")
+    @visits("aten.add.Tensor", "aten.mul.Tensor", dtypes={torch.float32})
     def elementwise(self, part: PartitionView, node: Node) -> None:
         part.emit(node.name)
 
     def compile(self, part: PartitionView) -> bytes:
         held = [f"{node.op} {one.sum().item():g}" for node, one in part.constants.items()]
         return "; ".join([*part.instructions, *held]).encode()
+
+
+class Plain(NodePartitioner):
+    """Takes what the backend visits, and what is computed ahead where it is told to."""
+
+    def objection(self, node: Node) -> str | None:
+        return Held.partitioner().objection(node)
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +119,8 @@ def test_what_is_computed_ahead(case: str, decomposed: bool) -> None:
     assert sorted(re.findall(r"call_function (\d+)", found)) == sorted(sums)
     if case == "a mask":
         assert found.startswith("add; mul")
-        # A table alone gets the operators that it names, and nothing computed ahead.
-        (found,) = blobs(program, TablePartitioner("Held", Held.supported))
+        # Nothing is computed ahead for others.
+        (found,) = blobs(program, Plain("Held"))
         assert "call_function" not in found
 
 
@@ -180,7 +182,7 @@ def test_partitions_of_nothing_else_are_none() -> None:
     def alone(_: Any, x: Tensor) -> Tensor:
         return x.sin() * torch.arange(4).eq(2).float()
 
-    partitioner = TablePartitioner("Held", Held.supported, min_nodes=2, computes_ahead=True)
+    partitioner = Plain("Held", min_nodes=2, computes_ahead=True)
     assert blobs(program_of(alone), partitioner) == []
     assert "fewer than 2" in " ".join(partitioner.refused.values())
 
@@ -189,5 +191,5 @@ def test_marks_of_an_earlier_choice_are_forgotten() -> None:
     program = program_of(masked).run_decompositions()
     Held.partitioner().partition(program)
     assert any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
-    TablePartitioner("Held", Held.supported).partition(program)
+    Plain("Held").partition(program)
     assert not any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)

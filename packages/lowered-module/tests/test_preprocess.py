@@ -265,10 +265,21 @@ def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_pat
         with SharedWeights(threads, tmp_path) as executor:
             for _ in range(2):
                 assert_the_same_elsewhere(program, executor, runs_without("tanh"))
-            assert executor.written == weights
+            # Biases are too small for files.
+            assert executor.written == pytest.approx(weights, rel=0.02)
             assert threads.seen < 0.1 * weights
-            assert len(list(executor.directory.iterdir())) == 11
+            assert len(list(executor.directory.iterdir())) == 5
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("parameter", [False, True])
+def test_a_weight_travels_without_the_rest_of_its_memory(parameter: bool) -> None:
+    weight: Any = torch.randn(50, 64, 64)[1]
+    weight = torch.nn.Parameter(weight) if parameter else weight
+    program = exported(Of(lambda self, x: x @ self.weight, weight=weight), torch.ones(1, 64))
+    with Weighing(1) as threads:
+        assert_the_same_elsewhere(program, threads, runs_without("tanh"))
+        assert threads.seen < 2 * weight.nbytes
 
 
 class Losing(ThreadPoolExecutor):
@@ -288,7 +299,7 @@ def test_weights_that_cannot_be_written_or_read_are_an_error(tmp_path: Path) -> 
         with pytest.raises(PreprocessError, match=r"no weights can be written to .*/none"):
             SharedWeights(threads, tmp_path / "none")
         executor = SharedWeights(threads, tmp_path)
-        with pytest.raises(PreprocessError, match=r"cannot read the weights at"):
+        with pytest.raises(PreprocessError, match=r"cannot read a partition .*under one path"):
             to_backend(linears(2), partitioner(), executor=executor)
         executor.shutdown()
         with pytest.raises(PreprocessError, match="no weights can be written to"):

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, UnsupportedNodeError
-from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, is_positional
 from lowerdeck.demo_backends.text_format import TextProgram
 from lowerdeck.lowered_module import (
     DELEGATION_TAG,
@@ -26,7 +26,6 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     PartitionView,
-    SupportedOp,
     operator_name,
     tag_constant_data,
     visits,
@@ -48,14 +47,13 @@ class BackendWithCompilerDemo(TextBackend):
     """Compiles additions, multiplications, matrix products and sines to a text."""
 
     kernels = KERNELS
-    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS, {torch.float32})
 
     def begin_partition(self, part: PartitionView) -> None:
         """Read ``max_value``; ``BlobError`` where it is no number."""
         super().begin_partition(part)
         self._max_value = _number(part.compile_specs.get(MAX_VALUE))
 
-    @visits(*KERNELS)
+    @visits(*KERNELS, dtypes={torch.float32}, when=is_positional)
     def any_of_them(self, part: PartitionView, node: Node) -> None:
         """Add one step."""
         reason = _misfit(node, self._max_value)
@@ -74,7 +72,7 @@ class CompilerDemoPartitioner(Partitioner):
     def __init__(self, max_value: int = DEFAULT_MAX_VALUE) -> None:
         super().__init__()
         self._max_value = max_value
-        self._table = {entry.name: entry for entry in BackendWithCompilerDemo.supported}
+        self._visited = BackendWithCompilerDemo.partitioner()
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with a tag of its own on each node that fits."""
@@ -82,10 +80,9 @@ class CompilerDemoPartitioner(Partitioner):
         tags: dict[str, DelegationSpec] = {}
         refused: dict[str, str] = {}
         for node in exported_program.graph.nodes:
-            entry = self._table.get(operator_name(node))
-            if entry is None:
+            if operator_name(node) not in KERNELS:
                 continue
-            reason = entry.objection(node) or _misfit(node, self._max_value)
+            reason = self._visited.objection(node) or _misfit(node, self._max_value)
             if reason is not None:
                 refused[node.name] = reason
                 continue

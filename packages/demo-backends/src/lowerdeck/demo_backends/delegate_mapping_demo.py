@@ -27,9 +27,8 @@ from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRunti
 from lowerdeck.demo_backends.text_format import Value
 from lowerdeck.lowered_module import (
     CompileSpec,
+    DeclarativePartitioner,
     PartitionView,
-    SupportedOp,
-    TablePartitioner,
     arguments_of,
     operator_name,
     visits,
@@ -63,19 +62,15 @@ class BackendWithDelegateMappingDemo(TextBackend):
     """Compiles convolution, relu and tan to a small text, with a debug map."""
 
     kernels = KERNELS
-    supported: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(n, _FLOAT, when=lambda n: _not_of_images(n) or True) for n in _CONVOLUTIONS),
-        *(SupportedOp(name, _FLOAT) for name in (*_RELUS, "aten.tan.default")),
-    )
 
-    @visits(*_CONVOLUTIONS)
+    @visits(*_CONVOLUTIONS, dtypes=_FLOAT, when=lambda node: _not_of_images(node) or True)
     def convolution(self, part: PartitionView, node: Node) -> None:
         """Add a step, unless the only reader is a relu: then that one does."""
         readers = [operator_name(user) for user in node.users]
         if len(readers) != 1 or readers[0] not in _RELUS:
             self.operands[node] = self._step(part, "conv_op", [node], _settings(node))
 
-    @visits(*_RELUS)
+    @visits(*_RELUS, dtypes=_FLOAT)
     def relu(self, part: PartitionView, node: Node) -> None:
         """Add a step, for the convolution as well where that one left it to its relu."""
         source = arguments_of(node)["self"]
@@ -85,7 +80,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
             fused = [source, node]
             self.operands[node] = self._step(part, "conv_relu_op", fused, _settings(source))
 
-    @visits("aten.tan.default")
+    @visits("aten.tan.default", dtypes=_FLOAT)
     def tan(self, part: PartitionView, node: Node) -> None:
         """Add three steps, which all stand for the tangent."""
         x = arguments_of(node)["self"]
@@ -122,7 +117,7 @@ def _settings(node: Node) -> list[Any]:
     return [found[name] for name in names]
 
 
-class DelegateMappingDemoPartitioner(TablePartitioner):
+class DelegateMappingDemoPartitioner(DeclarativePartitioner):
     """Gives float32 convolutions in two dimensions, relu and tan to the backend.
 
     Args:
@@ -130,10 +125,7 @@ class DelegateMappingDemoPartitioner(TablePartitioner):
     """
 
     def __init__(self, compile_specs: Sequence[CompileSpec] = ()) -> None:
-        backend = BackendWithDelegateMappingDemo
-        super().__init__(
-            backend.__name__, backend.supported, compile_specs=compile_specs, owns_state=False
-        )
+        super().__init__(BackendWithDelegateMappingDemo, compile_specs=compile_specs)
 
 
 class DelegateMappingDemoRuntime(TextRuntime):

@@ -20,8 +20,8 @@ from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
     LoweredBackendModule,
+    NodePartitioner,
     PreprocessResult,
-    TablePartitioner,
     operator_name,
     to_backend,
 )
@@ -35,7 +35,7 @@ INNER_BACKEND = "inner_backend"
 DEEPEST = 16
 
 
-class ExecutorPartitioner(TablePartitioner):
+class ExecutorPartitioner(NodePartitioner):
     """Gives every operator of torch to the backend, in as few partitions as can be.
 
     Args:
@@ -45,7 +45,7 @@ class ExecutorPartitioner(TablePartitioner):
     def __init__(self, inner_backends: Sequence[str] = ()) -> None:
         path = "/".join(inner_backends)
         specs = [CompileSpec(INNER_BACKEND, path.encode())] if path else []
-        super().__init__(NAME, (), compile_specs=specs, owns_state=False)
+        super().__init__(NAME, compile_specs=specs)
 
     def objection(self, node: Node) -> str | None:
         """Return None for each call of an operator whose numbers are sizes of its tensors."""

@@ -35,9 +35,9 @@ from lowerdeck.demo_backends.text_format import kind_of
 from lowerdeck.lowered_module import (
     BackendDetails,
     CompileSpec,
+    NodePartitioner,
     PartitionView,
     PreprocessResult,
-    TablePartitioner,
     operator_name,
 )
 from lowerdeck.serializer import CompileSpec as StoredSpec
@@ -50,11 +50,11 @@ VERSION = f"3/{torch.__version__}/{platform.system()}-{platform.machine()}-{_INS
 _INPUT = re.compile(r"number|[a-z0-9_]{1,20}\[(<?[0-9]{1,18}(x<?[0-9]{1,18}){0,63})?\]")
 
 
-class InductorPartitioner(TablePartitioner):
+class InductorPartitioner(NodePartitioner):
     """Gives every operator on tensors to the backend, in as few partitions as can be."""
 
     def __init__(self) -> None:
-        super().__init__(NAME, (), owns_state=False)
+        super().__init__(NAME)
 
     def objection(self, node: Node) -> str | None:
         """Return None for each call of an operator that returns tensors."""

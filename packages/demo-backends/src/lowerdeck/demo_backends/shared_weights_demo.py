@@ -14,13 +14,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, is_positional
 from lowerdeck.lowered_module import (
     CompileSpec,
+    DeclarativePartitioner,
     PartitionView,
     PreprocessResult,
-    SupportedOp,
-    TablePartitioner,
     visits,
 )
 from lowerdeck.serializer import NamedDataStore
@@ -37,9 +36,8 @@ class BackendWithSharedWeightsDemo(TextBackend):
     """Compiles the partitions of all methods, each weight once."""
 
     kernels = KERNELS
-    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS, {torch.float32})
 
-    @visits(*KERNELS)
+    @visits(*KERNELS, dtypes={torch.float32}, when=is_positional)
     def any_of_them(self, part: PartitionView, node: Node) -> None:
         """Add one step."""
         self.add_call(part, node)
@@ -74,12 +72,11 @@ class BackendWithSharedWeightsDemo(TextBackend):
         return results
 
 
-class SharedWeightsDemoPartitioner(TablePartitioner):
+class SharedWeightsDemoPartitioner(DeclarativePartitioner):
     """Gives linear layers, additions, relu and tanh in float32 to the backend."""
 
     def __init__(self) -> None:
-        backend = BackendWithSharedWeightsDemo
-        super().__init__(backend.__name__, backend.supported, owns_state=False)
+        super().__init__(BackendWithSharedWeightsDemo)
 
 
 class SharedWeightsDemoRuntime(TextRuntime):

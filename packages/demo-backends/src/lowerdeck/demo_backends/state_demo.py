@@ -17,9 +17,9 @@ from torch import nn
 from torch.fx import Node
 
 from lowerdeck.demo_backends.errors import BlobError, DelegateRunError
-from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, table_of
+from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime, is_positional
 from lowerdeck.demo_backends.text_format import TextProgram
-from lowerdeck.lowered_module import PartitionView, SupportedOp, TablePartitioner, visits
+from lowerdeck.lowered_module import DeclarativePartitioner, PartitionView, visits
 from lowerdeck.serializer import CompileSpec as StoredSpec
 
 KERNELS: Kernels = {
@@ -35,22 +35,19 @@ class BackendWithStateDemo(TextBackend):
     """Compiles attention with a cache to a text that says what its state is."""
 
     kernels = KERNELS
-    supported: ClassVar[Sequence[SupportedOp]] = table_of(KERNELS)
     owns_state = True
 
-    @visits(*KERNELS)
+    @visits(*KERNELS, when=is_positional)
     def any_of_them(self, part: PartitionView, node: Node) -> None:
         """Add one step."""
         self.add_call(part, node)
 
 
-class StateDemoPartitioner(TablePartitioner):
+class StateDemoPartitioner(DeclarativePartitioner):
     """Gives attention with a cache to the backend, and the cache with it."""
 
     def __init__(self) -> None:
-        super().__init__(
-            BackendWithStateDemo.__name__, BackendWithStateDemo.supported, owns_state=True
-        )
+        super().__init__(BackendWithStateDemo)
 
 
 @dataclass(slots=True)

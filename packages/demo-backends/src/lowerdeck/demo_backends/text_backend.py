@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
@@ -30,7 +30,6 @@ from lowerdeck.lowered_module import (
     DeclarativeBackend,
     PartitionView,
     PreprocessResult,
-    SupportedOp,
     UnsupportedOperatorError,
     operator_name,
 )
@@ -42,7 +41,7 @@ MOST_ELEMENTS = 2**31
 
 
 class TextBackend(DeclarativeBackend):
-    """A table backend whose visitors add steps; the text of them is the blob.
+    """A declarative backend whose visitors add steps; the text of them is the blob.
 
     What the partition owns and changes comes first among inputs and outputs.
     """
@@ -156,20 +155,13 @@ class TextBackend(DeclarativeBackend):
         return self.operands[argument]
 
 
-def table_of(
-    operators: Iterable[str], dtypes: Collection[torch.dtype] | None = None
-) -> tuple[SupportedOp, ...]:
-    """Return a table of operators whose calls ``add_call`` can write.
+def is_positional(node: Node) -> bool | str:
+    """Say that ``add_call`` can write a call: a condition for ``visits``.
 
     Args:
-        operators: Their names.
-        dtypes: As ``SupportedOp`` takes them.
+        node: The call.
     """
-
-    def plain(node: Node) -> bool | str:
-        return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
-
-    return tuple(SupportedOp(name, dtypes, when=plain) for name in operators)
+    return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
 
 
 class TextRuntime:

@@ -4,11 +4,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.graph_fuser import create_submodule_from_nodes
-from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
-from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend, visits
+from lowerdeck.lowered_module.authoring.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+)
+from lowerdeck.lowered_module.authoring.declarative import (
+    DeclarativeBackend,
+    DeclarativePartitioner,
+    visits,
+)
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
+from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
@@ -28,8 +36,6 @@ from lowerdeck.lowered_module.authoring.rejects import (
     WhyNoPartitionReporter,
     operator_name,
 )
-from lowerdeck.lowered_module.authoring.supported import SupportedOp
-from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
@@ -62,7 +68,7 @@ from lowerdeck.lowered_module.lowering import (
     in_edge_operators,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess import Progress, SharedWeights
+from lowerdeck.lowered_module.preprocess import SharedWeights
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
@@ -78,6 +84,7 @@ from lowerdeck.lowered_module.program.signature import (
     create_exported_program_from_submodule,
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 if TYPE_CHECKING:
@@ -111,9 +118,8 @@ __all__ = [
     "read_by_one",
     # The short way for a backend author
     "DeclarativeBackend",
+    "DeclarativePartitioner",
     "PartitionView",
-    "SupportedOp",
-    "TablePartitioner",
     "arguments_of",
     "operator_name",
     "visits",
@@ -121,6 +127,7 @@ __all__ = [
     "DELEGATION_TAG",
     "DelegationSpec",
     "ModulePartitioner",
+    "NodePartitioner",
     "PartitionResult",
     "Partitioner",
     "tag_constant_data",

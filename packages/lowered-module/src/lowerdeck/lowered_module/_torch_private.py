@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch._export.verifier import SpecViolationError
-from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowerdeck.torch_base import FakeTensor, FakeTensorMode, pytree
 
 __all__ = [
-    "FakeScriptObject",
-    "SpecViolationError",
     "active_fake_mode",
     "fake_mode_of",
     "graph_pickler",

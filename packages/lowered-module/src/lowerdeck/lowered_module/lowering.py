@@ -21,12 +21,15 @@ from lowerdeck.lowered_module._executorch import (
 )
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
-from lowerdeck.lowered_module.authoring.partitioner import Partitioner
+from lowerdeck.lowered_module.authoring.partitioner import (
+    Partitioner,
+    PartitionerLike,
+    require_partitioner,
+)
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
 from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
 from lowerdeck.lowered_module.errors import (
-    AliasingError,
     CacheError,
     LoweringError,
     PartitionerError,
@@ -42,12 +45,9 @@ from lowerdeck.lowered_module.partition import (
     warn_of_lost_tags,
 )
 from lowerdeck.lowered_module.preprocess import (
-    Progress,
     ResultCache,
     make_delegate,
-    preprocess_each,
-    preprocess_methods,
-    shown,
+    preprocess_partitions,
 )
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
@@ -56,17 +56,16 @@ from lowerdeck.lowered_module.program.edge_form import (
     edge_form,
     leave_edge_form,
     named_edge_form,
-    verifiers_before,
 )
 from lowerdeck.lowered_module.program.functional import (
-    first_harm,
     functional,
     mark_shared,
     used_memory,
-    writes_anything,
 )
+from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
+from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.torch_base import (
     MemoryMap,
     changed_constant,
@@ -76,7 +75,8 @@ from lowerdeck.torch_base import (
     set_program_parts,
 )
 
-PartitionerLike = Callable[[ExportedProgram], Any]
+_Shared = tuple[MemoryMap, MemoryMap]
+"""The memory that any method of a file changes, and the memory that the other methods use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +253,7 @@ class _Run:
                 "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
                 "several"
             )
-        (given,) = chosen[:1] or [None]
-        cut = _partitioned(edge_program, given)
-        results = self._preprocessed(cut.cuts, cut.next_handle + len(cut.cuts))
-        return _spliced(cut, results, StateCopies([edge_program]))
+        return self._lowered({"": edge_program}, {"": (chosen or [None])[0]})[""]
 
     def whole(
         self, backend_id: str, edge_program: Any = None, compile_specs: Sequence[Any] | None = None
@@ -267,23 +264,23 @@ class _Run:
                 "an ExportedProgram: export the module first"
             )
         specs = list(compile_specs or [])
-        program, peers = _in_values(edge_program), any(map(is_peers, specs))
-        for_exir = wants_edge_backend(find_backend(backend_id, peers=peers))
-        kept = edge_form(program) if for_exir else program
+        program = _in_values(edge_program)
+        backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
+        kept = edge_form(program) if wants_edge_backend(backend) else program
         kept = shared_copy(program) if kept is program else kept
         convention = flatten_program(kept)
         next_handle = assign_debug_handles(kept.graph_module)
         cut = Cut(
             tag="",
             backend_id=backend_id,
+            backend=backend,
             compile_specs=specs,
-            peers=peers,
             owner=kept.graph_module,
             call=kept.graph.output_node(),
             part=SubProgram(kept, {}, {}),
             label="that is the whole program",
         )
-        (result,) = self._preprocessed([cut], next_handle)
+        (result,) = self._preprocessed({"": [cut]}, next_handle)[""]
         leave_edge_form(kept)
         return make_delegate(kept, backend_id, specs, result, convention)
 
@@ -296,50 +293,40 @@ class _Run:
                 f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
                 f"{', '.join(programs) or 'none'}: give a program for each"
             )
-        together = StateCopies(programs.values())
-        cut = {
-            name: _partitioned(
-                programs[name], partitioner, _Others(name, programs, together.changed)
-            )
-            for name, partitioner in spec.method_to_partitioner.items()
-        }
+        return programs | self._lowered(programs, spec.method_to_partitioner, together=True)
+
+    def _lowered(
+        self,
+        programs: Mapping[str, ExportedProgram],
+        partitioners: Mapping[str, Any],
+        *,
+        together: bool = False,
+    ) -> dict[str, ExportedProgram]:
+        """Return the programs that have partitioners, each with its parts given away."""
+        state = StateCopies(programs.values())
+        cut = {}
+        for name, partitioner in partitioners.items():
+            others = [one for other, one in programs.items() if other != name]
+            shared = (state.changed, used_memory(others)) if others else None
+            cut[name] = _partitioned(programs[name], partitioner, shared)
         parts = {name: one.cuts for name, one in cut.items()}
         taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
-        with (
-            handles_taken(taken),
-            shown(self.progress, sum(map(len, parts.values()))) as show,
-        ):
-            results = preprocess_methods(parts, show, executor=self.executor, cache=self.cache)
-        return programs | {
-            name: _spliced(one, results[name], together) for name, one in cut.items()
-        }
+        results = self._preprocessed(parts, taken, together=together)
+        return {name: _spliced(one, results[name], state) for name, one in cut.items()}
 
-    def _preprocessed(self, cuts: Sequence[Cut], next_handle: int) -> list[Any]:
-        with handles_taken(next_handle), shown(self.progress, len(cuts)) as show:
-            return preprocess_each(cuts, show, executor=self.executor, cache=self.cache)
-
-
-class _Others:
-    """What a method shares with the other methods of its file.
-
-    Attributes:
-        changed: The memory that any of them changes, or the method itself.
-        used: The memory that the others use.
-    """
-
-    def __init__(
-        self, name: str, programs: Mapping[str, ExportedProgram], changed: MemoryMap
-    ) -> None:
-        self.changed = changed
-        self.used = used_memory(one for other, one in programs.items() if other != name)
+    def _preprocessed(
+        self, cuts: Mapping[str, Sequence[Cut]], taken: int, *, together: bool = False
+    ) -> dict[str, list[Any]]:
+        count = sum(map(len, cuts.values()))
+        with handles_taken(taken), shown(self.progress, count) as show:
+            return preprocess_partitions(
+                cuts, show, together=together, executor=self.executor, cache=self.cache
+            )
 
 
 def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
-    verifiers = verifiers_before(cut.program)
     with collector_held():
-        for part in cut.cuts:
-            leave_edge_form(part.part.program, verifiers)
-        leave_edge_form(cut.program)
+        leave_edge_form(cut.program, [part.part.program for part in cut.cuts])
         delegates = [
             make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
             for part, result in zip(cut.cuts, results, strict=True)
@@ -353,33 +340,6 @@ def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
         return partitioner(program)
     with in_torchs_operators(program):
         return partitioner.partition(program)
-
-
-def require_partitioner(given: object) -> None:
-    """Refuse what is no partitioner.
-
-    Args:
-        given: What was given as one.
-
-    Raises:
-        PartitionError: It is none.
-    """
-    if isinstance(given, type):
-        made_by = ".partitioner" if hasattr(given, "partitioner") else ""
-        raise PartitionError(
-            f"found the class {given.__name__} as partitioner, expected an object: give "
-            f"{given.__name__}{made_by}()"
-        )
-    if isinstance(given, list | tuple):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected one Partitioner: call "
-            "to_backend once for each; the first chooses first"
-        )
-    if not callable(given):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
-            "takes a program: to_backend(program, XnnpackPartitioner())"
-        )
 
 
 def changed_as_in_exir(
@@ -397,10 +357,7 @@ def changed_as_in_exir(
     Raises:
         AliasingError: The program writes in place what cannot be said without.
     """
-    program = repair_program(program)
-    return changed_in_edge_form(
-        functional(program) if writes_anything(program) else program, change
-    )
+    return changed_in_edge_form(functional(repair_program(program)), change)
 
 
 def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
@@ -417,10 +374,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     """
     if not edge_dialect_is_loaded():
         return program
-    program = repair_program(program)
-    if program.dialect != "EDGE" and writes_anything(program):
-        program = functional(program)
-    return named_edge_form(program)
+    return named_edge_form(functional(repair_program(program)))
 
 
 def _in_values(program: ExportedProgram) -> ExportedProgram:
@@ -433,40 +387,30 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    program = remove_noop_mode_regions(repair_program(program))
-    return functional(program) if writes_anything(program) else program
+    return with_short_masks(functional(remove_noop_mode_regions(repair_program(program))))
 
 
 def _partitioned(
-    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None = None
+    program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> CutProgram:
-    """Return a copy of ``program``, cut where the partitioner wants it.
-
-    ``others`` are the other methods of the same file.
-    """
+    """Return a copy of ``program``, cut where the partitioner wants it."""
     require_partitioner(partitioner)
     program = _in_values(program)
     if wants_edge(partitioner):
         program = edge_form(program)
-    tagged, tags = _tagged(program, partitioner, others)
-    harm = first_harm(tagged, tags)
-    if harm is not None:
-        raise AliasingError(
-            f"{harm}, and a delegate passes values only: leave these nodes out of partitions, or "
-            "write the model without the write in place"
-        )
+    tagged, tags = _tagged(program, partitioner, shared)
     with collector_held():
         return cut_program(tagged, tags)
 
 
 def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike, others: _Others | None
+    program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> tuple[ExportedProgram, Mapping[str, Any]]:
     """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
-    if others is not None:
-        mark_shared(copied, program, others.changed, others.used)
+    if shared is not None:
+        mark_shared(copied, program, *shared)
     name = type(partitioner).__name__
     try:
         result = _partition_here(partitioner, copied)

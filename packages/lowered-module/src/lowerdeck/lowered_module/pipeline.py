@@ -22,18 +22,16 @@ from lowerdeck.decompose import (
     unwrap_subclass_parameters,
 )
 from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit
+from lowerdeck.lowered_module.authoring.partitioner import PartitionerLike, require_partitioner
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.lowering import (
     MethodProgramsPartitionerSpec,
-    PartitionerLike,
-    require_partitioner,
     to_backend,
 )
-from lowerdeck.lowered_module.preprocess import Progress
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
-from lowerdeck.lowered_module.stages import Stages
+from lowerdeck.lowered_module.progress import Progress, Stages
 from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
 
 Model: TypeAlias = (
@@ -158,12 +156,8 @@ def lower(
     with Stages(STAGES) as stages:
         with stages.stage("export"):
             exported = {name: _exported(name, one) for name, one in methods.items()}
-            # A file has no device, and on a GPU attention is taken apart into its own kernels.
-            exported = bounded(methods_on_cpu(exported), settings.bounds)
-        with stages.stage("decompose"):
-            decomposed = decomposed_where_partitioned(chosen, exported)
-        return lower_decomposed(
-            decomposed,
+        return lower_exported(
+            exported,
             chosen,
             stages,
             config=settings,
@@ -174,36 +168,39 @@ def lower(
         )
 
 
-def lower_decomposed(
+def lower_exported(
     programs: Mapping[str, ExportedProgram],
     partitioners: Mapping[str, Sequence[PartitionerLike]],
     stages: Stages,
     *,
     config: EmitConfig | None = None,
     shared_state: bool | Iterable[str | tuple[str, ...]] = (),
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    **options: Any,
 ) -> LoweredProgram:
-    """Return what ``lower`` returns, from decomposed programs.
+    """Return what ``lower`` returns, from programs as they were exported.
 
     Args:
         programs: The program of each method.
         partitioners: The partitioners of each method, in their order.
-        stages: Where it is told which stage it is in.
+        stages: Shows and times the stages.
         config: As for ``lower``.
         shared_state: Likewise.
-        executor: Likewise.
-        cache: Likewise.
         progress: Likewise.
+        **options: ``executor`` and ``cache``, likewise.
     """
-    lowered = dict(programs)
+    with stages.stage("decompose"):
+        # A file has no device, and on a GPU attention is taken apart into its own kernels.
+        exported = bounded(methods_on_cpu(programs), None if config is None else config.bounds)
+        # What has no partitioners stays as exported: `emit` decomposes it by a table of its own.
+        partitioned = {name: exported[name] for name, each in partitioners.items() if each}
+        lowered = {**exported, **decomposed_for(partitioners, partitioned)}
     with stages.stage("lower"):
         show = stages.partition if progress is None else progress
         for turn in range(max(map(len, partitioners.values()), default=0)):
             asked = {name: each[turn] for name, each in partitioners.items() if turn < len(each)}
             spec = MethodProgramsPartitionerSpec(lowered, asked)
-            lowered = to_backend(spec, executor=executor, cache=cache, progress=show)
+            lowered = to_backend(spec, progress=show, **options)
     with stages.stage("emit"):
         emitted = emit(lowered, config=config, shared_state=shared_state)
     parts = {each.name: getattr(emitted, each.name) for each in fields(emitted)}
@@ -254,25 +251,59 @@ def _settings(
 def _exported(method: str, given: Any) -> ExportedProgram:
     if isinstance(given, ExportedProgram):
         return given
-    expected = (
-        "expected an ExportedProgram, (module, example_args) or (module, example_args, "
-        "example_kwargs)"
-    )
-    if not isinstance(given, tuple) or len(given) not in {2, 3}:
-        hint = "give its example inputs too: " if isinstance(given, torch.nn.Module) else ""
+    if isinstance(given, torch.nn.Module):
         raise LoweringError(
-            f"found a {type(given).__name__} as method {method!r}, {hint}{expected}"
+            f"method {method!r} is a {type(given).__name__}, give its example inputs too: "
+            f"expected {_EXAMPLE}"
         )
-    module, args, kwargs = given if len(given) == 3 else (*given, {})
-    if not isinstance(module, torch.nn.Module) or not isinstance(kwargs, Mapping):
-        told = ", ".join(type(one).__name__ for one in given)
-        raise LoweringError(f"found ({told}) as method {method!r}, {expected}")
-    inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
+    model = example_of(given, f"method {method!r} is", "an ExportedProgram, ")
+    return export_example(model, f"method {method!r}")
+
+
+Example: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
+"""A module with its example inputs, those by position and those by name."""
+
+_EXAMPLE = "(module, example_args) or (module, example_args, example_kwargs)"
+
+
+def example_of(given: Any, what: str, instead: str = "") -> Example:
+    """Return a module with example inputs, of which each is a tensor of its own.
+
+    Args:
+        given: What should be a module with example inputs.
+        what: The beginning of an error, such as ``"method 'forward' is"``.
+        instead: What else was expected.
+
+    Raises:
+        LoweringError: It is something else.
+    """
+    told = type(given).__name__
+    if isinstance(given, tuple):
+        told = f"({', '.join(type(one).__name__ for one in given)})"
+        if len(given) in (2, 3):
+            module, args, kwargs = given if len(given) == 3 else (*given, {})
+            if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping):
+                inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
+                return module, *separate_inputs(module, inputs, kwargs)
+    raise LoweringError(f"{what} a {told}, expected {instead}{_EXAMPLE}")
+
+
+def export_example(example: Example, what: str, hint: str = "") -> ExportedProgram:
+    """Return the exported program of a module.
+
+    Args:
+        example: The module with its example inputs.
+        what: What an error calls the module.
+        hint: The end of an error.
+
+    Raises:
+        LoweringError: torch cannot export it.
+    """
     try:
-        return torch.export.export(module, *separate_inputs(module, inputs, kwargs))
-    except Exception as error:
+        return torch.export.export(*example)
+    except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"torch.export cannot export method {method!r}: {in_a_line(error)}"
+            f"torch.export cannot export {what}: {in_a_line(error)}{hint}"
         ) from error
 
 
@@ -352,21 +383,6 @@ def decomposed_for(
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
     return found
-
-
-def decomposed_where_partitioned(
-    partitioners: Mapping[str, Sequence[PartitionerLike]], programs: Mapping[str, ExportedProgram]
-) -> dict[str, ExportedProgram]:
-    """Return programs of which those with partitioners are decomposed for them.
-
-    The others stay as exported: ``emit`` decomposes them by a table of its own.
-
-    Args:
-        partitioners: The partitioners of each method.
-        programs: The program of each method.
-    """
-    partitioned = {name: programs[name] for name, each in partitioners.items() if each}
-    return {**programs, **decomposed_for(partitioners, partitioned)}
 
 
 # Layers that are made of others: what a partitioner wants whole may lie inside them.

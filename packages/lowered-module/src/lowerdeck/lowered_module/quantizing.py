@@ -1,12 +1,11 @@
-"""What ``lowerdeck lower --quantize`` does before it lowers."""
+"""Quantisation for ``lowerdeck lower --quantize``, before the program is lowered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
@@ -22,79 +21,89 @@ from lowerdeck.lowered_module.inspect.float_weights import (
     list_float_weights,
     why_not_quantized,
 )
+from lowerdeck.lowered_module.pipeline import Example, in_a_line
 from lowerdeck.serializer import CommandError, ExitStatus
 
 
-def chosen_quantization(
-    mode: str, backends: Sequence[str], *, calibrate: bool
-) -> tuple[str, str, Quantization]:
-    """Return the first of some backends that can quantise, the mode, and what it offers.
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """A mode of a backend that quantises.
 
-    Args:
-        mode: What ``--quantize`` says.
-        backends: What ``--backend`` says.
-        calibrate: Whether there are samples of inputs.
-
-    Raises:
-        CommandError: There is none, it lacks that mode, or the mode takes no samples.
+    Attributes:
+        backend: Name of the backend.
+        mode: One of the modes that it offers.
+        offer: What it offers.
     """
-    installed = quantization_names()
-    name = next((one for one in backends if one in installed), None)
-    if name is None:
-        raise CommandError(
-            f"--quantize {mode} needs a --backend that quantises; installed are: "
-            f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models that "
-            "are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e made, and "
-            "leave --quantize out",
-            ExitStatus.USAGE,
-        )
-    offer = find_quantization(name)
-    if mode not in offer.modes:
-        known = ", ".join(f"{one} ({what})" for one, what in offer.modes.items())
-        raise CommandError(
-            f"{name} does not quantise by {mode!r}, but by {known}", ExitStatus.USAGE
-        )
-    if calibrate and mode not in offer.calibrated:
-        raise CommandError(
-            f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
-        )
-    return name, mode, offer
 
+    backend: str
+    mode: str
+    offer: Quantization
 
-def quantized(
-    offer: Quantization,
-    mode: str,
-    module: torch.nn.Module,
-    inputs: tuple[Any, ...],
-    named: Mapping[str, Any],
-    samples: Sequence[Sample],
-) -> tuple[ExportedProgram, Partitioner]:
-    """Return the quantised program of a model and the partitioner for it.
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the mode looks at samples of inputs."""
+        return self.mode in self.offer.calibrated
 
-    Args:
-        offer: What the backend offers.
-        mode: One of its modes.
-        module: The model.
-        inputs: Its example inputs.
-        named: Those that are given by name.
-        samples: What to calibrate with.
+    @classmethod
+    def choose(cls, mode: str, backends: Sequence[str], *, has_samples: bool) -> Quantizer:
+        """Return the mode of the first of some backends that can quantise.
 
-    Raises:
-        CommandError: Something is not installed that this needs.
-        LoweringError: The model cannot be quantised, or the samples do not fit it.
-    """
-    try:
-        return offer.quantize(mode, module, inputs, named, samples)
-    except ModuleNotFoundError as error:
-        raise CommandError(f"--quantize {mode}: {error}", ExitStatus.FAILED) from error
-    except (Exception, SystemExit) as error:
-        first = str(error).strip().partition("\n")[0]
-        cure = ""
-        if mode in offer.calibrated:
+        Args:
+            mode: The value of ``--quantize``.
+            backends: The values of ``--backend``.
+            has_samples: Whether there are samples of inputs.
+
+        Raises:
+            CommandError: There is none, it lacks that mode, or the mode takes no samples.
+        """
+        installed = quantization_names()
+        name = next((one for one in backends if one in installed), None)
+        if name is None:
+            raise CommandError(
+                f"--quantize {mode} needs a --backend that quantises; installed are: "
+                f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models "
+                "that are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e "
+                "made, and leave --quantize out",
+                ExitStatus.USAGE,
+            )
+        chosen = cls(name, mode, find_quantization(name))
+        if mode not in chosen.offer.modes:
+            known = ", ".join(f"{one} ({what})" for one, what in chosen.offer.modes.items())
+            raise CommandError(
+                f"{name} does not quantise by {mode!r}, but by {known}", ExitStatus.USAGE
+            )
+        if has_samples and not chosen.is_calibrated:
+            raise CommandError(
+                f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
+            )
+        return chosen
+
+    def quantize(
+        self, model: Example, samples: Sequence[Sample]
+    ) -> tuple[ExportedProgram, Partitioner]:
+        """Return the quantised program of a model and the partitioner for it.
+
+        Args:
+            model: The model with its example inputs.
+            samples: What to calibrate with; the example inputs if there are none.
+
+        Raises:
+            CommandError: Something is not installed that this needs.
+            LoweringError: The model cannot be quantised, or the samples do not fit it.
+        """
+        module, inputs, named = model
+        try:
+            return self.offer.quantize(
+                self.mode, module, inputs, named, samples or [(inputs, named)]
+            )
+        except ModuleNotFoundError as error:
+            raise CommandError(f"--quantize {self.mode}: {error}", ExitStatus.FAILED) from error
+        except (Exception, SystemExit) as error:
             cure = " do the model and the samples to calibrate with fit each other?"
-        raise LoweringError(
-            f"--quantize {mode} failed: {type(error).__name__}: {first};{cure} --debug shows where"
-        ) from error
+            raise LoweringError(
+                f"--quantize {self.mode} failed: {in_a_line(error)};"
+                f"{cure if self.is_calibrated else ''} --debug shows where"
+            ) from error
 
 
 def float_weights(
@@ -111,44 +120,3 @@ def float_weights(
     return list_float_weights(
         program, why_not_quantized if why_float is None else partial(why_float, mode)
     )
-
-
-def samples_from(factory: str, made: Any) -> list[Sample]:
-    """Return the inputs that a factory makes to calibrate with.
-
-    Args:
-        factory: Its name.
-        made: What stands under that name: a function that returns or yields samples, each a tuple
-            of inputs, a mapping of inputs given by name, or the only input.
-
-    Raises:
-        LoweringError: It is none, or makes none.
-    """
-    expected = (
-        "expected a function without arguments that returns or yields samples: tuples of inputs"
-    )
-    if not callable(made):
-        raise LoweringError(f"--calibrate {factory!r} is a {type(made).__name__}, {expected}")
-    try:
-        found = made()
-        if isinstance(found, torch.Tensor | Mapping | str) or not isinstance(found, Iterable):
-            raise LoweringError(
-                f"--calibrate {factory!r} returned a {type(found).__name__}, {expected}"
-            )
-        samples = [_sample(one) for one in found]
-    except LoweringError:
-        raise
-    except (Exception, SystemExit) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise LoweringError(
-            f"--calibrate {factory!r} raised {type(error).__name__}: {first}; {expected}"
-        ) from error
-    if not samples:
-        raise LoweringError(f"--calibrate {factory!r} returned nothing, {expected}")
-    return samples
-
-
-def _sample(one: Any) -> Sample:
-    if isinstance(one, Mapping):
-        return (), dict(one)
-    return (tuple(one) if isinstance(one, tuple | list) else (one,)), {}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 import torch
 from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     CompileSpec,
-    SupportedOp,
-    TablePartitioner,
+    DeclarativePartitioner,
     operator_name,
 )
 from lowerdeck.openvino.device import DEVICE, PRECISION
@@ -41,18 +37,8 @@ class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reducti
         ['OpenvinoBackend']
     """
 
-    supported: ClassVar[Sequence[SupportedOp]] = (
-        *Elementwise.elementwise,
-        *Matrices.matrices,
-        *Movement.movement,
-        *Norms.norms,
-        *Quantized.quantized,
-        *Reductions.reductions,
-        *Windows.windows,
-    )
 
-
-class OpenvinoPartitioner(TablePartitioner):
+class OpenvinoPartitioner(DeclarativePartitioner):
     """Gives OpenVINO all that it computes as torch does.
 
     Args:
@@ -75,15 +61,12 @@ class OpenvinoPartitioner(TablePartitioner):
         min_nodes: int = 1,
     ) -> None:
         super().__init__(
-            OpenvinoBackend.__name__,
-            OpenvinoBackend.supported,
+            OpenvinoBackend,
             compile_specs=[
                 CompileSpec(DEVICE, device.encode()),
                 *([] if keep_precision else [CompileSpec(PRECISION, b"device")]),
             ],
             min_nodes=min_nodes,
-            owns_state=OpenvinoBackend.owns_state,
-            computes_ahead=True,
         )
         self.dynamic_sizes = dynamic_sizes
 

@@ -9,9 +9,22 @@ from typing import Any, ClassVar, cast
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.serializer import NamedDataStoreOutput
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpec:
+    """One key and its value, written into the file beside the delegate's blob.
+
+    Attributes:
+        key: Name of the setting, such as ``"max_value"``.
+        value: The setting as bytes; what they mean is between a backend and its runtime.
+    """
+
+    key: str
+    value: bytes
+
 
 DebugHandleMap = Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]]
 

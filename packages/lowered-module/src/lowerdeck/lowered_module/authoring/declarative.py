@@ -1,67 +1,84 @@
-"""The short way to a backend: a table of operators, a visitor for each, one ``compile``."""
+"""The short way to a backend: a visitor for each operator, and one ``compile``."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+)
+from lowerdeck.lowered_module.authoring.conditions import (
+    Conditions,
+    find_operator,
+    full_name,
+)
+from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
 from lowerdeck.lowered_module.authoring.registry import backend_name
 from lowerdeck.lowered_module.authoring.rejects import operator_name
-from lowerdeck.lowered_module.authoring.supported import (
-    SupportedOp,
-    full_name,
-    require_operator_name,
-)
-from lowerdeck.lowered_module.authoring.table_partitioner import TablePartitioner
 from lowerdeck.lowered_module.errors import UnsupportedOperatorError
-from lowerdeck.torch_base import describe_node, is_getitem
+from lowerdeck.torch_base import OpOverload, describe_node, is_getitem
 
 Visitor = TypeVar("Visitor", bound=Callable[..., Any])
 
 _VISITS = "_lowerdeck_visits"
 
 
-def visits(*operators: str) -> Callable[[Visitor], Visitor]:
+def visits(
+    *operators: str,
+    dtypes: Collection[torch.dtype] | None = None,
+    ranks: Collection[int] | None = None,
+    static: bool = False,
+    when: Callable[[Node], bool | str] | None = None,
+) -> Callable[[Visitor], Visitor]:
     """Mark a method of a ``DeclarativeBackend`` as the visitor of operators.
+
+    The backend takes the calls that meet the conditions. A method may be marked several times,
+    with other conditions for other operators, or for the same ones: then any of them will do.
 
     Args:
         *operators: Names such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
             ``"aten.relu.default"``.
+        dtypes: Dtypes that the tensors of a call, in and out, may have; None takes all.
+        ranks: Numbers of dimensions that its tensors may have; None takes all.
+        static: Whether all sizes must be plain numbers.
+        when: Called with the node; returns True to take it, or False, or a str that says why not.
 
     Raises:
-        LoweringError: A name is no name of an operator.
+        LoweringError: A name is no name of an operator, or ``dtypes`` holds something else.
     """
     for operator in operators:
-        require_operator_name(operator)
+        find_operator(operator)  # or refuse it
 
     def mark(function: Visitor) -> Visitor:
-        setattr(function, _VISITS, tuple(full_name(name) for name in operators))
+        conditions = Conditions(function, dtypes, ranks, static, when)
+        marks = [(full_name(name), conditions) for name in operators]
+        setattr(function, _VISITS, (*getattr(function, _VISITS, ()), *marks))
         return function
 
     return mark
 
 
 class DeclarativeBackend(BackendDetails):
-    """A backend that only says which operators it takes and what becomes of each.
+    """A backend that only says which calls it takes and what becomes of each: by its visitors.
 
     Choosing nodes, owning constants, numbering inputs and outputs, the debug map, the
     reasons for what is left, and errors with source lines come with it.
 
     A new object is made for each partition, so that visitors may keep what they like in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
-    What no input of the program changes and no entry of the table takes, such as a mask that is
-    made of sizes alone, has been computed before and is one of the partition's constants.
+    What no input of the program changes and no visitor takes, such as a mask that is made of sizes
+    alone, has been computed before and is one of the partition's constants.
 
     Attributes:
-        supported: The operators, with what they must satisfy. An operator that is listed and has
-            no visitor is refused when a partition with it is compiled.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change: then ``compile`` must
             take ``part.mutations`` into the blob. Otherwise state stays with the program, which
@@ -69,8 +86,6 @@ class DeclarativeBackend(BackendDetails):
 
     Example:
         >>> class Adder(DeclarativeBackend):
-        ...     supported = (SupportedOp("aten.add.Tensor"),)
-        ...
         ...     @visits("aten.add.Tensor")
         ...     def add(self, part, node):
         ...         found = arguments_of(node)
@@ -89,7 +104,6 @@ class DeclarativeBackend(BackendDetails):
         b'1 = 0 + 1 * 0'
     """
 
-    supported: ClassVar[Sequence[SupportedOp]] = ()
     min_nodes: ClassVar[int] = 1
     owns_state: ClassVar[bool] = False
 
@@ -110,25 +124,18 @@ class DeclarativeBackend(BackendDetails):
         """
 
     @classmethod
-    def partitioner(cls, compile_specs: Sequence[CompileSpec] = ()) -> TablePartitioner:
-        """Return a partitioner that gives this backend all that its table supports.
+    def partitioner(cls, compile_specs: Sequence[CompileSpec] = ()) -> DeclarativePartitioner:
+        """Return a partitioner that gives this backend all that its visitors take.
 
         Args:
             compile_specs: What the backend is to be told about each partition.
         """
-        return TablePartitioner(
-            backend_name(cls),
-            cls.supported,
-            compile_specs=compile_specs,
-            min_nodes=cls.min_nodes,
-            owns_state=cls.owns_state,
-            computes_ahead=True,
-        )
+        return DeclarativePartitioner(cls, compile_specs=compile_specs)
 
     @classmethod
     def supported_operators(cls) -> list[str]:
-        """Return the sorted names of the operators in the table, for listings of backends."""
-        return sorted({full_name(entry.name) for entry in cls.supported})
+        """Return the sorted names of the visited operators, for listings of backends."""
+        return sorted(_visitors(cls))
 
     @classmethod
     def preprocess(
@@ -143,37 +150,96 @@ class DeclarativeBackend(BackendDetails):
         Raises:
             UnsupportedOperatorError: A node has no visitor; operator, node and source are named.
         """
-        visitors = cls._visitors()
+        visitors = _visitors(cls)
         backend = cls()
         part = PartitionView(edge_program, compile_specs)
         backend.begin_partition(part)
         for node in edge_program.graph.nodes:
-            visitor = visitors.get(operator_name(node))
             if node.op != "call_function" or node in part.ahead:
                 continue
-            if visitor is None and is_getitem(node):
+            found = visitors.get(operator_name(node))
+            if found is None and is_getitem(node):
                 continue
-            if visitor is None:
+            if found is None:
                 raise _unsupported(backend_name(cls), node, visitors)
             with part.visiting(node):
-                visitor(backend, part, node)
+                found[0].visitor(backend, part, node)
         blob = backend.compile(part)
         return PreprocessResult(
             blob, part.debug_map.get_delegate_mapping(), part.named_data_output()
         )
 
-    @classmethod
-    def _visitors(cls) -> dict[str, Callable[..., Any]]:
-        found: dict[str, Callable[..., Any]] = {}
-        for base in reversed(cls.__mro__):
-            for member in vars(base).values():
-                for name in getattr(member, _VISITS, ()):
-                    found[name] = cast("Callable[..., Any]", member)
-        return found
+
+class DeclarativePartitioner(NodePartitioner):
+    """Gives a declarative backend all that its visitors take.
+
+    Where visitors cannot say what the backend takes, derive from it and override ``objection``.
+
+    Args:
+        backend: The backend.
+        compile_specs: What it is told about each partition.
+        min_nodes: Partitions with fewer nodes are left to the program; ``backend.min_nodes`` if
+            None.
+    """
+
+    def __init__(
+        self,
+        backend: type[DeclarativeBackend],
+        *,
+        compile_specs: Sequence[CompileSpec] = (),
+        min_nodes: int | None = None,
+    ) -> None:
+        super().__init__(
+            backend_name(backend),
+            compile_specs=compile_specs,
+            min_nodes=backend.min_nodes if min_nodes is None else min_nodes,
+            owns_state=backend.owns_state,
+            computes_ahead=True,
+        )
+        self._visitors = _visitors(backend)
+
+    def objection(self, node: Node) -> str | None:
+        """Return why no visitor takes ``node``, or None if one does.
+
+        Args:
+            node: A call in the program or in a nested graph.
+        """
+        name = operator_name(node)
+        reasons = [one.objection(node) for one in self._visitors.get(name, ())]
+        if None in reasons:
+            return None
+        return " and ".join(dict.fromkeys(map(str, reasons))) or f"{name} is not supported"
+
+    def ops_to_not_decompose(
+        self,
+        ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
+    ) -> tuple[list[OpOverload], None]:
+        """Return the visited operators, which are of no use in pieces.
+
+        Args:
+            ep: The program before decomposition.
+        """
+        found = map(find_operator, self._visitors)
+        return [one for one in found if one is not None], None
+
+
+def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[Conditions]]:
+    """Return for each visited operator the conditions of its visitor.
+
+    A class that visits an operator replaces what its bases say of it.
+    """
+    visitors: dict[str, list[Conditions]] = {}
+    for base in reversed(backend.__mro__):
+        own: dict[str, list[Conditions]] = {}
+        for member in vars(base).values():
+            for name, conditions in getattr(member, _VISITS, ()):
+                own.setdefault(name, []).append(conditions)
+        visitors |= own
+    return visitors
 
 
 def _unsupported(backend: str, node: Node, known: Iterable[str]) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
         f"backend {backend!r} cannot compile {describe_node(node)}; it knows "
-        f"{', '.join(sorted(known)) or 'nothing'}: leave it out of the table, or visit it"
+        f"{', '.join(sorted(known)) or 'nothing'}: leave it to the program, or visit it"
     )

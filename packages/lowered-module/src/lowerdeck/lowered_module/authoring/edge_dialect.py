@@ -10,8 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from lowerdeck.lowered_module._executorch import backend_base, edge_operator
-from lowerdeck.lowered_module.authoring.backend import with_plain_bytes
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec, with_plain_bytes
 from lowerdeck.torch_base import graphs_of
 
 OURS = "lowerdeck"

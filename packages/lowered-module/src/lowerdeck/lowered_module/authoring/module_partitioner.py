@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,14 +13,15 @@ from torch.fx import Node
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
     Partitioner,
+    PartitionerLike,
     PartitionResult,
+    require_partitioner,
 )
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.functional import changing_inputs
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import OpOverload, graphs_of, state_tensors
 
-PartitionerLike = Callable[[ExportedProgram], Any]
 _CALL = re.compile(r"@\d+$")
 _SHOWN = 8
 
@@ -64,18 +65,12 @@ class ModulePartitioner(Partitioner):
             )
         self._by_module: dict[str, PartitionerLike] = {}
         for pattern, chosen in by_module.items():
-            if not isinstance(pattern, str) or isinstance(chosen, type):
+            if not isinstance(pattern, str):
                 raise PartitionError(
-                    f"found {pattern!r}: {chosen!r} in by_module, expected a pattern of module "
-                    "names and a partitioner object, or the name of a backend"
+                    f"found {pattern!r} in by_module, expected a pattern of module names"
                 )
-            taker = Everything(chosen) if isinstance(chosen, str) else chosen
-            if not callable(taker):
-                raise PartitionError(
-                    f"found a {type(chosen).__name__} for {pattern!r} in by_module, expected a "
-                    "partitioner or the name of a backend"
-                )
-            self._by_module[pattern] = taker
+            self._by_module[pattern] = Everything(chosen) if isinstance(chosen, str) else chosen
+            require_partitioner(self._by_module[pattern])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with a tag for each unit that a partitioner takes something of."""
@@ -91,13 +86,21 @@ class ModulePartitioner(Partitioner):
             refused.update(getattr(partitioner, "refused", {}))
             tags = {node: node.meta.pop(DELEGATION_TAG, None) for node in every}
             owned |= {node for node, tag in tags.items() if tag and node.op == "placeholder"}
-            runs = _Runs(pattern, specs)
+            # A run of a partition's nodes, in the graph's order, that are in one call of one
+            # module is a partition again: no value leaves it and comes back through the others,
+            # since these come before it or after it.
+            runs: dict[str, tuple[str | None, str]] = {}  # by tag: the call, the new tag
             for node in every:
                 tag = tags[node]
-                if tag is not None and node.op != "placeholder":
-                    run = runs.of(node, tag, result.partition_tags, taken=node in chosen)
-                    if run is not None:
-                        chosen[node] = run
+                if tag is None or node.op == "placeholder":
+                    continue
+                call, path = (None, "") if node in chosen else _unit(node, pattern)
+                if tag not in runs or runs[tag][0] != call:
+                    runs[tag] = (call, _new_tag(f"{tag}_{path}", specs) if path else "")
+                    if path:
+                        specs[runs[tag][1]] = result.partition_tags[tag]
+                if runs[tag][1]:
+                    chosen[node] = runs[tag][1]
         for node, tag in chosen.items():
             node.meta[DELEGATION_TAG] = tag
         tag_owned(exported_program, owned)
@@ -152,48 +155,19 @@ class Everything(Partitioner):
         return PartitionResult(exported_program, {"all": self._spec_of_all})
 
 
-class _Runs:
-    """Parts a partition by modules.
+def _unit(node: Node, pattern: str) -> tuple[str | None, str]:
+    """Return the call and the name of the outermost module that matches."""
+    return next((one for one in _calls(node) if fnmatchcase(one[1], pattern)), (None, ""))
 
-    A run of a partition's nodes, in the graph's order, that are in one call of one module is a
-    partition again: no value leaves it and comes back through the others, since these come before
-    it or after it.
 
-    Args:
-        pattern: Which modules.
-        specs: What tags mean; added to.
-    """
-
-    def __init__(self, pattern: str, specs: dict[str, DelegationSpec]) -> None:
-        self._pattern = pattern
-        self._specs = specs
-        self._open: dict[str, tuple[str | None, str]] = {}  # by tag: the call, the new tag
-
-    def of(
-        self, node: Node, tag: str, meaning: Mapping[str, DelegationSpec], *, taken: bool
-    ) -> str | None:
-        """Return the tag of the run that ``node`` is in, None where it is in no chosen module."""
-        call, path = (None, "") if taken else self._unit(node)
-        known = self._open.get(tag)
-        if known is None or known[0] != call:
-            known = self._open[tag] = (call, self._new(tag, path) if path else "")
-            if path:
-                self._specs[known[1]] = meaning[tag]
-        return known[1] or None
-
-    def _unit(self, node: Node) -> tuple[str | None, str]:
-        """Return the call and the name of the outermost module that matches."""
-        calls = _calls(node)
-        return next((one for one in calls if fnmatchcase(one[1], self._pattern)), (None, ""))
-
-    def _new(self, tag: str, path: str) -> str:
-        # Tags become names of attributes, where a dot would mean a module inside.
-        wanted = found = re.sub(r"\W", "_", f"{tag}_{path}")
-        number = 1
-        while found in self._specs:
-            number += 1
-            found = f"{wanted}_{number}"
-        return found
+def _new_tag(wanted: str, taken: Container[str]) -> str:
+    # Tags become names of attributes, where a dot would mean a module inside.
+    wanted = tag = re.sub(r"\W", "_", wanted)
+    number = 1
+    while tag in taken:
+        number += 1
+        tag = f"{wanted}_{number}"
+    return tag
 
 
 def _calls(node: Node) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.known import computed

@@ -6,19 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import backend_base
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.edge_dialect import (
     in_torchs_operators,
     marked,
     offer_to_peer,
 )
 from lowerdeck.lowered_module.authoring.registry import find_backend
+from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.torch_base import OpOverload
 
 
@@ -127,3 +128,33 @@ class Partitioner(ABC):
             The operators, and a predicate on nodes that narrows the choice, or None.
         """
         return [], None
+
+
+PartitionerLike = Callable[[ExportedProgram], Any]
+
+
+def require_partitioner(given: object) -> None:
+    """Refuse what is no partitioner.
+
+    Args:
+        given: What was given as one.
+
+    Raises:
+        PartitionError: It is none.
+    """
+    if isinstance(given, type):
+        made_by = ".partitioner" if hasattr(given, "partitioner") else ""
+        raise PartitionError(
+            f"found the class {given.__name__} as partitioner, expected an object: give "
+            f"{given.__name__}{made_by}()"
+        )
+    if isinstance(given, list | tuple):
+        raise PartitionError(
+            f"found a {type(given).__name__} as partitioner, expected one Partitioner: call "
+            "to_backend once for each; the first chooses first"
+        )
+    if not callable(given):
+        raise PartitionError(
+            f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
+            "takes a program: to_backend(program, XnnpackPartitioner())"
+        )

@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
-from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
+from lowerdeck.lowered_module.authoring.registry import only_entry
 from lowerdeck.serializer import installed_entries
 
 QUANTIZATIONS = "lowerdeck.quantizations"
@@ -71,15 +71,6 @@ def find_quantization(name: str) -> Quantization:
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
     """
-    chosen = {entry.value: entry for entry in installed_entries(QUANTIZATIONS, name)}
-    if not chosen:
-        raise BackendNotFoundError(
-            f"{name!r} does not quantise. Installed: {', '.join(quantization_names()) or 'none'}. "
-            f"Install a distribution with an entry point of that name in {QUANTIZATIONS!r}"
-        )
-    if len(chosen) > 1:
-        raise AmbiguousBackendError(
-            f"ways to quantise for {name!r} are offered as {' and '.join(chosen)}: uninstall one"
-        )
-    made: Quantization = next(iter(chosen.values())).load()()
+    entry = only_entry(QUANTIZATIONS, name, f"{name!r} does not quantise")
+    made: Quantization = entry.load()()
     return made

@@ -143,17 +143,31 @@ def installed_partitioner(name: str) -> importlib.metadata.EntryPoint:
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
     """
-    chosen = {entry.value: entry for entry in installed_entries(PARTITIONERS, name)}
+    return only_entry(PARTITIONERS, name, f"partitioner {name!r} was not found")
+
+
+def only_entry(group: str, name: str, missing: str) -> importlib.metadata.EntryPoint:
+    """Return the installed entry point of a name.
+
+    Args:
+        group: Its group.
+        name: Its name.
+        missing: The beginning of the error without one.
+
+    Raises:
+        BackendNotFoundError: No distribution offers it.
+        AmbiguousBackendError: Several distributions offer different ones.
+    """
+    chosen = {entry.value: entry for entry in installed_entries(group, name)}
     if not chosen:
-        entries = importlib.metadata.entry_points(group=PARTITIONERS)
-        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        known = sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
         raise BackendNotFoundError(
-            f"partitioner {name!r} was not found. Installed: {known}. Install a distribution with "
-            f"an entry point of that name in the group {PARTITIONERS!r}"
+            f"{missing}. Installed: {', '.join(known) or 'none'}. Install a distribution with an "
+            f"entry point of that name in the group {group!r}"
         )
     if len(chosen) > 1:
         raise AmbiguousBackendError(
-            f"partitioner {name!r} is offered as {' and '.join(chosen)}: uninstall one"
+            f"{name!r} of {group!r} is offered as {' and '.join(chosen)}: uninstall one"
         )
     return next(iter(chosen.values()))
 

@@ -110,7 +110,7 @@ def operator_name(node: Node) -> str:
         node: Any node.
 
     Returns:
-        For an operator of torch its name with the overload, as in ``visits`` and ``SupportedOp``;
+        For an operator of torch its name with the overload, as in ``visits``;
         for another function its name, such as ``getitem`` or ``cond``; else what the node is, such
         as ``placeholder``.
     """

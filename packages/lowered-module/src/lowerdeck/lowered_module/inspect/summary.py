@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name, table
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_weights_of_parts
-from lowerdeck.lowered_module.program.graphs import computing_nodes, delegate_calls, delegate_of
+from lowerdeck.lowered_module.program.graphs import computing_nodes, delegates_in
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
 from lowerdeck.torch_base import graphs_of
 
@@ -103,19 +102,11 @@ def delegation_summary(
             raise LoweringError(
                 f"found a {type(one).__name__}, expected an exported program or its graph module"
             )
-    count: Counter[str] = Counter()
+    delegates = [one for top in tops for one in delegates_in(top)]
+    count = Counter(one.backend_id for one in delegates)
     size: Counter[str] = Counter()
-    delegated: Counter[str] = Counter()
-    remarks: list[Remark] = []
-    parts = [one for one in given if isinstance(one, ExportedProgram)]
-    for gm in chain.from_iterable(map(graphs_of, tops)):
-        for call in delegate_calls(gm):
-            module = cast("LoweredBackendModule", delegate_of(gm, call))
-            count[module.backend_id] += 1
-            size[module.backend_id] += len(module.processed_bytes)
-            delegated += _inside(module)
-            remarks += _remarks_in(module)
-            parts.append(module.original_module)
+    for one in delegates:
+        size[one.backend_id] += len(one.processed_bytes)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
     for node in chain.from_iterable(map(computing_nodes, tops)):
@@ -123,30 +114,30 @@ def delegation_summary(
         left[name] += 1
         if REJECT in node.meta:
             reasons.setdefault(name, {})[node.meta[REJECT]] = None
+    parts = [one for one in given if isinstance(one, ExportedProgram)]
     return DelegationSummary(
         delegates=dict(count),
         delegate_bytes=dict(size),
-        delegated=dict(delegated),
+        delegated=dict(Counter(map(operator_name, _delegated(delegates)))),
         left=dict(left),
         reasons={name: tuple(found) for name, found in reasons.items()},
-        remarks=tuple(remarks),
-        float_weights=float_weights_of_parts(parts),
+        remarks=tuple(chain.from_iterable(map(_remarks_in, delegates))),
+        float_weights=float_weights_of_parts(
+            [*parts, *(one.original_module for one in delegates)]
+        ),
     )
 
 
-def _remarks_in(module: LoweredBackendModule) -> list[Remark]:
-    return [
-        Remark(heading, operator_name(node), node.name, why)
-        for gm in graphs_of(module.original_module.graph_module)
-        for node in gm.graph.nodes
-        for heading, why in node.meta.get(REMARKS, {}).items()
-    ]
+def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:
+    for gm in graphs_of(module.original_module.graph_module):
+        for node in gm.graph.nodes:
+            for heading, why in node.meta.get(REMARKS, {}).items():
+                yield Remark(heading, operator_name(node), node.name, why)
 
 
-def _inside(module: LoweredBackendModule) -> Counter[str]:
-    graph_module = module.original_module.graph_module
-    found = Counter(operator_name(node) for node in computing_nodes(graph_module))
-    for gm in graphs_of(graph_module):
-        for call in delegate_calls(gm):
-            found += _inside(cast("LoweredBackendModule", delegate_of(gm, call)))
-    return found
+def _delegated(delegates: Iterable[LoweredBackendModule]) -> Iterator[Node]:
+    """Yield the nodes that delegates compute, and the delegates in them."""
+    for one in delegates:
+        graph_module = one.original_module.graph_module
+        yield from computing_nodes(graph_module)
+        yield from _delegated(delegates_in(graph_module))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -12,9 +13,11 @@ from torch.fx import GraphModule, Node
 from lowerdeck.graph_fuser import CycleError, Region, outline
 from lowerdeck.lowered_module._executorch import is_peers
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
+from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
+from lowerdeck.lowered_module.program.functional import refuse_lost_mutation
 from lowerdeck.lowered_module.program.signature import SignatureIndex, SubProgram, sub_program
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of
@@ -26,9 +29,9 @@ class Cut:
 
     Attributes:
         tag: Its tag.
-        backend_id: The backend that it goes to.
+        backend_id: Name of the backend that it goes to.
+        backend: The class of that name.
         compile_specs: What that backend is told.
-        peers: Whether ExecuTorch's classes ask for the backend, and so mean their own.
         owner: The graph that it was cut out of.
         call: The node of ``owner`` that calls it.
         part: The partition as a program.
@@ -37,8 +40,8 @@ class Cut:
 
     tag: str
     backend_id: str
+    backend: Any
     compile_specs: list[Any]
-    peers: bool
     owner: GraphModule
     call: Node
     part: SubProgram
@@ -71,6 +74,8 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
         The program with its partitions.
 
     Raises:
+        AliasingError: A cut would lose a write in place.
+        BackendNotFoundError: A partition goes to no known backend.
         PartitionError: A node has a tag that may have none.
         OwnershipError: A partition cannot own what it should.
         lowerdeck.graph_fuser.GraphFuserError: A partition's nodes cannot be one call, because a
@@ -83,7 +88,9 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
     with in_torchs_operators(program):
         owned = settle_ownership(program, groups, tags)
     next_handle = assign_debug_handles(top)
-    cuts = list(_cut_graph(top, groups, owned, tags, program, constraints, ""))
+    # A DelegationSpec of ExecuTorch means a backend of ExecuTorch.
+    find = cache(lambda name, is_exirs: find_backend(name, peers=is_exirs))
+    cuts = list(_cut_graph(top, groups, owned, tags, program, constraints, find, ""))
     seen: set[int] = {id(top)}
     waiting: list[tuple[str, GraphModule]] = _children(top, "")
     while waiting:
@@ -92,7 +99,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
             continue
         seen.add(id(gm))
         nested = group_by_tag(gm, tags)
-        cuts += _cut_graph(gm, nested, {}, tags, program, constraints, where)
+        cuts += _cut_graph(gm, nested, {}, tags, program, constraints, find, where)
         waiting += _children(gm, where)
     take_handles(next_handle + len(cuts))
     return CutProgram(program, cuts, next_handle)
@@ -114,10 +121,13 @@ def _cut_graph(
     tags: Mapping[str, Any],
     program: ExportedProgram,
     constraints: Mapping[Any, Any],
+    find: Callable[[str, bool], Any],
     where: str,
 ) -> Iterator[Cut]:
     if not groups:
         return
+    tag_of = {node: tag for tag, nodes in groups.items() for node in nodes}
+    refuse_lost_mutation(program, gm, tag_of)
     regions = dict(_regions(gm, groups, owned))
     try:
         outlined_regions = outline(gm, list(regions))
@@ -136,8 +146,8 @@ def _cut_graph(
         yield Cut(
             tag=tag,
             backend_id=spec.backend_id,
+            backend=find(spec.backend_id, is_peers(spec)),
             compile_specs=list(spec.compile_specs),
-            peers=is_peers(spec),
             owner=gm,
             call=call,
             part=sub_program(submodule, program, tag, call, index, constraints),

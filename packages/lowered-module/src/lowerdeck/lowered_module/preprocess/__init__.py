@@ -2,16 +2,12 @@
 
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.delegate import make_delegate
-from lowerdeck.lowered_module.preprocess.preprocess import preprocess_each, preprocess_methods
-from lowerdeck.lowered_module.preprocess.progress import Progress, shown
-from lowerdeck.lowered_module.preprocess.shared_weights import SharedWeights
+from lowerdeck.lowered_module.preprocess.preprocess import preprocess_partitions
+from lowerdeck.lowered_module.preprocess.task import SharedWeights
 
 __all__ = [
-    "Progress",
     "ResultCache",
     "SharedWeights",
     "make_delegate",
-    "preprocess_each",
-    "preprocess_methods",
-    "shown",
+    "preprocess_partitions",
 ]

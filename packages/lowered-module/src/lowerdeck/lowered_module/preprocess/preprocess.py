@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,116 +12,84 @@ from torch.export import ExportedProgram
 from lowerdeck.lowered_module._executorch import is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
-from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.partition import Cut
-from lowerdeck.lowered_module.preprocess.cache import ResultCache
-from lowerdeck.lowered_module.preprocess.content_key import content_key
+from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
 from lowerdeck.lowered_module.preprocess.delegate import check_result, failure
-from lowerdeck.lowered_module.preprocess.progress import Progress
-from lowerdeck.lowered_module.preprocess.transport import pack, preprocess_parcel
+from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
+from lowerdeck.lowered_module.progress import Progress
 
 
-def preprocess_each(
-    cuts: Sequence[Cut],
+def preprocess_partitions(
+    cuts: Mapping[str, Sequence[Cut]],
     progress: Progress,
     *,
+    together: bool = False,
     executor: Executor | None = None,
     cache: ResultCache | None = None,
-) -> list[Any]:
-    """Return the result of each partition, in order, whoever computed it.
+) -> dict[str, list[Any]]:
+    """Return the result of each partition of each method, in order, whoever computed it.
 
     Args:
-        cuts: The partitions.
+        cuts: The partitions of each method.
         progress: Called after each.
+        together: Whether a backend with a ``preprocess_multimethod`` of its own sees its
+            partitions of all methods at once: here, without executor and cache.
         executor: Where backends run; in this process, one after the other, if None.
         cache: Where results are looked up and kept.
 
     Raises:
-        BackendNotFoundError: A partition goes to no known backend.
-        PreprocessError: A backend raised or returned no result. What other partitions came to
-            stays in the cache.
-    """
-    # All are found before the first compiles: a name that nobody knows must not cost an hour.
-    wanted = dict.fromkeys((cut.backend_id, cut.peers) for cut in cuts)
-    backends = {one: find_backend(one[0], peers=one[1]) for one in wanted}
-    backend_of = [backends[cut.backend_id, cut.peers] for cut in cuts]
-    results: dict[int, Any] = {}
-    keys: dict[int, str | None] = {}
-    if cache is not None:
-        for number, cut in enumerate(cuts):
-            keys[number] = content_key(
-                cut.part.program, backend_of[number], cut.backend_id, cut.compile_specs
-            )
-            found = cache.get(keys[number])
-            if found is not None:
-                results[number] = found
-
-    def keep(number: int, result: Any) -> None:
-        cut = cuts[number]
-        # Checked before it is kept, so that no later run gets a wrong result out of the cache.
-        results[number] = check_result(result, cut.backend_id, cut.label)
-        if cache is not None:
-            cache.put(keys[number], result)
-        progress(len(results), len(cuts), cut.label)
-
-    todo = [number for number in range(len(cuts)) if number not in results]
-    if executor is None:
-        for number in todo:
-            keep(number, _run_here(cuts[number], backend_of[number]))
-    else:
-        parcels: dict[Future[Any], int] = {}
-        for number in todo:
-            cut = cuts[number]
-            parcel = pack(cut.part.program, backend_of[number], cut.compile_specs)
-            parcels[executor.submit(preprocess_parcel, parcel)] = number
-        _gather(parcels, cuts, keep)
-    return [results[number] for number in range(len(cuts))]
-
-
-def preprocess_methods(
-    cuts: Mapping[str, Sequence[Cut]],
-    progress: Progress,
-    *,
-    executor: Executor | None = None,
-    cache: ResultCache | None = None,
-) -> dict[str, list[Any]]:
-    """Return the results of each method's partitions, each backend seeing all its partitions.
-
-    A backend that does not override ``preprocess_multimethod`` looks at each partition alone, so
-    that ``executor`` and ``cache`` serve it; one that does runs here, once.
-
-    Args:
-        cuts: The partitions of each method.
-        progress: Called after each partition, or after each backend that takes all at once.
-        executor: As in ``preprocess_each``.
-        cache: As in ``preprocess_each``.
-
-    Raises:
-        BackendNotFoundError: A partition goes to no known backend.
-        PreprocessError: A backend raised, or returned too few results or something else.
+        PreprocessError: A backend raised, or returned too few results or something else. What
+            other partitions came to stays in the cache.
     """
     every = [(method, cut) for method, parts in cuts.items() for cut in parts]
-    results: dict[int, Any] = {}
-    for name, peers in dict.fromkeys((cut.backend_id, cut.peers) for _, cut in every):
-        mine = [one for one in every if (one[1].backend_id, one[1].peers) == (name, peers)]
-        backend = find_backend(name, peers=peers)
-        if _looks_at_each(backend):
-            found = preprocess_each(
-                [cut for _, cut in mine], progress, executor=executor, cache=cache
-            )
-        else:
-            found = _run_together(backend, name, mine)
-            progress(len(results) + len(found), len(every), mine[-1][1].label)
-        results.update({id(cut): one for (_, cut), one in zip(mine, found, strict=True)})
+    results: dict[int, Any] = {}  # by identity of the partition
+
+    def keep(cut: Cut, result: Any) -> None:
+        # Checked before it is stored, so that no later run gets a wrong result out of the cache.
+        results[id(cut)] = check_result(result, cut.backend_id, cut.label)
+        if id(cut) in keys and cache is not None:
+            cache.put(keys[id(cut)], result)
+        progress(len(results), len(every), cut.label)
+
+    keys: dict[int, str | None] = {}
+    missing: list[Cut] = []
+    groups: dict[tuple[str, Any], list[tuple[str, Cut]]] = {}
+    for method, cut in every:
+        if together and not _looks_at_each(cut.backend):
+            groups.setdefault((cut.backend_id, cut.backend), []).append((method, cut))
+            continue
+        if cache is not None:
+            key = content_key(cut.part.program, cut.backend, cut.backend_id, cut.compile_specs)
+            result = cache.get(key)
+            if result is not None:
+                keep(cut, result)
+                continue
+            keys[id(cut)] = key
+        missing.append(cut)
+    for (name, backend), mine in groups.items():
+        found = _run_together(backend, name, mine)
+        for (_, cut), result in zip(mine, found, strict=True):
+            keep(cut, result)
+    if executor is None:
+        for cut in missing:
+            keep(cut, _run_here(cut))
+    else:
+        tasks = {
+            executor.submit(
+                Task.run, Task.of(cut.part.program, cut.backend, cut.compile_specs)
+            ): cut
+            for cut in missing
+        }
+        _gather(tasks, keep)
     return {method: [results[id(cut)] for cut in parts] for method, parts in cuts.items()}
 
 
-def _run_here(cut: Cut, backend: Any) -> Any:
+def _run_here(cut: Cut) -> Any:
     try:
-        with _given(backend, cut.part.program) as (program, is_edge):
-            result = backend.preprocess(program, cut.compile_specs)
+        with _given(cut.backend, cut.part.program) as (program, is_edge):
+            result = cut.backend.preprocess(program, cut.compile_specs)
         return with_plain_bytes(result) if is_edge else result
     except Exception as error:
         raise failure(cut, error) from error
@@ -138,21 +106,22 @@ def _given(backend: Any, program: ExportedProgram) -> Iterator[tuple[ExportedPro
         yield given, is_edge
 
 
-def _gather(parcels: dict[Future[Any], int], cuts: Sequence[Cut], keep: Any) -> None:
+def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -> None:
     """Keep what arrives; at the first failure cancel what has not begun and wait for the rest."""
     failures: dict[int, BaseException] = {}
-    pending = set(parcels)
+    pending = set(futures)
+    order = {future: number for number, future in enumerate(futures)}
     while pending:
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in done:
-            number = parcels[future]
+            cut = futures[future]
             try:
-                keep(number, future.result())
+                keep(cut, future.result())
             except PreprocessError as error:
-                failures[number] = error
+                failures[order[future]] = error
             except Exception as error:
-                failures[number] = failure(cuts[number], error)
-                failures[number].__cause__ = error
+                failed = failures[order[future]] = failure(cut, error)
+                failed.__cause__ = error
         if failures:
             # Nobody waits for what is cancelled: dask does not report a future that is cancelled
             # while its task ends.
@@ -199,4 +168,4 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
                 f"method {method!r}: return one per partition, in order"
             )
     taken = {method: iter(found[method]) for method in programs}
-    return [check_result(next(taken[method]), name, cut.label) for method, cut in mine]
+    return [next(taken[method]) for method, _ in mine]

@@ -48,15 +48,24 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
             mapped) are the very same.
     """
     if reads_only:
-        state, constants = _shared(program.state_dict), _shared(program.constants)
-        return with_parts(program, state_dict=state, constants=constants)
+        return with_parts(
+            program,
+            state_dict=_each_once(program.state_dict, _unless_lent),
+            constants=_each_once(program.constants, _unless_lent),
+        )
     with collector_held():
-        return _with_values(program, _lazily)
+        return _copy(
+            program,
+            copy_graph_module(program.graph_module),
+            _each_once(program.state_dict, lazy_clone),
+            _each_once(program.constants, lazy_clone),
+        )
 
 
 def shared_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy with its own graphs and the very same tensors."""
-    return _with_values(program, dict)
+    graph_module = copy_graph_module(program.graph_module)
+    return _copy(program, graph_module, dict(program.state_dict), dict(program.constants))
 
 
 def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
@@ -67,19 +76,6 @@ def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
 def copy_call_graph(entries: Iterable[ModuleCallEntry]) -> list[ModuleCallEntry]:
     """Return the entries of a call graph in a list of their own."""
     return [ModuleCallEntry(entry.fqn, entry.signature) for entry in entries]
-
-
-def _with_values(
-    program: ExportedProgram, values: Callable[[dict[str, Any]], dict[str, Any]]
-) -> ExportedProgram:
-    """Return a copy with its own graphs and the tensors that a function makes of the program's.
-
-    Args:
-        program: The program.
-        values: Called with its state and with its constants, by name.
-    """
-    graph_module = copy_graph_module(program.graph_module)
-    return _copy(program, graph_module, values(program.state_dict), values(program.constants))
 
 
 def _copy(
@@ -101,12 +97,8 @@ def _copy(
     )
 
 
-def _lazily(values: dict[str, Any]) -> dict[str, Any]:
-    return _each_once(values, lazy_clone)
-
-
-def _shared(values: dict[str, Any]) -> dict[str, Any]:
-    return _each_once(values, lambda value: value if _is_lent(value) else lazy_clone(value))
+def _unless_lent(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if _is_lent(tensor) else lazy_clone(tensor)
 
 
 def _is_lent(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ is put into that form for it, and what no backend took gets its operators and nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -62,28 +62,38 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
     return made
 
 
-def leave_edge_form(program: ExportedProgram, verifiers: list[Any] | None = None) -> None:
-    """Give a program, in place, the operators back that :func:`edge_form` replaced.
+def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
+    """Give a program, in place, the operators and numbers back that :func:`edge_form` replaced.
+
+    A call that was changed in the meantime calls torch's operator of the same name.
 
     Args:
-        program: What became of a program in that form, or a partition of it; another one stays.
-        verifiers: What checked the program of which it is a partition, which takes what it took.
+        program: What became of a program in that form; another one stays.
+        parts: Partitions that were cut out of it; their inputs stay.
     """
-    before = program.graph_module.meta.pop(_VERIFIERS, verifiers)
-    if before is None:
-        return
-    for node in _calls(program.graph_module):
-        called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
-        # What reads a partition's results has the metadata of what computes them.
-        if edge_operator(node.target) is None:
-            continue
-        if called is not None:
-            node.target = called
-        if verifiers is None:
-            node.args = tuple(numbers.get(index, one) for index, one in enumerate(node.args))
+    verifiers = program.graph_module.meta.pop(_VERIFIERS, None)
     if verifiers is None:
-        _drop_unused(program)
-    set_program_parts(program, verifiers=before)
+        return
+    for one in (*parts, program):
+        for node in _calls(one.graph_module):
+            _give_back(node)
+        set_program_parts(one, verifiers=verifiers)
+    _drop_unused(program)
+
+
+def _give_back(node: Node) -> None:
+    called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
+    operator = edge_operator(node.target)
+    # A call that reads a partition's results has the metadata of one that computes them.
+    if operator is None:
+        return
+    if called is None or in_edge_dialect(called) is not node.target:
+        node.target = operator
+        return
+    node.target = called
+    for index, argument in enumerate(node.args):
+        if index in numbers and isinstance(argument, Node) and _NUMBER in argument.meta:
+            node.update_arg(index, argument.meta[_NUMBER])
 
 
 def changed_in_edge_form(
@@ -91,8 +101,7 @@ def changed_in_edge_form(
 ) -> ExportedProgram:
     """Return what a pass that was written for ExecuTorch makes of a program.
 
-    The pass sees the Edge dialect. What it left has its own operators and numbers again, and what
-    it put there is torch's operator of that name.
+    The pass sees the Edge dialect, and the result has left it.
 
     Args:
         program: Any functional program, of either dialect; not changed.
@@ -101,28 +110,11 @@ def changed_in_edge_form(
     given = edge_form(program)
     if given is program:
         return change(program)
-    before = given.graph_module.meta.pop(_VERIFIERS)
     changed = change(given)
-    for node in _calls(changed.graph_module):
-        _give_back(node)
-    _drop_unused(changed)
-    set_program_parts(changed, verifiers=before)
+    # A pass may return another module, without the metadata of the old one.
+    changed.graph_module.meta[_VERIFIERS] = list(program.verifiers)
+    leave_edge_form(changed)
     return changed
-
-
-def _give_back(node: Node) -> None:
-    """Let a call that a pass left as it was call what it called, and another one torch's."""
-    called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
-    operator = edge_operator(node.target)
-    if operator is None:
-        return
-    if called is None or in_edge_dialect(called) is not node.target:
-        node.target = operator
-        return
-    node.target = called
-    for index, one in enumerate(node.args):
-        if index in numbers and isinstance(one, Node) and _NUMBER in one.meta:
-            node.update_arg(index, one.meta[_NUMBER])
 
 
 def named_edge_form(program: ExportedProgram) -> ExportedProgram:
@@ -177,10 +169,8 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
     ):
         return program
     made = shared_copy(program)
-    for node in _calls(made.graph_module):
-        _give_back(node)
-    _drop_unused(made)
-    set_program_parts(made, verifiers=torchs_verifiers(program))
+    made.graph_module.meta[_VERIFIERS] = torchs_verifiers(program)
+    leave_edge_form(made)
     return made
 
 
@@ -198,16 +188,6 @@ def torchs_verifiers(program: ExportedProgram) -> list[Any]:
 
 def _dialect(verifier: type) -> object:
     return getattr(verifier, "dialect", None)
-
-
-def verifiers_before(program: ExportedProgram) -> list[Any] | None:
-    """Return what checked a program before it was put into ExecuTorch's form, None if it was not.
-
-    Args:
-        program: Any program.
-    """
-    found: list[Any] | None = program.graph_module.meta.get(_VERIFIERS)
-    return found
 
 
 def _calls(graph_module: GraphModule) -> list[Node]:

@@ -8,8 +8,7 @@ they write only if all of it is its own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -17,13 +16,12 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.decompose import DecomposeError, functionalize
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.program.signature import MUTATIONS
-from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, DELEGATION_TAG, USED_ELSEWHERE
+from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, USED_ELSEWHERE
 from lowerdeck.torch_base import (
     Extent,
     MemoryMap,
     MemoryUse,
     graphs_of,
-    is_getitem,
     shared_inputs,
     state_tensors,
     writes_in_place,
@@ -32,53 +30,55 @@ from lowerdeck.torch_base import (
 _OUTSIDE = frozenset({"placeholder", "get_attr"})
 
 
-@dataclass(frozen=True, slots=True)
-class Harm:
-    """What a cut would lose.
+def refuse_lost_mutation(
+    program: ExportedProgram, gm: GraphModule, tag_of: Mapping[Node, str]
+) -> None:
+    """Refuse partitions that read or write memory which nodes outside of them write, or read.
 
-    Attributes:
-        writer: A node that writes memory.
-        touched: A node of a partition that reads the memory, sees it or writes it.
-        tag: The partition.
-    """
-
-    writer: Node
-    touched: Node
-    tag: str
-
-    def __str__(self) -> str:
-        if self.writer is self.touched:
-            return (
-                f"partition {self.tag!r} would write, by {_shown(self.writer)}, memory that is "
-                "not its own"
-            )
-        return (
-            f"partition {self.tag!r} would take {_shown(self.touched)}, whose memory "
-            f"{_shown(self.writer)} writes"
-        )
-
-
-def first_harm(program: ExportedProgram, tags: Container[object]) -> Harm | None:
-    """Return a write that would be lost if the tagged nodes were cut out, or None.
-
-    It costs time in proportion to the program.
+    It costs time in proportion to the graph.
 
     Args:
-        program: The program with tags on its nodes; not changed.
-        tags: The tags that mean something.
+        program: The program.
+        gm: Its graph module, or one nested in it.
+        tag_of: The partition of each node of the graph that is in one.
+
+    Raises:
+        AliasingError: A write would be lost if the partitions were cut out.
     """
-    return next(_harms(program, tags), None)
+    if not writes_in_place(gm):
+        return
+    inputs = shared_inputs(program) if gm is program.graph_module else ()
+    memory = MemoryUse(gm.graph, gm, inputs)
+    owners = _owners(gm.graph, memory, tag_of)
+    for node, tag in tag_of.items():
+        touched = (memory.group(node), *memory.reads(node), *memory.writes(node))
+        for group in dict.fromkeys(touched):
+            writers = memory.writers(group)
+            if not writers or owners[group] == {tag}:
+                continue
+            writer = next((one for one in writers if tag_of.get(one) != tag), writers[0])
+            lost = (
+                f"would write, by {_shown(node)}, memory that is not its own"
+                if writer is node
+                else f"would take {_shown(node)}, whose memory {_shown(writer)} writes"
+            )
+            raise AliasingError(
+                f"partition {tag!r} {lost}, and a delegate passes values only: leave these nodes "
+                "out of partitions, or write the model without the write in place"
+            )
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` without writes in place, its other operators as they are.
 
     Args:
-        program: Any program; not changed.
+        program: Any program; not changed, and returned itself if nothing writes.
 
     Raises:
         AliasingError: torch cannot tell its writes in values.
     """
+    if not any(map(writes_in_place, graphs_of(program.graph_module))):
+        return program
     try:
         return functionalize(program)
     except Exception as error:
@@ -89,11 +89,6 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             f"the program writes in place, and a delegate passes values only; but {reason}. Write "
             "the model without the write in place"
         ) from error
-
-
-def writes_anything(program: ExportedProgram) -> bool:
-    """Return whether any node of ``program``, or of a graph nested in it, writes in place."""
-    return any(map(writes_in_place, graphs_of(program.graph_module)))
 
 
 def changing_inputs(program: ExportedProgram) -> set[Node]:
@@ -176,41 +171,6 @@ def mark_shared(
             copied.meta[CHANGED_ELSEWHERE] = True
         if used.find(extent) is not None:
             copied.meta[USED_ELSEWHERE] = True
-
-
-def _harms(program: ExportedProgram, tags: Container[object]) -> Iterator[Harm]:
-    for gm in graphs_of(program.graph_module):
-        if writes_in_place(gm):
-            yield from _harms_in(gm.graph, _memory(program, gm), _tags(gm.graph, tags))
-
-
-def _memory(program: ExportedProgram, gm: GraphModule) -> MemoryUse:
-    outermost = gm is program.graph_module
-    return MemoryUse(gm.graph, gm, shared_inputs(program) if outermost else ())
-
-
-def _tags(graph: Graph, tags: Container[object]) -> dict[Node, str]:
-    """Return the tag of each node that a partition takes or owns."""
-    tag_of: dict[Node, str] = {}
-    for node in graph.nodes:
-        tag = node.meta.get(DELEGATION_TAG)
-        if is_getitem(node) and isinstance(node.args[0], Node):
-            # An element goes where its tuple goes.
-            tag = tag_of.get(node.args[0])
-        if tag is not None and tag in tags:
-            tag_of[node] = tag
-    return tag_of
-
-
-def _harms_in(graph: Graph, memory: MemoryUse, tag_of: Mapping[Node, str]) -> Iterator[Harm]:
-    owners = _owners(graph, memory, tag_of)
-    for node, tag in tag_of.items():
-        touched = (memory.group(node), *memory.reads(node), *memory.writes(node))
-        for group in dict.fromkeys(touched):
-            writers = memory.writers(group)
-            if writers and owners[group] != {tag}:
-                others = [writer for writer in writers if tag_of.get(writer) != tag]
-                yield Harm((others or writers)[0], node, tag)
 
 
 def _owners(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from torch.fx import GraphModule, Node
 
@@ -23,6 +23,11 @@ def delegate_of(graph_module: GraphModule, call: Node) -> object:
 def delegate_calls(graph_module: GraphModule) -> list[Node]:
     """Return the nodes of one graph that call delegates, in order."""
     return graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
+
+
+def delegates_in(graph_module: GraphModule) -> list[Any]:
+    """Return the delegates that a graph and the graphs nested in it call, in order."""
+    return [delegate_of(gm, call) for gm in graphs_of(graph_module) for call in delegate_calls(gm)]
 
 
 def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:

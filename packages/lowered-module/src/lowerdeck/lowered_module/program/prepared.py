@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -111,7 +112,7 @@ class PreparedModule(torch.nn.Module):
         self._user_inputs = [
             index for index, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
         ]
-        self._plan = _plan(program)
+        self._plan = _Plan.of(program)
         self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
         self._fake = weakref.WeakKeyDictionary()
 
@@ -162,6 +163,7 @@ def _own(value: Any, aliased: bool) -> Any:
     return value.clone() if aliased and isinstance(value, torch.Tensor) else value
 
 
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """Which outputs are returned, and which go back into which input.
 
@@ -172,36 +174,32 @@ class _Plan:
             state that is about to change, and the index of the input that takes the value.
     """
 
-    def __init__(
-        self, returned: list[tuple[int, bool]], changed: list[tuple[int, bool, int]]
-    ) -> None:
-        self.returned = returned
-        self.changed = changed
+    returned: list[tuple[int, bool]] = field(default_factory=list)
+    changed: list[tuple[int, bool, int]] = field(default_factory=list)
 
-
-def _plan(program: ExportedProgram) -> _Plan:
-    signature = program.graph_signature
-    placeholders = program.graph.find_nodes(op="placeholder")
-    names = {spec.target: position for position, spec in enumerate(signature.input_specs)}
-    names |= {node.name: position for position, node in enumerate(placeholders)}
-    outputs = program.graph.output_node().args[0]
-    memory = MemoryUse.of_program(program)
-    changing = {
-        memory.group(placeholders[names[spec.target]])
-        for spec in signature.output_specs
-        if spec.kind in MUTATIONS
-    }
-    taken = {memory.group(placeholder) for placeholder in placeholders}
-    returned, changed = [], []
-    for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
-        group = memory.group(value) if isinstance(value, Node) else None
-        if spec.kind in MUTATIONS:
-            changed.append((index, group in changing, names[spec.target]))
-        else:
-            returned.append((index, group in taken))
-            if group is not None:
-                taken.add(group)
-    return _Plan(returned, changed)
+    @classmethod
+    def of(cls, program: ExportedProgram) -> _Plan:
+        signature = program.graph_signature
+        placeholders = program.graph.find_nodes(op="placeholder")
+        names = {spec.target: position for position, spec in enumerate(signature.input_specs)}
+        names |= {node.name: position for position, node in enumerate(placeholders)}
+        outputs = program.graph.output_node().args[0]
+        memory = MemoryUse.of_program(program)
+        changing = {
+            memory.group(placeholders[names[spec.target]])
+            for spec in signature.output_specs
+            if spec.kind in MUTATIONS
+        }
+        taken = {memory.group(placeholder) for placeholder in placeholders}
+        plan = cls()
+        for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
+            group = memory.group(value) if isinstance(value, Node) else None
+            if spec.kind in MUTATIONS:
+                plan.changed.append((index, group in changing, names[spec.target]))
+            else:
+                plan.returned.append((index, group in taken))
+                taken |= set() if group is None else {group}
+        return plan
 
 
 def mutated_targets(program: ExportedProgram) -> Iterator[str]:

@@ -275,90 +275,46 @@ def _inputs(
     return specs, owned
 
 
-@dataclass(frozen=True, slots=True)
-class _OutputPlan:
-    """What a partition returns: new values of what it owns, then what the owner reads.
-
-    Attributes:
-        mutations: New values, each with the owner's spec.
-        kept: What the owner reads, each with the index that it has now.
-        mutated: The owner's specs of new values, by the name of the node that carries them.
-        first: For the index that a new value has now, that of its first mutation.
-    """
-
-    mutations: list[tuple[Any, OutputSpec]] = field(default_factory=list)
-    kept: list[tuple[int, Any]] = field(default_factory=list)
-    mutated: dict[str, list[OutputSpec]] = field(default_factory=dict)
-    first: dict[int, int] = field(default_factory=dict)
-
-    def indices(self) -> dict[int, int]:
-        """Return for each index before the one after; what the owner reads counts first."""
-        start = len(self.mutations)
-        return self.first | {old: start + number for number, (old, _) in enumerate(self.kept)}
-
-    def values(self) -> tuple[Any, ...]:
-        """Return the new results of the partition's graph."""
-        return (*(value for value, _ in self.mutations), *(value for _, value in self.kept))
-
-    def specs(self) -> list[OutputSpec]:
-        """Return a spec for each of :meth:`values`."""
-        return [
-            *(
-                OutputSpec(spec.kind, TensorArgument(value.name), spec.target)
-                for value, spec in self.mutations
-            ),
-            *(
-                OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None)
-                for _, value in self.kept
-            ),
-        ]
-
-
 def _outputs(
     graph: Graph, call: Node, index: SignatureIndex, owned: set[str | None]
 ) -> tuple[list[OutputSpec], dict[str, list[OutputSpec]]]:
-    """Arrange the outputs in place; return their specs, and the owner's of what was taken."""
+    """Arrange the outputs in place; return their specs, and the owner's of what was taken.
+
+    New values of what the partition owns come first, then what the owner reads. A new value that
+    the owner reads as well is returned twice, once for either purpose.
+    """
     output = graph.output_node()
-    getitems = {
+    readers = {
         cast("int", user.args[1]): user for user in call.users if user.target is operator.getitem
     }
-    values = cast("Sequence[Any]", output.args[0])
-    plan = _plan_outputs(values, getitems, index, owned)
-    output.args = (plan.values(),)
-    new = plan.indices()
-    for position, user in getitems.items():
-        if new[position] != position:
-            user.args = (call, new[position])
-    return plan.specs(), plan.mutated
-
-
-def _plan_outputs(
-    values: Sequence[Any],
-    readers: Mapping[int, Node],
-    index: SignatureIndex,
-    owned: set[str | None],
-) -> _OutputPlan:
-    """Return what a partition is to return; nothing changes.
-
-    A new value that the owner reads as well is returned twice, once for either purpose.
-    """
-    plan = _OutputPlan()
-    for position, value in enumerate(values):
+    mutations: list[tuple[Node, OutputSpec]] = []
+    kept: list[tuple[int, Any]] = []
+    mutated: dict[str, list[OutputSpec]] = {}
+    new_index: dict[int, int] = {}
+    for position, value in enumerate(cast("Sequence[Any]", output.args[0])):
         reader = readers.get(position)
-        if reader is None:
-            plan.kept.append((position, value))
-            continue
-        specs = index.outputs.get(reader.name, [])
+        specs = [] if reader is None else index.outputs.get(reader.name, [])
         taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
-        if taken:
-            plan.first[position] = len(plan.mutations)
-            plan.mutations.extend((value, spec) for spec in taken)
-            plan.mutated[reader.name] = taken
+        if reader is not None and taken:
+            new_index[position] = len(mutations)
+            mutations += ((value, spec) for spec in taken)
+            mutated[reader.name] = taken
         # One user is the owner's output, which hands the new value back; that one the partition
         # does now.
-        if not taken or len(specs) > len(taken) or len(reader.users) > 1:
-            plan.kept.append((position, value))
-    return plan
+        if reader is None or not taken or len(specs) > len(taken) or len(reader.users) > 1:
+            kept.append((position, value))
+    new_index |= {old: len(mutations) + number for number, (old, _) in enumerate(kept)}
+    output.args = ((*(value for value, _ in mutations), *(value for _, value in kept)),)
+    for position, reader in readers.items():
+        if new_index[position] != position:
+            reader.args = (call, new_index[position])
+    output_specs = [
+        OutputSpec(spec.kind, TensorArgument(value.name), spec.target) for value, spec in mutations
+    ]
+    output_specs += [
+        OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None) for _, value in kept
+    ]
+    return output_specs, mutated
 
 
 def flat_call_graph(inputs: int, outputs: int) -> list[ModuleCallEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +12,10 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
-from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, compare_calls
+from lowerdeck.lowered_module.inspect.accuracy import call_in_eager
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
+from lowerdeck.lowered_module.program.graphs import delegates_in
 from lowerdeck.lowered_module.testing.programs import Sample, generated
 from lowerdeck.serializer import installed_entries
 from lowerdeck.torch_base import graphs_of, pytree
@@ -135,12 +136,14 @@ def _try_sample(
     )
     if lowered is None:
         return
-    delegates = _delegates(lowered)
+    delegates = delegates_in(lowered.graph_module)
     report.delegates += len(delegates)
     report.attempt(
         "lowering again gives the same blobs",
         sample,
-        lambda: _same_blobs(delegates, _delegates(to_backend(program, partitioner))),
+        lambda: _same_blobs(
+            delegates, delegates_in(to_backend(program, partitioner).graph_module)
+        ),
     )
     report.attempt("debug maps name nodes of their partition", sample, lambda: _maps(delegates))
     # Written before it is run: a program keeps the state that running it in eager leaves.
@@ -175,34 +178,32 @@ def _compare(
     tolerance: float,
 ) -> None:
     calls, state = call_in_eager(sample.module, sample.inputs, {})
-    largest = max((_magnitude(one) for call in calls for one in call.outputs), default=0.0)
-    allowed = tolerance * (1 + largest)
-    recorded: list[list[Any]] = []
-
-    def record(*args: Any, **kwargs: Any) -> list[Any]:
-        recorded.append(pytree.tree_leaves(run(*args, **kwargs)))
-        return recorded[-1]
-
-    for one in compare_calls(calls, record, state, state_of):
-        _expect(
-            one.largest <= allowed,
-            f"{one.name} differs from eager's in call {one.call} of {len(calls)}: {one}",
-        )
-    # Each element is held to its own size, and each output to its dtype.
-    for call, outputs in zip(calls, recorded, strict=True):
-        for output, wanted in zip(outputs, call.outputs, strict=True):
-            if isinstance(wanted, torch.Tensor):
-                torch.testing.assert_close(
-                    output, wanted, atol=tolerance, rtol=tolerance, equal_nan=True
-                )
+    for number, call in enumerate(calls, 1):
+        outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
+        where = f"differs from eager's in call {number} of {len(calls)}"
+        _expect(len(outputs) == len(call.outputs), f"the number of outputs {where}")
+        for position, pair in enumerate(zip(outputs, call.outputs, strict=True)):
+            _expect_close(*pair, tolerance, f"output {position} {where}")
+    found = state_of()
+    for name, wanted in state.items():
+        if name in found:
+            where = f"state {name!r} differs from eager's after {len(calls)} calls"
+            _expect_close(found[name], wanted, tolerance, where)
 
 
-def _magnitude(output: Any) -> float:
-    """Return the largest finite element of a tensor; 0 where there is none."""
-    if not isinstance(output, torch.Tensor):
-        return 0.0
-    finite = output[output.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+def _expect_close(value: Any, wanted: Any, tolerance: float, message: str) -> None:
+    """Compare each element by its own size, and the dtype."""
+    if not isinstance(wanted, torch.Tensor):
+        _expect(type(value) is type(wanted) and value == wanted, message)
+        return
+    torch.testing.assert_close(
+        value,
+        wanted,
+        atol=tolerance,
+        rtol=tolerance,
+        equal_nan=True,
+        msg=lambda reason: f"{message}: {' '.join(reason.split())}",
+    )
 
 
 def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
@@ -218,14 +219,6 @@ def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
         f"no runtime half of {names} is installed: declare it as an entry point of the group "
         "'lowerdeck.runtimes', or pass it, as check_backend(..., runtimes={backend_id: half})"
     )
-
-
-def _delegates(program: ExportedProgram) -> list[Any]:
-    return [
-        delegate_of(gm, call)
-        for gm in graphs_of(program.graph_module)
-        for call in delegate_calls(gm)
-    ]
 
 
 def _same_blobs(one: list[Any], other: list[Any]) -> None:

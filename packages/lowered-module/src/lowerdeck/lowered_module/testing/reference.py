@@ -8,8 +8,11 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from lowerdeck.lowered_module.authoring.backend import BackendDetails, PreprocessResult
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+)
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable
 
 import openvino
 import torch
@@ -12,7 +11,6 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -90,10 +88,11 @@ def _forms(names: Iterable[str], *overloads: str) -> list[str]:
 
 
 _UNARY_FORMS = _forms(_UNARY, "default")
-_ARITHMETIC_FORMS = [
-    *_forms(("aten.add", "aten.sub", "aten.mul", "aten.div"), "Tensor", "Scalar"),
+_SUM_FORMS = [
+    *_forms(("aten.add", "aten.sub", "aten.mul"), "Tensor", "Scalar"),
     *_forms(("aten.maximum", "aten.minimum"), "default"),
 ]
+_QUOTIENT_FORMS = _forms(("aten.div",), "Tensor", "Scalar")
 _COMPARISON_FORMS = [f"{name}.{form}" for name in _COMPARISONS for form in ("Tensor", "Scalar")]
 _CLAMPS = _forms(("aten.clamp", "aten.hardtanh", "aten.clamp_min", "aten.clamp_max"), "default")
 _CHOICES = tuple(f"aten.where.{form}" for form in ("self", "ScalarSelf", "ScalarOther"))
@@ -151,37 +150,14 @@ def _plain(name: str) -> str:
 class Elementwise(Translation):
     """Arithmetic, activations, comparisons and choices."""
 
-    elementwise: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(name, FLOATS) for name in _UNARY_FORMS),
-        *(
-            SupportedOp(name, NUMBERS, when=_same_dtype)
-            for name in _ARITHMETIC_FORMS
-            if not name.startswith("aten.div")
-        ),
-        *(SupportedOp(name, FLOATS) for name in _ARITHMETIC_FORMS if name.startswith("aten.div")),
-        *(SupportedOp(name, VALUES, when=_compared) for name in _COMPARISON_FORMS),
-        *(SupportedOp(name, {torch.bool}) for name in (*_LOGIC, "aten.logical_not")),
-        *(SupportedOp(name, FLOATS) for name in (*_CLAMPS, *_LEAKY, *_SELU, *_GELU)),
-        *(SupportedOp(name, FLOATS) for name in _RECIPROCALS),
-        *(SupportedOp(name, FLOATS, when=_exponential_linear) for name in _ELU),
-        SupportedOp("aten.prelu", FLOATS),
-        SupportedOp("aten.softplus", FLOATS, when=_softplus),
-        SupportedOp("aten.log_sigmoid", FLOATS),
-        SupportedOp("aten.rsub.Scalar", FLOATS),
-        SupportedOp("aten.pow.Tensor_Scalar", FLOATS),
-        SupportedOp("aten.pow.Tensor_Tensor", FLOATS),
-        *(SupportedOp(name, VALUES, when=_chosen) for name in _CHOICES),
-        SupportedOp("aten.addcmul", FLOATS),
-        SupportedOp("aten.masked_fill.Scalar", VALUES, when=_chosen),
-    )
-
-    @visits(*_UNARY_FORMS)
+    @visits(*_UNARY_FORMS, dtypes=FLOATS)
     def unary(self, part: PartitionView, node: Node) -> None:
         """Visit a function of one number."""
         function = _UNARY[_plain(operator_name(node))]
         self.give(part, node, function(self.read(node.args[0])))
 
-    @visits(*_ARITHMETIC_FORMS)
+    @visits(*_SUM_FORMS, dtypes=NUMBERS, when=_same_dtype)
+    @visits(*_QUOTIENT_FORMS, dtypes=FLOATS)
     def arithmetic(self, part: PartitionView, node: Node) -> None:
         """Visit a function of two numbers, the second perhaps scaled."""
         found = arguments_of(node)
@@ -191,7 +167,7 @@ class Elementwise(Translation):
             right = opset13.multiply(right, self.read(found["alpha"], dtype)).output(0)
         self.give(part, node, _ARITHMETIC[_plain(operator_name(node))](left, right))
 
-    @visits("aten.rsub.Scalar")
+    @visits("aten.rsub.Scalar", dtypes=FLOATS)
     def reversed_difference(self, part: PartitionView, node: Node) -> None:
         """Visit a number minus each element, perhaps scaled."""
         found = arguments_of(node)
@@ -201,7 +177,7 @@ class Elementwise(Translation):
             taken = opset13.multiply(taken, self.read(found["alpha"], dtype)).output(0)
         self.give(part, node, opset13.subtract(self.read(found["other"], dtype), taken))
 
-    @visits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor")
+    @visits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", dtypes=FLOATS)
     def power(self, part: PartitionView, node: Node) -> None:
         """Visit a power."""
         found = arguments_of(node)
@@ -209,7 +185,7 @@ class Elementwise(Translation):
         base, exponent = self.read(found["self"], dtype), self.read(found["exponent"], dtype)
         self.give(part, node, opset13.power(base, exponent))
 
-    @visits(*_COMPARISON_FORMS)
+    @visits(*_COMPARISON_FORMS, dtypes=VALUES, when=_compared)
     def comparison(self, part: PartitionView, node: Node) -> None:
         """Visit a comparison, in the dtype that torch compares in."""
         found = arguments_of(node)
@@ -224,18 +200,18 @@ class Elementwise(Translation):
         compare = _COMPARISONS[_plain(operator_name(node))]
         self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
 
-    @visits(*_LOGIC)
+    @visits(*_LOGIC, dtypes={torch.bool})
     def logic(self, part: PartitionView, node: Node) -> None:
         """Visit a function of two truths."""
         function = _LOGIC[_plain(operator_name(node))]
         self.give(part, node, function(self.read(node.args[0]), self.read(node.args[1])))
 
-    @visits("aten.logical_not")
+    @visits("aten.logical_not", dtypes={torch.bool})
     def negation(self, part: PartitionView, node: Node) -> None:
         """Visit the opposite of a truth."""
         self.give(part, node, opset13.logical_not(self.read(node.args[0])))
 
-    @visits(*_CLAMPS)
+    @visits(*_CLAMPS, dtypes=FLOATS)
     def clamp(self, part: PartitionView, node: Node) -> None:
         """Visit a limit on either side, or both."""
         found = arguments_of(node)
@@ -251,26 +227,26 @@ class Elementwise(Translation):
             value = opset13.minimum(value, self.read(upper, dtype)).output(0)
         self.give(part, node, value)
 
-    @visits(*_LEAKY)
+    @visits(*_LEAKY, dtypes=FLOATS)
     def leaky(self, part: PartitionView, node: Node) -> None:
         """Visit a rectifier with a slope below zero."""
         found = arguments_of(node)
         slope = self.read(found["negative_slope"], tensor_of(node).dtype)
         self.give(part, node, opset13.prelu(self.read(found["self"]), slope))
 
-    @visits("aten.prelu")
+    @visits("aten.prelu", dtypes=FLOATS)
     def learned_slopes(self, part: PartitionView, node: Node) -> None:
         """Visit a rectifier with a slope for each channel."""
         found = arguments_of(node)
         self.give(part, node, opset13.prelu(self.read(found["self"]), self.read(found["weight"])))
 
-    @visits(*_ELU)
+    @visits(*_ELU, dtypes=FLOATS, when=_exponential_linear)
     def exponential_linear(self, part: PartitionView, node: Node) -> None:
         """Visit an exponential linear unit."""
         found = arguments_of(node)
         self.give(part, node, opset13.elu(self.read(found["self"]), float(found["alpha"])))
 
-    @visits(*_SELU)
+    @visits(*_SELU, dtypes=FLOATS)
     def self_normalising(self, part: PartitionView, node: Node) -> None:
         """Visit a scaled exponential linear unit, with torch's two factors."""
         dtype = tensor_of(node).dtype
@@ -278,25 +254,25 @@ class Elementwise(Translation):
         scale = self.read(1.0507009873554804934193349852946, dtype)
         self.give(part, node, opset13.selu(self.read(node.args[0]), alpha, scale))
 
-    @visits(*_GELU)
+    @visits(*_GELU, dtypes=FLOATS)
     def gelu(self, part: PartitionView, node: Node) -> None:
         """Visit a Gaussian error linear unit, exact or by tanh."""
         found = arguments_of(node)
         form = "tanh" if found["approximate"] == "tanh" else "erf"
         self.give(part, node, opset13.gelu(self.read(found["self"]), form))
 
-    @visits("aten.softplus")
+    @visits("aten.softplus", dtypes=FLOATS, when=_softplus)
     def softplus(self, part: PartitionView, node: Node) -> None:
         """Visit the logarithm of one and the exponential."""
         self.give(part, node, opset13.softplus(self.read(node.args[0])))
 
-    @visits("aten.log_sigmoid")
+    @visits("aten.log_sigmoid", dtypes=FLOATS)
     def log_sigmoid(self, part: PartitionView, node: Node) -> None:
         """Visit the logarithm of a sigmoid, which no large number overflows."""
         opposite = opset13.negative(self.read(node.args[0]))
         self.give(part, node, opset13.negative(opset13.softplus(opposite)))
 
-    @visits(*_RECIPROCALS)
+    @visits(*_RECIPROCALS, dtypes=FLOATS)
     def reciprocal(self, part: PartitionView, node: Node) -> None:
         """Visit one over an element, or over its square root."""
         value = self.read(node.args[0])
@@ -304,7 +280,7 @@ class Elementwise(Translation):
             value = opset13.sqrt(value).output(0)
         self.give(part, node, opset13.divide(self.read(1.0, tensor_of(node).dtype), value))
 
-    @visits("aten.addcmul")
+    @visits("aten.addcmul", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
         """Visit a product of elements, perhaps scaled, that is added."""
         found = arguments_of(node)
@@ -314,7 +290,7 @@ class Elementwise(Translation):
             made = opset13.multiply(made, self.read(found["value"], dtype))
         self.give(part, node, opset13.add(self.read(found["self"]), made))
 
-    @visits(*_CHOICES)
+    @visits(*_CHOICES, dtypes=VALUES, when=_chosen)
     def choice(self, part: PartitionView, node: Node) -> None:
         """Visit a choice between two elements."""
         found = arguments_of(node)
@@ -322,7 +298,7 @@ class Elementwise(Translation):
         chosen = self.read(found["self"], dtype), self.read(found["other"], dtype)
         self.give(part, node, opset13.select(self.read(found["condition"]), *chosen))
 
-    @visits("aten.masked_fill.Scalar")
+    @visits("aten.masked_fill.Scalar", dtypes=VALUES, when=_chosen)
     def masked(self, part: PartitionView, node: Node) -> None:
         """Visit a number written where a mask says."""
         found = arguments_of(node)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from openvino import Output, Type, opset13
 from torch.fx import Node
 
-from lowerdeck.lowered_module import PartitionView, SupportedOp, arguments_of, visits
+from lowerdeck.lowered_module import PartitionView, arguments_of, visits
 from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
@@ -33,23 +33,13 @@ def _attention(node: Node) -> bool | str:
 class Matrices(Translation):
     """Products of matrices, layers and attention."""
 
-    matrices: ClassVar[Sequence[SupportedOp]] = (
-        *(
-            SupportedOp(name, FLOATS)
-            for name in ("aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.mv")
-        ),
-        SupportedOp("aten.addmm", FLOATS),
-        SupportedOp("aten.baddbmm", FLOATS),
-        SupportedOp(_ATTENTION, FLOATS | {torch.bool}, when=_attention),
-    )
-
-    @visits("aten.matmul", "aten.mm", "aten.bmm", "aten.mv")
+    @visits("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", dtypes=FLOATS)
     def product(self, part: PartitionView, node: Node) -> None:
         """Visit a product, with torch's rules for vectors and batches."""
         left, right = (self.read(one) for one in node.args)
         self.give(part, node, opset13.matmul(left, right, False, False))
 
-    @visits("aten.linear")
+    @visits("aten.linear", dtypes=FLOATS)
     def linear(self, part: PartitionView, node: Node) -> None:
         """Visit a layer."""
         found = arguments_of(node)
@@ -58,7 +48,7 @@ class Matrices(Translation):
             made = opset13.add(made, self.read(found["bias"]))
         self.give(part, node, made)
 
-    @visits("aten.addmm", "aten.baddbmm")
+    @visits("aten.addmm", "aten.baddbmm", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
         """Visit a product with something added, both perhaps scaled."""
         found = arguments_of(node)
@@ -75,7 +65,7 @@ class Matrices(Translation):
             added = opset13.multiply(added, self.read(found["beta"], dtype)).output(0)
         self.give(part, node, opset13.add(made, added))
 
-    @visits(_ATTENTION)
+    @visits(_ATTENTION, dtypes=FLOATS | {torch.bool}, when=_attention)
     def attention(self, part: PartitionView, node: Node) -> None:
         """Visit attention, with a mask of truths, of floats, or none.
 

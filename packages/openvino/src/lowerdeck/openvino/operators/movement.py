@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from openvino import opset13
@@ -11,7 +10,6 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -105,43 +103,20 @@ def _one_index(node: Node) -> bool | str:
 class Movement(Translation):
     """Shapes, orders, parts, joins and lookups."""
 
-    movement: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(name, VALUES, when=_one_dynamic) for name in _SHAPES),
-        *(SupportedOp(name, VALUES) for name in (*_SQUEEZED, "aten.unsqueeze")),
-        *(SupportedOp(name, VALUES, when=_idle) for name in _SAME),
-        *(SupportedOp(name, when=_conversion) for name in _CONVERSIONS),
-        *(SupportedOp(name, VALUES) for name in _ORDERS),
-        *(SupportedOp(name, VALUES, static=True) for name in _PARTS),
-        SupportedOp("aten._assert_tensor_metadata", when=_asserted),
-        SupportedOp("aten.cat", VALUES),
-        SupportedOp("aten.stack", VALUES),
-        *(SupportedOp(name, VALUES, when=_static) for name in _EXPANDED),
-        SupportedOp("aten.repeat", VALUES, when=_static),
-        SupportedOp("aten.slice.Tensor", VALUES),
-        SupportedOp("aten.narrow", VALUES),
-        SupportedOp("aten.select.int", VALUES),
-        SupportedOp("aten.flip", VALUES),
-        SupportedOp("aten.roll", VALUES, when=lambda node: len(node.args) > 2 or "it has no dims"),
-        SupportedOp("aten.embedding", WITH_POSITIONS, when=_numbered),
-        SupportedOp("aten.index_select", WITH_POSITIONS | VALUES, when=_numbered),
-        SupportedOp("aten.index.Tensor", WITH_POSITIONS | VALUES, when=_one_index),
-        SupportedOp("aten.gather", WITH_POSITIONS | VALUES, when=_gathered),
-    )
-
-    @visits(*_SHAPES)
+    @visits(*_SHAPES, dtypes=VALUES, when=_one_dynamic)
     def reshaped(self, part: PartitionView, node: Node) -> None:
         """Visit other sizes of the same elements."""
         sizes = [size if isinstance(size, int) else -1 for size in tensor_of(node).shape]
         value = self.read(node.args[0])
         self.give(part, node, opset13.reshape(value, whole(sizes), special_zero=False))
 
-    @visits("aten.unsqueeze")
+    @visits("aten.unsqueeze", dtypes=VALUES)
     def unsqueezed(self, part: PartitionView, node: Node) -> None:
         """Visit a new dimension."""
         axis = axis_of(node, arguments_of(node)["dim"])
         self.give(part, node, opset13.unsqueeze(self.read(node.args[0]), whole([axis])))
 
-    @visits(*_SQUEEZED)
+    @visits(*_SQUEEZED, dtypes=VALUES)
     def squeezed(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions of one element that fall away.
 
@@ -160,21 +135,21 @@ class Movement(Translation):
                 value = opset13.gather(value, whole(0), whole(axis)).output(0)
         self.give(part, node, value)
 
-    @visits(*_SAME)
+    @visits(*_SAME, dtypes=VALUES, when=_idle)
     def same(self, part: PartitionView, node: Node) -> None:
         """Visit what changes nothing."""
         self.give(part, node, self.read(node.args[0]))
 
-    @visits("aten._assert_tensor_metadata")
+    @visits("aten._assert_tensor_metadata", when=_asserted)
     def asserted(self, part: PartitionView, node: Node) -> None:
         """Visit what export asserts of a dtype, which no input can change any more."""
 
-    @visits(*_CONVERSIONS)
+    @visits(*_CONVERSIONS, when=_conversion)
     def conversion(self, part: PartitionView, node: Node) -> None:
         """Visit another dtype."""
         self.give(part, node, self.read(node.args[0], tensor_of(node).dtype))
 
-    @visits(*_ORDERS)
+    @visits(*_ORDERS, dtypes=VALUES)
     def reordered(self, part: PartitionView, node: Node) -> None:
         """Visit another order of dimensions."""
         found = arguments_of(node)
@@ -192,7 +167,7 @@ class Movement(Translation):
             order.reverse()
         self.give(part, node, opset13.transpose(self.read(source), whole(order)))
 
-    @visits(*_PARTS)
+    @visits(*_PARTS, dtypes=VALUES, static=True)
     def parted(self, part: PartitionView, node: Node) -> None:
         """Visit a tensor that is cut along one dimension."""
         found = arguments_of(node)
@@ -207,7 +182,7 @@ class Movement(Translation):
                     value = opset13.squeeze(value, whole([axis]))
                 self.give(part, taken, value)
 
-    @visits("aten.cat")
+    @visits("aten.cat", dtypes=VALUES)
     def joined(self, part: PartitionView, node: Node) -> None:
         """Visit tensors one behind the other."""
         found = arguments_of(node)
@@ -217,7 +192,7 @@ class Movement(Translation):
         values = [self.read(one, dtype) for one in given or found["tensors"]]
         self.give(part, node, opset13.concat(values, axis_of(node, found["dim"])))
 
-    @visits("aten.stack")
+    @visits("aten.stack", dtypes=VALUES)
     def stacked(self, part: PartitionView, node: Node) -> None:
         """Visit tensors along a new dimension."""
         found = arguments_of(node)
@@ -227,19 +202,19 @@ class Movement(Translation):
         ]
         self.give(part, node, opset13.concat(values, axis))
 
-    @visits(*_EXPANDED)
+    @visits(*_EXPANDED, dtypes=VALUES, when=_static)
     def expanded(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions that are repeated."""
         sizes = whole(list(tensor_of(node).shape))
         self.give(part, node, opset13.broadcast(self.read(node.args[0]), sizes))
 
-    @visits("aten.repeat")
+    @visits("aten.repeat", dtypes=VALUES, when=_static)
     def repeated(self, part: PartitionView, node: Node) -> None:
         """Visit a tensor several times along each dimension."""
         found = arguments_of(node)
         self.give(part, node, opset13.tile(self.read(found["self"]), whole(found["repeats"])))
 
-    @visits("aten.slice.Tensor", "aten.narrow")
+    @visits("aten.slice.Tensor", "aten.narrow", dtypes=VALUES)
     def sliced(self, part: PartitionView, node: Node) -> None:
         """Visit a stretch of a dimension."""
         found = arguments_of(node)
@@ -251,7 +226,7 @@ class Movement(Translation):
         axis = whole([axis_of(node, found["dim"])])
         self.give(part, node, opset13.slice(self.read(found["self"]), *bounds, axis))
 
-    @visits("aten.select.int")
+    @visits("aten.select.int", dtypes=VALUES)
     def selected(self, part: PartitionView, node: Node) -> None:
         """Visit one place of a dimension."""
         found = arguments_of(node)
@@ -259,7 +234,7 @@ class Movement(Translation):
         value = self.read(found["self"])
         self.give(part, node, opset13.gather(value, whole(found["index"]), whole(axis)))
 
-    @visits("aten.flip")
+    @visits("aten.flip", dtypes=VALUES)
     def flipped(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions from their end to their beginning."""
         found = arguments_of(node)
@@ -271,7 +246,7 @@ class Movement(Translation):
             made = opset13.slice(made, *bounds, whole(dims))
         self.give(part, node, made)
 
-    @visits("aten.roll")
+    @visits("aten.roll", dtypes=VALUES, when=lambda node: len(node.args) > 2 or "it has no dims")
     def rolled(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions that begin elsewhere."""
         found = arguments_of(node)
@@ -279,14 +254,14 @@ class Movement(Translation):
         value = self.read(found["self"])
         self.give(part, node, opset13.roll(value, whole(shifts), whole(dims)))
 
-    @visits("aten.embedding")
+    @visits("aten.embedding", dtypes=WITH_POSITIONS, when=_numbered)
     def looked_up(self, part: PartitionView, node: Node) -> None:
         """Visit rows of a table."""
         found = arguments_of(node)
         rows = self.read(found["indices"])
         self.give(part, node, opset13.gather(self.read(found["weight"]), rows, whole(0)))
 
-    @visits("aten.index_select")
+    @visits("aten.index_select", dtypes=WITH_POSITIONS | VALUES, when=_numbered)
     def chosen(self, part: PartitionView, node: Node) -> None:
         """Visit places of a dimension, known at run time."""
         found = arguments_of(node)
@@ -295,7 +270,7 @@ class Movement(Translation):
             part, node, opset13.gather(self.read(found["self"]), self.read(found["index"]), axis)
         )
 
-    @visits("aten.index.Tensor")
+    @visits("aten.index.Tensor", dtypes=WITH_POSITIONS | VALUES, when=_one_index)
     def indexed(self, part: PartitionView, node: Node) -> None:
         """Visit places of a dimension, which may be told in several."""
         found = arguments_of(node)
@@ -303,7 +278,7 @@ class Movement(Translation):
         places = self.read(found["indices"][dim])
         self.give(part, node, opset13.gather(self.read(found["self"]), places, whole(dim)))
 
-    @visits("aten.gather")
+    @visits("aten.gather", dtypes=WITH_POSITIONS | VALUES, when=_gathered)
     def gathered(self, part: PartitionView, node: Node) -> None:
         """Visit one place of a dimension for each element."""
         found = arguments_of(node)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 import openvino
 import torch
 from openvino import Output, opset13
 from torch.fx import Node
 
-from lowerdeck.lowered_module import PartitionView, SupportedOp, arguments_of, visits
+from lowerdeck.lowered_module import PartitionView, arguments_of, visits
 from lowerdeck.openvino.layout import whole
 from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, axis_of, tensor_of
@@ -41,16 +38,6 @@ _BATCH = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training")
 class Norms(Translation):
     """Norms."""
 
-    norms: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(name, FLOATS, when=_batch) for name in _BATCH),
-        SupportedOp("aten.layer_norm", FLOATS),
-        SupportedOp("aten.native_layer_norm", FLOATS, when=_first_alone),
-        SupportedOp("aten.group_norm", FLOATS),
-        SupportedOp("aten.native_group_norm", FLOATS, when=_first_alone),
-        SupportedOp("aten.rms_norm", FLOATS),
-        SupportedOp("aten._weight_norm", FLOATS),
-    )
-
     def give_first(self, part: PartitionView, node: Node, made: openvino.Node) -> None:
         """Give a node its value, or the first of its values, where nobody reads the others."""
         if isinstance(node.meta["val"], torch.Tensor):
@@ -58,7 +45,7 @@ class Norms(Translation):
         elif (first := part.parts(node)[0]) is not None:
             self.give(part, first, made)
 
-    @visits(*_BATCH)
+    @visits(*_BATCH, dtypes=FLOATS, when=_batch)
     def batch_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm with the running mean and variance."""
         found = arguments_of(node)
@@ -72,7 +59,8 @@ class Norms(Translation):
         )
         self.give_first(part, node, made)
 
-    @visits("aten.layer_norm", "aten.native_layer_norm")
+    @visits("aten.layer_norm", dtypes=FLOATS)
+    @visits("aten.native_layer_norm", dtypes=FLOATS, when=_first_alone)
     def layer_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm over the last dimensions."""
         found = arguments_of(node)
@@ -88,7 +76,8 @@ class Norms(Translation):
             made = opset13.add(made, self.read(found["bias"]))
         self.give_first(part, node, made)
 
-    @visits("aten.group_norm", "aten.native_group_norm")
+    @visits("aten.group_norm", dtypes=FLOATS)
+    @visits("aten.native_group_norm", dtypes=FLOATS, when=_first_alone)
     def group_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm over groups of channels."""
         found = arguments_of(node)
@@ -103,7 +92,7 @@ class Norms(Translation):
         )
         self.give_first(part, node, made)
 
-    @visits("aten.rms_norm")
+    @visits("aten.rms_norm", dtypes=FLOATS)
     def rms_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm by the root of the mean square, in float32, as torch computes it."""
         found = arguments_of(node)
@@ -119,7 +108,7 @@ class Norms(Translation):
             part, node, made if wanted == torch.float32 else opset13.convert(made, TYPES[wanted])
         )
 
-    @visits("aten._weight_norm")
+    @visits("aten._weight_norm", dtypes=FLOATS)
     def weight_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a weight of given lengths: a constant, which OpenVINO computes ahead of time."""
         found = arguments_of(node)

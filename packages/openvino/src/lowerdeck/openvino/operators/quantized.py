@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from openvino import Output, Type, opset13
@@ -11,7 +10,6 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -44,12 +42,7 @@ def _makes(node: Node) -> bool:
 class Quantized(Translation):
     """Conversions between floats and bytes."""
 
-    quantized: ClassVar[Sequence[SupportedOp]] = tuple(
-        SupportedOp(name, _ALLOWED, when=_of_bytes)
-        for name in (_QUANTIZE, _QUANTIZE_CHANNELS, _DEQUANTIZE, _DEQUANTIZE_CHANNELS)
-    )
-
-    @visits(_QUANTIZE, _QUANTIZE_CHANNELS)
+    @visits(_QUANTIZE, _QUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
     def quantize(self, part: PartitionView, node: Node) -> None:
         """Visit floats that become bytes."""
         found = arguments_of(node)
@@ -61,7 +54,7 @@ class Quantized(Translation):
         bounded = opset13.clamp(value, lowest, highest)
         self.give(part, node, opset13.convert(bounded, TYPES[tensor_of(node).dtype]))
 
-    @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS)
+    @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
     def dequantize(self, part: PartitionView, node: Node) -> None:
         """Visit bytes that become floats.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
-from typing import ClassVar
 
 import openvino
 import torch
@@ -13,7 +12,6 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -71,16 +69,8 @@ def _varied(node: Node) -> bool | str:
 class Reductions(Translation):
     """Reductions."""
 
-    reductions: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(name, FLOATS, when=_has_elements) for name in _REDUCTIONS),
-        *(SupportedOp(name, {torch.bool}, when=_has_elements) for name in _TRUTHS),
-        *(SupportedOp(name, FLOATS) for name in _SOFTMAX),
-        *(SupportedOp(name, FLOATS, static=True, when=_varied) for name in _VARIANCES),
-        SupportedOp("aten.linalg_vector_norm", FLOATS, when=_norm),
-        SupportedOp("aten.cumsum", NUMBERS),
-    )
-
-    @visits(*_REDUCTIONS, *_TRUTHS)
+    @visits(*_REDUCTIONS, dtypes=FLOATS, when=_has_elements)
+    @visits(*_TRUTHS, dtypes={torch.bool}, when=_has_elements)
     def reduction(self, part: PartitionView, node: Node) -> None:
         """Visit a sum, a mean, a product or an extreme."""
         found = arguments_of(node)
@@ -89,7 +79,7 @@ class Reductions(Translation):
         value = self.read(found["self"], tensor_of(node).dtype)
         self.give(part, node, reduce(value, axes, bool(found.get("keepdim"))))
 
-    @visits(*_SOFTMAX)
+    @visits(*_SOFTMAX, dtypes=FLOATS)
     def softmax(self, part: PartitionView, node: Node) -> None:
         """Visit a softmax, or its logarithm."""
         found = arguments_of(node)
@@ -97,7 +87,7 @@ class Reductions(Translation):
         function = _SOFTMAX[operator_name(node)]
         self.give(part, node, function(value, axis_of(found["self"], found["dim"])))
 
-    @visits(*_VARIANCES)
+    @visits(*_VARIANCES, dtypes=FLOATS, static=True, when=_varied)
     def variance(self, part: PartitionView, node: Node) -> None:
         """Visit a variance, or its root."""
         found = arguments_of(node)
@@ -111,7 +101,7 @@ class Reductions(Translation):
             made = opset13.sqrt(made)
         self.give(part, node, made)
 
-    @visits("aten.linalg_vector_norm")
+    @visits("aten.linalg_vector_norm", dtypes=FLOATS, when=_norm)
     def vector_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm of vectors."""
         found = arguments_of(node)
@@ -120,7 +110,7 @@ class Reductions(Translation):
         value = self.read(found["self"], tensor_of(node).dtype)
         self.give(part, node, reduce(value, axes, bool(found["keepdim"])))
 
-    @visits("aten.cumsum")
+    @visits("aten.cumsum", dtypes=NUMBERS)
     def running_sum(self, part: PartitionView, node: Node) -> None:
         """Visit a running sum."""
         found = arguments_of(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import openvino
 import torch
@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module import (
     PartitionView,
-    SupportedOp,
     arguments_of,
     operator_name,
     visits,
@@ -39,7 +38,6 @@ _ADAPTIVE = (
     "aten._adaptive_avg_pool2d",
 )
 _PADS = ("aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.replication_pad2d")
-_RESIZED = ("aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec")
 
 
 def _batched(node: Node) -> bool | str:
@@ -109,19 +107,8 @@ def _resized(node: Node) -> bool | str:
 class Windows(Translation):
     """Convolutions, pools, padding and resizing."""
 
-    windows: ClassVar[Sequence[SupportedOp]] = (
-        *(SupportedOp(name, FLOATS, when=_batched) for name in (*_CONVOLUTIONS, *_TRANSPOSED)),
-        SupportedOp("aten.convolution", FLOATS, ranks={1, 3, 4, 5}),
-        *(SupportedOp(name, FLOATS, when=_pool) for name in (*_AVERAGES, *_MAXIMA[:-1])),
-        SupportedOp(_MAXIMA[-1], FLOATS | {torch.int64}, when=_pool),
-        *(SupportedOp(name, FLOATS, when=_batched) for name in _ADAPTIVE),
-        *(SupportedOp(name, NUMBERS, when=_padded) for name in _PADS),
-        *(SupportedOp(name, FLOATS, when=_resized) for name in _RESIZED),
-        SupportedOp("aten.pixel_shuffle", FLOATS, ranks={4}),
-        SupportedOp("aten.pixel_unshuffle", FLOATS, ranks={4}),
-    )
-
-    @visits(*_CONVOLUTIONS, *_TRANSPOSED, "aten.convolution")
+    @visits(*_CONVOLUTIONS, *_TRANSPOSED, dtypes=FLOATS, when=_batched)
+    @visits("aten.convolution", dtypes=FLOATS, ranks={1, 3, 4, 5})
     def convolution(self, part: PartitionView, node: Node) -> None:
         """Visit a convolution: plain, in groups, transposed."""
         found = arguments_of(node)
@@ -151,7 +138,7 @@ class Windows(Translation):
             made = opset13.add(made, bias)
         self.give(part, node, made)
 
-    @visits(*_AVERAGES)
+    @visits(*_AVERAGES, dtypes=FLOATS, when=_pool)
     def average(self, part: PartitionView, node: Node) -> None:
         """Visit means over windows."""
         found = arguments_of(node)
@@ -183,7 +170,8 @@ class Windows(Translation):
             ),
         )
 
-    @visits(*_MAXIMA)
+    @visits(*_MAXIMA[:-1], dtypes=FLOATS, when=_pool)
+    @visits(_MAXIMA[-1], dtypes=FLOATS | {torch.int64}, when=_pool)
     def maximum_of_windows(self, part: PartitionView, node: Node) -> None:
         """Visit maxima over windows."""
         found = arguments_of(node)
@@ -200,14 +188,14 @@ class Windows(Translation):
         if taken is not None:
             self.give(part, taken, made.output(0))
 
-    @visits(*_ADAPTIVE)
+    @visits(*_ADAPTIVE, dtypes=FLOATS, when=_batched)
     def adaptive(self, part: PartitionView, node: Node) -> None:
         """Visit means over as many windows as are wanted."""
         found = arguments_of(node)
         wanted = whole(list(tensor_of(node).shape[2:]))
         self.give(part, node, opset13.adaptive_avg_pool(self.read(found["self"]), wanted))
 
-    @visits(*_PADS)
+    @visits(*_PADS, dtypes=NUMBERS, when=_padded)
     def padded(self, part: PartitionView, node: Node) -> None:
         """Visit a border, or what is cut off where it is negative."""
         found = arguments_of(node)
@@ -229,7 +217,7 @@ class Windows(Translation):
             opset13.pad(self.read(found.get("self")), whole(begin), whole(end), form, filling),
         )
 
-    @visits("aten.upsample_nearest2d.vec")
+    @visits("aten.upsample_nearest2d.vec", dtypes=FLOATS, when=_resized)
     def nearest(self, part: PartitionView, node: Node) -> None:
         """Visit an image of another size, whose pixels are those of the source."""
         found = arguments_of(node)
@@ -253,7 +241,7 @@ class Windows(Translation):
                 made = opset13.gather(made, whole(taken.tolist()), whole(axis))
         self.give(part, node, made)
 
-    @visits("aten.upsample_bilinear2d.vec")
+    @visits("aten.upsample_bilinear2d.vec", dtypes=FLOATS, when=_resized)
     def resized(self, part: PartitionView, node: Node) -> None:
         """Visit an image of another size, whose pixels lie between those of the source."""
         found = arguments_of(node)
@@ -266,7 +254,7 @@ class Windows(Translation):
         )
         self.give(part, node, made)
 
-    @visits("aten.pixel_shuffle", "aten.pixel_unshuffle")
+    @visits("aten.pixel_shuffle", "aten.pixel_unshuffle", dtypes=FLOATS, ranks={4})
     def shuffled(self, part: PartitionView, node: Node) -> None:
         """Visit channels that become pixels, or pixels that become channels."""
         found = arguments_of(node)

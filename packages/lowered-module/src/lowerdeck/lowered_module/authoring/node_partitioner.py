@@ -1,23 +1,22 @@
-"""A partitioner that gives a backend all that a table supports."""
+"""A partitioner that decides node by node, in as few partitions as can be."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import Proposal, Reason, propose_partitions
-from lowerdeck.lowered_module.authoring.compile_spec import CompileSpec
+from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.partitioner import (
     DelegationSpec,
     Partitioner,
     PartitionResult,
 )
 from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
-from lowerdeck.lowered_module.authoring.supported import SupportedOp, objection_of, overload_of
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.constants import constant_names
 from lowerdeck.lowered_module.program.known import (
     ASSERTION,
@@ -29,18 +28,15 @@ from lowerdeck.lowered_module.program.tags import AHEAD, DELEGATION_TAG
 from lowerdeck.torch_base import Behaviours, OpOverload, graphs_of, is_getitem
 
 
-class TablePartitioner(Partitioner):
-    """Delegates what a table supports, in as few partitions as can be, nested graphs included.
+class NodePartitioner(Partitioner):
+    """Delegates the nodes that it has no objection to, nested graphs included.
 
-    Where a table cannot say what the backend takes, derive from it and override ``objection``.
-
-    What a table would leave, but no input of the program changes (masks, positions), can be
-    computed ahead of time where one partition reads it: a ``DeclarativeBackend`` finds it among
-    the constants.
+    What there is an objection to, but no input of the program changes (masks, positions), can be
+    computed ahead of time where one partition reads it: ``PartitionView`` has it among the
+    constants.
 
     Args:
         backend_id: Where partitions go.
-        table: The operators, with what they must satisfy.
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change; for backends whose
@@ -48,19 +44,21 @@ class TablePartitioner(Partitioner):
         computes_ahead: Whether partitions take what no input changes; for backends that compile
             what a ``PartitionView`` shows them.
 
-    Raises:
-        PartitionError: The table holds something else than ``SupportedOp``.
-
     Attributes:
         report: Why nodes of the last program were left to it.
         known: Names of the placeholders of the program that no run changes, and of the calls that
             are computed ahead of time, for ``objection``.
+
+    Example:
+        >>> class Relus(NodePartitioner):
+        ...     def objection(self, node):
+        ...         return None if "relu" in str(node.target) else "it is no relu"
+        >>> partitioner = Relus("MyBackend", min_nodes=2)
     """
 
     def __init__(
         self,
         backend_id: str,
-        table: Sequence[SupportedOp],
         *,
         compile_specs: Sequence[CompileSpec] = (),
         min_nodes: int = 1,
@@ -68,19 +66,22 @@ class TablePartitioner(Partitioner):
         computes_ahead: bool = False,
     ) -> None:
         super().__init__()
-        for entry in table:
-            if not isinstance(entry, SupportedOp):
-                raise PartitionError(
-                    f"found {entry!r} in the table of {backend_id}, expected a SupportedOp"
-                )
         self.backend_id = backend_id
-        self.table = table
         self.compile_specs = compile_specs
         self.min_nodes = min_nodes
         self.owns_state = owns_state
         self.computes_ahead = computes_ahead
         self.report: WhyNoPartitionReporter = WhyNoPartitionReporter()
         self.known: Collection[str] = frozenset()
+
+    @abstractmethod
+    def objection(self, node: Node) -> str | None:
+        """Return why ``node`` is left to the program, or None if the backend takes it.
+
+        Args:
+            node: A call in the program or in a nested graph, but no ``getitem``: these go where
+                what they read goes.
+        """
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags.
@@ -97,10 +98,11 @@ class TablePartitioner(Partitioner):
             proposal, ahead = self._proposal(gm, own)
             for node in gm.graph.nodes:
                 node.meta.pop(AHEAD, None)
+            small = [n for n, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL]
             for nodes in proposal.partitions:
                 visited = [node for node in nodes if node not in ahead]
                 if len(visited) < max(self.min_nodes, 1):
-                    self._leave(visited)
+                    small += visited
                     continue
                 tag = f"{self.backend_id} {len(tags)}"
                 tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
@@ -108,36 +110,18 @@ class TablePartitioner(Partitioner):
                     node.meta[DELEGATION_TAG] = tag
                 for node in _with_assertions(_read_by(visited, ahead)):
                     node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
-            self._leave(
-                node for node, why in proposal.left_out.items() if why.reason is Reason.TOO_SMALL
-            )
+            for node in small:
+                # What reads one of several values follows its producer, whose reason is enough.
+                if not is_getitem(node):
+                    self.report.report_reject(
+                        node, f"its partition would have fewer than {self.min_nodes} nodes"
+                    )
         tag_constant_data(exported_program)
         if self.owns_state:
             tag_mutated_buffer(exported_program)
         reasons = self.report.reasons.items()
         self.refused: Mapping[str, str] = {node.name: reason for node, reason in reasons}
         return PartitionResult(exported_program, tags)
-
-    def ops_to_not_decompose(
-        self,
-        ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
-    ) -> tuple[list[OpOverload], None]:
-        """Return the operators of the table, which are of no use in pieces.
-
-        Args:
-            ep: The program before decomposition.
-        """
-        found = (overload_of(entry.name) for entry in self.table)
-        return [one for one in found if one is not None], None
-
-    def objection(self, node: Node) -> str | None:
-        """Return why ``node`` is left to the program, or None if the backend takes it.
-
-        Args:
-            node: A call in the program or in a nested graph, but no ``getitem``: these go where
-                what they read goes.
-        """
-        return objection_of(self.table, node)
 
     def _proposal(
         self, gm: GraphModule, constants: Collection[str]
@@ -190,14 +174,6 @@ class TablePartitioner(Partitioner):
         if node.op != "call_function" or is_getitem(node):
             return ""
         return self.objection(node)
-
-    def _leave(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            # What reads one of several values follows its producer, whose reason is enough.
-            if not is_getitem(node):
-                self.report.report_reject(
-                    node, f"its partition would have fewer than {self.min_nodes} nodes"
-                )
 
 
 def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:

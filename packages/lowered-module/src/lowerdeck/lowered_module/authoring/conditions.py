@@ -1,57 +1,45 @@
-"""Which operators a backend takes, as a table."""
+"""What a call of an operator must satisfy for a backend to take it."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module.authoring.rejects import operator_name
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.torch_base import OpOverload, pytree, schema_of
 
 
 @dataclass(frozen=True, slots=True)
-class SupportedOp:
-    """One operator, and what a node must satisfy to be taken.
+class Conditions:
+    """What the calls that one visitor takes have in common; see ``visits`` for the attributes."""
 
-    Attributes:
-        name: The operator, such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
-            ``"aten.relu.default"``.
-        dtypes: Dtypes that its tensors, in and out, may have; None takes all.
-        ranks: Numbers of dimensions that its tensors may have; None takes all.
-        static: Whether all sizes must be plain numbers.
-        when: Called with the node; returns True to take it, or False, or a str that says why not.
-
-    Raises:
-        LoweringError: The name is no name of an operator, or ``dtypes`` holds something else.
-    """
-
-    name: str
-    dtypes: Collection[torch.dtype] | None = None
-    ranks: Collection[int] | None = None
-    static: bool = False
-    when: Callable[[Node], bool | str] | None = None
+    visitor: Callable[..., Any]
+    dtypes: Collection[torch.dtype] | None
+    ranks: Collection[int] | None
+    static: bool
+    when: Callable[[Node], bool | str] | None
 
     def __post_init__(self) -> None:
-        """Refuse what would never match a node."""
-        require_operator_name(self.name)
+        """Refuse dtypes that would never match a tensor."""
         dtypes: object = self.dtypes
         if dtypes is not None and not (
             isinstance(dtypes, Collection) and all(isinstance(one, torch.dtype) for one in dtypes)
         ):
             raise LoweringError(
-                f"{self.name}: found dtypes {dtypes!r}, expected a set such as {{torch.float32}}"
+                f"{self.visitor.__name__}: found dtypes {dtypes!r}, expected a set such as "
+                "{torch.float32}"
             )
 
     def objection(self, node: Node) -> str | None:
         """Return why ``node`` is not taken, or None if it is.
 
         Args:
-            node: A node with this operator.
+            node: A call of the visitor's operator.
         """
         for tensor in tensors_of(node):
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
@@ -68,32 +56,14 @@ class SupportedOp:
         return None if answer else "its predicate says no"
 
 
-def objection_of(table: Sequence[SupportedOp], node: Node) -> str | None:
-    """Return why no entry of a table takes ``node``, or None if one does.
-
-    Args:
-        table: Entries; several may have one name, then any of them may take the node.
-        node: A computing node.
-    """
-    name = operator_name(node)
-    reasons = []
-    for entry in table:
-        if full_name(entry.name) == name:
-            reason = entry.objection(node)
-            if reason is None:
-                return None
-            reasons.append(reason)
-    return " and ".join(dict.fromkeys(reasons)) or f"{name} is not supported"
-
-
-def require_operator_name(name: object) -> None:
-    """Raise unless ``name`` may be the name of an operator.
+def find_operator(name: object) -> OpOverload | None:
+    """Return the operator of torch with that name, or None if it may be one of another library.
 
     Operators of torch must exist; those of other libraries may be registered later. What has no
     dot is a function, such as the higher-order operator ``cond``.
 
     Args:
-        name: What an author wrote.
+        name: What an author wrote, with or without overload.
 
     Raises:
         LoweringError: With what may have been meant.
@@ -106,32 +76,21 @@ def require_operator_name(name: object) -> None:
     if not dot:
         if hasattr(torch.ops.aten, name) and not hasattr(operator, name):
             raise LoweringError(f"found {name!r} as an operator, expected 'aten.{name}'")
-        return
+        return None
     short, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), short, None)
     if packet is None:
         if namespace == "aten":
             raise LoweringError(f"torch has no operator {name!r}")
-        return
+        return None
     # aten::add without an overload, and its like, are for plain numbers.
-    known = [one for one in packet.overloads() if "Tensor" in str(schema_of(getattr(packet, one)))]
+    every = {one: getattr(packet, one) for one in packet.overloads()}
+    known = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
     if (overload or "default") not in known:
         names = ", ".join(f"{namespace}.{short}.{one}" for one in known)
         raise LoweringError(f"torch has no operator {full_name(name)!r}; it has {names}")
-
-
-def overload_of(name: str) -> OpOverload | None:
-    """Return the operator of torch with that name, or None where there is none.
-
-    Args:
-        name: With or without overload.
-    """
-    if "." not in name:
-        return None
-    namespace, short, overload = full_name(name).split(".")
-    packet = getattr(getattr(torch.ops, namespace), short, None)
-    found = getattr(packet, overload, None)
-    return found if isinstance(found, OpOverload) else None
+    found: OpOverload = known[overload or "default"]
+    return found
 
 
 def full_name(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import statistics
+import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,18 +14,17 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
-from lowerdeck.lowered_module.choosing.official_runtime import OfficialRuntime
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
+from lowerdeck.lowered_module.official_runtime import (
+    OfficialRuntime,
+    backend_names,
+    measure,
+)
 from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
-from lowerdeck.lowered_module.preprocess import Progress
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import pytree
 
-_ROUNDS = 15
-_FAR_SLOWER = 4
-_QUICK_MS = 20.0
-"""A file that is so many times slower than the fastest, and takes more milliseconds than this,
-is called once: on a large model its rounds would take minutes."""
 _AS_FAST = 1.01
 """Within a hundredth of the fastest, a file without a backend is preferred to one with."""
 
@@ -39,9 +38,9 @@ class Trial:
         delegates: How many partitions went to it.
         left: How many computing nodes stayed with the runtime's kernels.
         file_bytes: Size of the file.
-        milliseconds: Median time of a call in the official runtime, or the time of one call where
-            that is far more than the fastest file's; None where it was not taken.
-        difference: Largest difference from eager; None where the file does not run.
+        milliseconds: Least time of a call in the official runtime; None where the file
+            is not right.
+        difference: Largest difference from eager; None where the file is not right.
         why_not: Why it cannot be chosen; empty where it can.
         chosen: Whether it was.
     """
@@ -91,17 +90,16 @@ def lower_fastest(
     """Return the lowering of a program that is fastest in the official runtime, and all trials.
 
     The program is lowered for the runtime's own kernels and for each backend, and called on its
-    example inputs in a process of its own; the files that are right and not far slower than
-    another are then timed in turn, with as many threads as the runtime takes. ``executorch`` must
-    be installed.
+    example inputs in a process of its own, with as many threads as the runtime takes.
+    ``executorch`` must be installed.
 
     Args:
         program: The program; its example inputs are what is measured.
         wanted: What eager gives for them, flat.
         backends: Names of installed partitioners; None for all whose backend the runtime has.
         tolerance: How far outputs may be from eager's.
-        progress: Called before the first trial, after each, and before the timing, with how many
-            trials are done, how many there are, and what was done or comes next.
+        progress: Called before the first trial and after each, with how many trials are done, how
+            many there are, and what was done or comes next.
 
     Raises:
         LoweringError: The runtime is not installed, the program has no example inputs, or no
@@ -122,39 +120,36 @@ def lower_fastest(
     inputs, expected = pytree.tree_leaves(program.example_inputs), list(wanted)
     show = _silent if progress is None else progress
     trials: list[Trial] = []
-    made: list[LoweredProgram | None] = []
+    programs: dict[str, LoweredProgram] = {}
     with OfficialRuntime() as runtime, tempfile.TemporaryDirectory() as folder:
-        known = runtime.backends()
+        known = runtime.call(backend_names)
         names = ["", *(_installed(known) if backends is None else backends)]
-        files = [Path(folder, f"{number}.pte") for number in range(len(names))]
         show(0, len(names), f"the runtime's own kernels, then {', '.join(names[1:]) or 'nothing'}")
-        for name, file in zip(names, files, strict=True):
+        for name in names:
             start = time.perf_counter()
-            trial, lowered = _lowered(program, name, known)
-            if lowered is not None:
-                lowered.save(file)
-                trial = _called(runtime, trial, file, inputs, expected, tolerance)
+            try:
+                if name and name not in known:
+                    raise LoweringError(f"the runtime has no {name}")
+                file = Path(folder, "model.pte")
+                programs[name], trial = _lowered(program, name, file)
+                outputs, seconds = runtime.call(measure, str(file), inputs)
+                difference = _difference(outputs, expected, tolerance)
+                trial = replace(trial, milliseconds=1e3 * seconds, difference=difference)
+            except LoweringError as error:
+                trial = Trial(name, why_not=str(error))
             trials.append(trial)
-            made.append(lowered)
             took = time.perf_counter() - start
             outcome = f"{trial.name}: {trial.why_not or 'right'}, took {took:.1f} s"
             show(len(trials), len(names), outcome)
-        timed = _worth_timing(trials)
-        if not timed:
-            reasons = "; ".join(f"{trial.name}: {trial.why_not}" for trial in trials)
-            raise LoweringError(f"nothing that was tried is right: {reasons}")
-        show(len(trials), len(names), f"{len(timed)} of them are right and timed in turn")
-        times = runtime.seconds_in_turn([files[number] for number in timed], inputs, _ROUNDS)
-    medians = [1e3 * statistics.median(samples) for samples in times]
-    for number, milliseconds in zip(timed, medians, strict=True):
-        trials[number] = replace(trials[number], milliseconds=milliseconds)
-    as_fast = zip(timed, medians, strict=True)
-    near = [number for number, one in as_fast if one <= _AS_FAST * min(medians)]
-    best = 0 if 0 in near else timed[medians.index(min(medians))]
-    trials[best] = replace(trials[best], chosen=True)
-    chosen = made[best]
-    assert chosen is not None
-    return chosen, trials
+    times = {one.backend: one.milliseconds for one in trials if one.milliseconds is not None}
+    if not times:
+        reasons = "; ".join(f"{trial.name}: {trial.why_not}" for trial in trials)
+        raise LoweringError(f"nothing that was tried is right: {reasons}")
+    best = min(times, key=times.__getitem__)
+    if times.get("", math.inf) <= _AS_FAST * times[best]:
+        best = ""
+    trials = [replace(one, chosen=one.backend == best) for one in trials]
+    return programs[best], trials
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
@@ -164,10 +159,8 @@ def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
         trials: What was tried.
     """
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
-    last, width = float("inf"), max((len(trial.name) for trial in trials), default=0)
-    for trial in sorted(
-        trials, key=lambda one: last if one.milliseconds is None else one.milliseconds
-    ):
+    width = max((len(trial.name) for trial in trials), default=0)
+    for trial in sorted(trials, key=lambda one: one.milliseconds or math.inf):
         yield trial.line(width)
 
 
@@ -177,54 +170,26 @@ def _installed(known: Sequence[str]) -> list[str]:
     return sorted({entry.name for entry in entries} & set(known))
 
 
-def _lowered(
-    program: ExportedProgram, name: str, known: Sequence[str]
-) -> tuple[Trial, LoweredProgram | None]:
-    trial = Trial(name)
-    if name and name not in known:
-        return replace(trial, why_not=f"the runtime has no {name}"), None
+def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, Trial]:
+    """Lower a program for one backend into a file."""
     try:
         lowered = lower(program, name or None, progress=_silent)
     except Exception as error:
         # Whatever an installed backend raises is a reason against it, none against the others.
-        return replace(trial, why_not=f"cannot be lowered: {in_a_line(error)}"), None
+        raise LoweringError(f"cannot be lowered: {in_a_line(error)}") from error
     summary = lowered.delegation()
     if name and not summary.delegates.get(name):
-        return replace(trial, why_not="takes nothing of the program"), None
+        raise LoweringError("takes nothing of the program")
     counts = sum(summary.delegates.values()), sum(summary.left.values())
-    return replace(trial, delegates=counts[0], left=counts[1]), lowered
+    return lowered, Trial(name, *counts, file_bytes=lowered.save(file))
 
 
-def _called(
-    runtime: OfficialRuntime,
-    trial: Trial,
-    file: Path,
-    inputs: Sequence[Any],
-    wanted: Sequence[Any],
-    tolerance: float,
-) -> Trial:
-    """Return the trial with what the first call of its file gave."""
-    trial = replace(trial, file_bytes=file.stat().st_size)
-    try:
-        found, seconds = runtime.first_outputs(file, inputs)
-        difference = max((each.largest for each in accuracy_of(found, wanted)), default=0.0)
-    except (LoweringError, ValueError) as error:
-        return replace(trial, why_not=in_a_line(error))
+def _difference(outputs: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> float:
+    """Return the largest difference from eager; raise where it is more than the tolerance."""
+    difference = max((one.largest for one in accuracy_of(outputs, wanted)), default=0.0)
     if not difference <= tolerance:
-        told = f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
-        return replace(trial, difference=difference, why_not=told)
-    return replace(trial, difference=difference, milliseconds=1e3 * seconds)
-
-
-def _worth_timing(trials: Sequence[Trial]) -> list[int]:
-    """Return the numbers of the trials that are right and not far slower than another."""
-    once = {
-        number: trial.milliseconds
-        for number, trial in enumerate(trials)
-        if trial.milliseconds is not None
-    }
-    slow = max(_FAR_SLOWER * min(once.values(), default=0.0), _QUICK_MS)
-    return [number for number, milliseconds in once.items() if milliseconds <= slow]
+        raise LoweringError(f"differs from eager by {difference:.3g}, more than {tolerance:.3g}")
+    return difference
 
 
 def _silent(done: int, total: int, label: str) -> None:

@@ -1,0 +1,160 @@
+"""Models, samples and partitioners that the command line names as ``MODULE:FACTORY``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from lowerdeck.lowered_module.authoring.quantization import Sample
+from lowerdeck.lowered_module.authoring.registry import find_partitioner
+from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.pipeline import Example, example_of, in_a_line
+
+_OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
+_Made = TypeVar("_Made")
+
+
+def example_from(factory: str) -> Example:
+    """Return the module and example inputs that a factory makes.
+
+    Args:
+        factory: ``"package.module:function"``; modules are also looked for in the current folder.
+
+    Raises:
+        LoweringError: There is no such function, or it returns something else.
+    """
+    expected = (
+        "expected a function without arguments that returns (module, example_args) or (module, "
+        "example_args, example_kwargs)"
+    )
+    model = _made(factory, expected, lambda given: example_of(given, f"{factory!r} returned"))
+    with suppress(NotImplementedError):
+        # What PT2E converted has no modes, and says so.
+        model[0].eval()
+    return model
+
+
+def samples_from(factory: str) -> list[Sample]:
+    """Return the inputs that a factory makes to calibrate with.
+
+    Args:
+        factory: ``"package.module:function"``; it returns or yields samples, each a tuple of
+            inputs, a mapping of inputs by name, or the only input.
+
+    Raises:
+        LoweringError: There is no such function, or it makes no samples.
+    """
+    expected = (
+        "expected a function without arguments that returns or yields samples: tuples of inputs"
+    )
+
+    def listed(given: Any) -> list[Sample]:
+        is_one = isinstance(given, torch.Tensor | Mapping | str)
+        samples = [] if is_one or not isinstance(given, Iterable) else list(map(_sample, given))
+        if not samples:
+            told = "nothing" if isinstance(given, Iterable) and not is_one else ""
+            raise LoweringError(
+                f"--calibrate {factory!r} returned {told or f'a {type(given).__name__}'}, "
+                f"{expected}"
+            )
+        return samples
+
+    return _made(factory, expected, listed, "--calibrate ")
+
+
+def partitioner_from(name: str) -> Any:
+    """Return an installed partitioner, or one of any module.
+
+    Args:
+        name: Name of an installed one, or ``"package.module:Class"``.
+
+    Raises:
+        LoweringError: There is none, or it cannot be made without arguments.
+    """
+    made: Any
+    try:
+        if ":" not in name:
+            made = find_partitioner(name)
+        else:
+            made = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+            made = made() if isinstance(made, type) else made
+    except LoweringError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoweringError(
+            f"{name!r} cannot be made without arguments: {in_a_line(error)}; name a partitioner "
+            "that is made already"
+        ) from error
+    missing = [part for part in _OF_PARTITIONERS if not callable(getattr(made, part, None))]
+    if missing:
+        raise LoweringError(
+            f"{name!r} is a {type(made).__name__} without {' and '.join(missing)}, expected a "
+            "partitioner: derive it from lowerdeck.lowered_module.Partitioner"
+        )
+    return made
+
+
+def sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the files of the modules that were imported for these names.
+
+    Args:
+        names: ``"package.module:path"``, or names of backends, which have none.
+    """
+    for name in names:
+        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
+        yield name, getattr(module, "__file__", None)
+
+
+def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:
+    """Return what a factory returns, converted."""
+    function = _named(factory, "MODULE:FACTORY, such as mymodel:example")
+    if not callable(function):
+        raise LoweringError(f"{option}{factory!r} is a {type(function).__name__}, {expected}")
+    try:
+        return convert(function())
+    except LoweringError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoweringError(
+            f"{option}{factory!r} raised {in_a_line(error)}; {expected}"
+        ) from error
+
+
+def _sample(given: Any) -> Sample:
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+
+
+def _named(text: str, expected: str) -> Any:
+    """Return what ``"package.module:path"`` names."""
+    module, _, path = text.partition(":")
+    if not module or not path:
+        raise LoweringError(f"found {text!r}, expected {expected}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        made: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        stem = Path(module).stem
+        cure = "install it, or start the command in the folder that holds it"
+        if module == f"{stem}.py":
+            cure = f"give the module without .py: {stem}:{path}"
+        raise LoweringError(
+            f"module {module!r} of {text!r} cannot be imported ({error}): {cure}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise LoweringError(
+            f"module {module!r} of {text!r} cannot be imported: {in_a_line(error)}"
+        ) from error
+    for name in path.split("."):
+        if not hasattr(made, name):
+            raise LoweringError(f"{text!r}: {made!r} has no {name!r}")
+        made = getattr(made, name)
+    return made

@@ -1,0 +1,203 @@
+"""Masks of attention without repeated rows.
+
+transformers computes a mask with a row for each query, by a gather at all positions and by
+comparing positions with 0. With dynamic sizes none of this is a constant, so that each call would
+compute it in kernels outside of the delegate. Attention broadcasts its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from lowerdeck.torch_base import (
+    arguments_of,
+    copy_graph_module,
+    expression_of,
+    renamed_outputs,
+    with_parts,
+)
+
+_aten = torch.ops.aten
+_ATTENTION = _aten.scaled_dot_product_attention.default
+_ARANGE = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
+_AND = (_aten.__and__.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default)
+_ONES = (_aten.ones.default, _aten.new_ones.default, _aten.ones_like.default)
+_SAME_NUMBERS = (
+    *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default),
+    *(_aten.clone.default, _aten.alias.default, _aten.slice.Tensor),
+)
+"""Operators that change no number where the sizes and the dtype stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The numbers from 0 along one dimension; the other dimensions have size 1.
+
+    Attributes:
+        axis: The dimension.
+        count: How many they are: a number, or the node of a symbolic one.
+    """
+
+    axis: int
+    count: Any
+
+
+_TRUE = "true"
+"""Marks a tensor that is True everywhere."""
+
+
+def with_short_masks(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose attention takes masks without repeated rows.
+
+    A gather at all positions becomes a view; a mask loses parts that are True everywhere, and its
+    expansion.
+
+    Args:
+        program: A functional program; not changed, and returned itself if it has no such mask.
+
+    Source: ``transformers.masking_utils`` of transformers 5.24.
+    """
+    if not any(node.target in _ARANGE for node in program.graph.nodes):
+        return program
+    copied = copy_graph_module(program.graph_module)
+    if not _shorten(copied.graph):
+        return program
+    copied.recompile()
+    signature = renamed_outputs(program.graph_signature, copied.graph)
+    return with_parts(program, graph_module=copied, graph_signature=signature)
+
+
+def _shorten(graph: Graph) -> bool:
+    """Shorten the masks of a graph; return whether there was one."""
+    known: dict[Node, Any] = {}
+    changed = False
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        known[node] = _known_of(node, known)
+        if node.target is _aten.index.Tensor:
+            changed |= _becomes_view(node, known)
+        elif node.target is _ATTENTION:
+            mask = arguments_of(node)["attn_mask"]
+            short = _without_repeats(mask, known)
+            if short is not mask:
+                node.update_arg(3, short)
+                changed = True
+    return changed
+
+
+def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
+    """Return ``_Positions`` or ``_TRUE`` of a result, or None."""
+    target: Any = node.target
+    args: Any = node.args
+    if target in _ARANGE:
+        return _arange(arguments_of(node))
+    if target in _ONES or (target is _aten.full.default and args[1]):
+        return _TRUE if _is_bool(node) else None
+    of = known.get(args[0]) if args and isinstance(args[0], Node) else None
+    if of is None:
+        return None
+    if of is _TRUE:
+        is_shape = target in (_aten.expand.default, _aten.unsqueeze.default, _aten.view.default)
+        is_both = target in _AND and known.get(args[1]) is _TRUE
+        return _TRUE if is_shape or is_both or _is_same(node) else None
+    if target is _aten.ge.Scalar:
+        return _TRUE if args[1] == 0 else None
+    if target is _aten.unsqueeze.default:
+        axis = int(args[1]) % len(_shape(node))
+        return _Positions(of.axis + (axis <= of.axis), of.count)
+    is_zero = target is _aten.add.Tensor and type(args[1]) is int and args[1] == 0
+    return of if is_zero or _is_same(node) else None
+
+
+def _arange(args: Mapping[str, Any]) -> _Positions | None:
+    is_plain = args.get("start", 0) == 0 and args.get("step", 1) == 1
+    is_integer = args.get("dtype") in (None, torch.int64, torch.int32)
+    end = args["end"]
+    if not is_plain or not is_integer or isinstance(end, float):
+        return None
+    return _Positions(0, end)
+
+
+def _becomes_view(node: Node, known: Mapping[Any, Any]) -> bool:
+    """Replace a gather at all positions of each dimension, in order; return whether it was one."""
+    args = arguments_of(node)
+    source, indices = args["self"], args["indices"]
+    rank = len(_shape(node))
+    sizes: list[Any] = [1] * rank
+    axes = []
+    for index in indices:
+        positions = known.get(index)
+        if not isinstance(positions, _Positions):
+            return False
+        # Indices of fewer dimensions are broadcast from the last.
+        axes.append(positions.axis + rank - len(_shape(index)))
+        sizes[axes[-1]] = positions.count
+    if axes != sorted(set(axes)) or len(axes) != len(_shape(source)):
+        return False
+    for dim, axis in enumerate(axes):
+        if not _are_equal([_number(sizes[axis])], _shape(source)[dim : dim + 1]):
+            source = _inserted(node, _aten.slice.Tensor, (source, dim, 0, sizes[axis]))
+    view = _inserted(node, _aten.view.default, (source, sizes))
+    node.replace_all_uses_with(view)
+    return True
+
+
+def _inserted(node: Node, target: Any, args: tuple[Any, ...]) -> Node:
+    """Insert a call before a node that it does a part of."""
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(target, args)
+    call.meta = {**node.meta, "val": target(*map_arg(args, _number))}
+    return call
+
+
+def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
+    """Return a mask that attention broadcasts to the same, of as many dimensions."""
+    if not isinstance(mask, Node):
+        return mask
+    inner: Any = None
+    args: Any = mask.args
+    if mask.target is _aten.expand.default or _is_same(mask):
+        inner = args[0]
+    elif mask.target in _AND and _is_bool(mask):
+        first, second = args
+        if _TRUE in (known.get(first), known.get(second)):
+            inner = second if known.get(first) is _TRUE else first
+    elif mask.target is _aten.where.self and known.get(args[0]) is _TRUE:
+        inner = args[1]
+    if not isinstance(inner, Node) or len(_shape(inner)) != len(_shape(mask)):
+        return mask
+    return _without_repeats(inner, known)
+
+
+def _is_same(node: Node) -> bool:
+    source = node.args[0] if node.target in _SAME_NUMBERS else None
+    if not isinstance(source, Node):
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    return before.dtype == after.dtype and _are_equal(before.shape, after.shape)
+
+
+def _is_bool(node: Node) -> bool:
+    return bool(node.meta["val"].dtype is torch.bool)
+
+
+def _shape(node: Node) -> Any:
+    return node.meta["val"].shape
+
+
+def _number(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, Node) else size
+
+
+def _are_equal(left: Any, right: Any) -> bool:
+    return len(left) == len(right) and all(
+        expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
+    )

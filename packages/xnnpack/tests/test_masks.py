@@ -1,0 +1,50 @@
+"""Masks written out as models of transformers do it are short in the file, and right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+from lowerdeck.lowered_module import lower
+from lowerdeck.runner import load
+
+
+class Attention(nn.Module):
+    """Attention whose mask is gathered at all positions and has a row for each query."""
+
+    def __init__(self, *, first: int, causal: bool) -> None:
+        super().__init__()
+        self.first, self.causal = first, causal
+
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        batch, length = x.shape[0], kept.shape[1]
+        q = kv = torch.arange(length) + 0
+        q, kv = q[None, None, :, None], kv[None, None, None, :]
+        mask = q.new_ones((), dtype=torch.bool) & (q >= self.first)
+        mask = mask & kept.bool()[torch.arange(batch)[:, None, None, None], kv]
+        if self.causal:
+            mask = mask & (kv <= q)
+        mask = mask.expand(batch, -1, length, length)
+        x = x[:, None]
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_masks_are_short_and_right(first: int, causal: bool) -> None:
+    model = Attention(first=first, causal=causal)
+    args = (torch.randn(2, 6, 4), torch.ones(2, 6, dtype=torch.int64))
+    batch, length = Dim("batch", max=4), Dim("length", max=8)
+    program = export(model, args, dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}))
+    lowered = lower(program, "XnnpackBackend")
+    names = [operator.name for operator in lowered.program.execution_plan[0].operators]
+    assert "aten::index" not in names
+    assert ("aten::bitwise_and" in names) == (first > 0 or causal)
+    forward = load(lowered.buffer).method()
+    for sizes in ((2, 6), (4, 8), (1, 3)):
+        x, kept = torch.randn(*sizes, 4), torch.rand(sizes) > 0.3
+        kept[:, 0] = True
+        kept = kept.long()
+        torch.testing.assert_close(forward(x, kept), model(x, kept))
