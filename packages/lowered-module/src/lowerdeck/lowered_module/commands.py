@@ -216,7 +216,9 @@ def _lower(
         lowered.save(args.output)
     accuracy, not_compared = _compared(model, args.output, args.check, stages)
     lines = list(trial_lines(trials)) if trials else []
-    lines += report_lines(lowered, args.output, stages.seconds, accuracy, not_compared)
+    lines += report_lines(
+        lowered, lowered.delegation(), args.output, stages.seconds, accuracy, not_compared
+    )
     if quantizer is not None:
         lines += quantization_lines(
             quantizer.mode,

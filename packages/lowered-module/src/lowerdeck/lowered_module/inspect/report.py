@@ -8,12 +8,13 @@ from pathlib import Path
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
-from lowerdeck.lowered_module.pipeline import LoweredProgram
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary
 from lowerdeck.serializer import FileRange, Storage
 
 
 def report_lines(
-    lowered: LoweredProgram,
+    emitted: EmittedProgram,
+    summary: DelegationSummary,
     file: Path,
     seconds: Mapping[str, float],
     accuracy: Sequence[OutputAccuracy],
@@ -22,13 +23,13 @@ def report_lines(
     """Yield what lowering came to, and what fills the file.
 
     Args:
-        lowered: What was lowered.
+        emitted: What was emitted.
+        summary: What went to backends.
         file: Where it was written.
         seconds: Wall time of each stage.
         accuracy: The difference of each output from eager's.
         not_compared: Why that is not known; empty if it is.
     """
-    summary = lowered.delegation()
     delegated, left = sum(summary.delegated.values()), sum(summary.left.values())
     per_backend = ", ".join(f"{count} to {name}" for name, count in summary.delegates.items())
     yield f"nodes          {delegated + left}"
@@ -39,12 +40,12 @@ def report_lines(
     yield from map(str, summary.remarks)
     size = file.stat().st_size
     yield f"file size      {_size(size)}"
-    for name, count in sorted(_contents(lowered, size).items(), key=lambda item: -item[1]):
+    for name, count in sorted(_contents(emitted, size).items(), key=lambda item: -item[1]):
         if count:
             # A device that was written to has no size.
             part = f" {count / size:>5.0%}" if size else ""
             yield f"  {name:<20} {_size(count):>12}{part}"
-    plans = lowered.program.execution_plan
+    plans = emitted.program.execution_plan
     yield f"planned memory {_size(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
     yield "time           " + ", ".join(f"{one} {spent:.2f} s" for one, spent in seconds.items())
     if not_compared:

@@ -161,8 +161,8 @@ class SharedWeights(Executor):
         ...     SharedWeights(threads, folder) as executor,
         ... ):
         ...     lowered = lower(model, TaggingPartitioner(lambda _: "all"), executor=executor)
-        >>> 64 * 64 * 4 < executor.written < 18_000
-        True
+        >>> executor.written // 1000  # kB: the weight, and what describes it
+        18
     """
 
     def __init__(self, executor: Executor, directory: str | os.PathLike[str]) -> None:

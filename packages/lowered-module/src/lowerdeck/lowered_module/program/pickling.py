@@ -23,6 +23,7 @@ from lowerdeck.lowered_module.program.tags import AHEAD, REJECT, REMARKS
 from lowerdeck.torch_base import (
     FakeTensor,
     FakeTensorMode,
+    copy_graph_module,
     executorch_call_delegate,
     reserve_name,
 )
@@ -100,6 +101,11 @@ def _classes() -> tuple[Any, Any]:
                 number: Any = torch.SymInt(obj.node)  # type: ignore[no-untyped-call]
                 return _symbolic, (type(obj), *super().reducer_override(number))
             if isinstance(obj, GraphModule):
+                if any(edge_operator(node.target) for node in obj.graph.nodes):
+                    # torch refuses operators of other classes than its own.
+                    obj = copy_graph_module(obj)
+                    for node in obj.graph.nodes:
+                        node.target = edge_operator(node.target) or node.target
                 names = [node.name for node in obj.graph.nodes]
                 return _renamed, (*super().reducer_override(obj), names)
             return super().reducer_override(edge_operator(obj) or obj)
