@@ -82,17 +82,9 @@ tracing_lock = RLock()
 """Held while anything is traced."""
 
 
-@cache
 def has_composite_kernel(operator: OpOverload) -> bool:
     """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if key in operator.py_kernels:
-        return True
-    try:
-        return operator.has_kernel_for_dispatch_key(key)
-    except RuntimeError:
-        # Some overloads exist for TorchScript only.
-        return False
+    return composite_parts(operator) is not None
 
 
 def is_preservable(operator: OperatorBase) -> bool:

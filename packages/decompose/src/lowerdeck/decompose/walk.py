@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node, map_arg
+from torch.fx.node import map_aggregate
 
 from lowerdeck.decompose._torch_private import (
     base_name,
@@ -168,13 +168,9 @@ class Walk:
         Args:
             tree: Any tree of tuples, lists and dicts.
         """
-        if isinstance(tree, Value):
-            return self.current(tree)
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(map(self.read, tree))
-        if isinstance(tree, dict):
-            return {name: self.read(item) for name, item in tree.items()}
-        return tree
+        return map_aggregate(
+            tree, lambda leaf: self.current(leaf) if isinstance(leaf, Value) else leaf
+        )
 
     def base(self, memory: Memory) -> Node:
         """Return the current node of a whole memory, with pending writes applied.
@@ -283,9 +279,11 @@ class Walk:
         except DecomposeError:
             raise
         except Exception as error:
-            # A graph that was edited by hand may be invalid in any way.
+            # A rule may fail in any way, and a graph that was edited by hand be invalid in any.
+            reason = str(error).strip().partition("\n")[0]
             raise TemplateError(
-                f"{describe_node(node)} cannot be decomposed: {type(error).__name__}: {error}"
+                f"{describe_node(node)} cannot be traced by itself: {type(error).__name__}: "
+                f"{reason}; keep it whole, or give a table with another rule for it"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
@@ -318,7 +316,8 @@ class Walk:
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         has_new_sizes = torch.Tag.dynamic_output_shape in target.tags
-        if "unbacked_bindings" in node.meta or has_new_sizes or _gives_nothing(target):
+        returns_nothing = not schema_of(target).returns
+        if "unbacked_bindings" in node.meta or has_new_sizes or returns_nothing:
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
         # A copy of the call would not cast its arguments.
@@ -458,8 +457,3 @@ _SIZES = frozenset(
     {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
     | {_ATEN.sym_numel.default}
 )
-
-
-@cache
-def _gives_nothing(target: OpOverload) -> bool:
-    return not schema_of(target).returns
