@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
-from lowerdeck_zoo import Of, exported, saved_and_loaded
+from lowerdeck_zoo import Of, exported
 
 
 def test_norms_of_batches_and_instances_have_one_base() -> None:
@@ -67,13 +66,6 @@ def test_reading_a_lazy_clone_does_not_copy_it() -> None:
 def test_what_has_no_memory_has_no_address() -> None:
     assert private.data_address(torch.zeros(4, device="meta")[2:]) == 0
     assert private.data_address(torch.zeros(4).to_sparse()) == 0
-
-
-def test_a_negative_view_shares_memory() -> None:
-    tensor = torch.ones(2)
-    view = private.negative_view(tensor)
-    tensor.mul_(3)
-    assert view.eq(-3).all()
 
 
 def test_values_under_a_fake_mode_are_fake() -> None:
@@ -356,33 +348,6 @@ def test_erasing_does_what_erase_node_does() -> None:
     ours.graph.lint()
 
 
-def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
-    inner = symbolic_trace(lambda x: x.sin())
-    assert not private.is_impure(inner)
-    assert not private.is_impure(None)
-    private.mark_impure(inner)
-    for module in (inner, copy.deepcopy(inner)):
-        assert private.is_impure(module)
-        graph = Graph()
-        x = graph.placeholder("x")
-        graph.call_module("inner", (x,))
-        graph.output(x)
-        gm = GraphModule({"inner": module}, graph)
-        gm.graph.eliminate_dead_code()
-        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
-
-
-def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
-    gm = symbolic_trace(lambda x: torch.sin(x) + x)
-    nodes = list(gm.graph.nodes)
-    x, sin, add, output = nodes
-    x.users.clear()
-    assert private.reads_only_earlier(nodes)
-    assert not private.reads_only_earlier([x, add, sin, output])
-    assert not private.reads_only_earlier([sin, x, add, output])
-    assert not private.reads_only_earlier([sin, add, output])
-
-
 def test_a_program_with_other_parts_is_a_whole_program() -> None:
     program = linear()
     made = private.with_parts(program, example_inputs=None, guards_code=[])
@@ -391,25 +356,3 @@ def test_a_program_with_other_parts_is_a_whole_program() -> None:
     x = torch.ones(1, 2)
     torch.testing.assert_close(made.module()(x), program.module()(x))
     assert program.example_inputs is not None
-
-
-def test_conditions_of_the_model_are_told_from_those_of_layouts() -> None:
-    def branch(x: torch.Tensor) -> torch.Tensor:
-        x = x[:, ::2].reshape(x.shape[0] * 2, -1)
-        return x.sum() if x.shape[0] < x.shape[1] else x.mean()
-
-    def parted(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([part.sum() for part in torch.split(x, 4, 1)]).sum()
-
-    varies = (({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},),)
-    x = torch.ones(3, 24, 8)
-    program = exported(Of(branch), x, dynamic_shapes=varies)
-    found = private.size_conditions(program)
-    assert any("< (" in condition or " < " in condition for condition in found)
-    assert not any("8 + 8*" in condition or "8*max" in condition for condition in found)
-    assert set(found) < set(program._guards_code)
-    parts = exported(Of(parted), x, dynamic_shapes=varies)
-    assert any("== 6" in condition for condition in private.size_conditions(parts))
-    loaded = saved_and_loaded(program)
-    assert set(private.size_conditions(loaded)) == set(program._guards_code)
-    assert private.size_conditions(exported(Of(branch), x)) == []

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from lowerdeck.torch_base import LazyGraphModule
 
@@ -69,3 +70,27 @@ def generate_code(module: torch.nn.Module) -> None:
     for inner in module.modules():
         if isinstance(inner, LazyGraphModule):
             inner.real_recompile()  # type: ignore[operator]
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
+
+
+def reads_only_earlier(nodes: Sequence[Node]) -> bool:
+    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+
+    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
+
+    Args:
+        nodes: Nodes of one graph, each once.
+    """
+    seen: dict[Node, None] = {}
+    earlier = seen.keys()
+    for node in nodes:
+        if not node._input_nodes.keys() <= earlier:
+            return False
+        seen[node] = None
+    return True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -22,7 +21,6 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
-from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
@@ -42,15 +40,6 @@ __all__ = [
     "pytree",
 ]
 
-
-_OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
-)
-"""Functions of torch that check the layout of a result, and whether to fold or to copy."""
-
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
-_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where torch checks the program's own conditions once more."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
@@ -278,11 +267,6 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
     return least if hint is None else int(hint)
 
 
-def negative_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view that reads as the negative of ``tensor``."""
-    return torch._neg_view(tensor)
-
-
 class ProgramParts(TypedDict, total=False):
     """Parts of a program, by the names of its properties."""
 
@@ -447,60 +431,3 @@ def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
         node._update_args_kwargs((), {})
         count += 1
     graph._len -= count
-
-
-def mark_impure(module: GraphModule) -> None:
-    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
-    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
-    attributes["_is_impure"] = True
-    module._is_impure = True  # type: ignore[assignment]
-
-
-def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
-
-    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
-
-    Args:
-        nodes: Nodes of one graph, each once.
-    """
-    seen: dict[Node, None] = {}
-    earlier = seen.keys()
-    for node in nodes:
-        if not node._input_nodes.keys() <= earlier:
-            return False
-        seen[node] = None
-    return True
-
-
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many only choose the layout of results while torch traces; operators check these again when
-    they run. They are recognized by the function that asked and left out. A loaded program has
-    all conditions, since a file does not record who asked.
-    """
-    conditions = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if conditions else None
-    if shapes is None:
-        return conditions
-    sources = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(sources, lambda source: source.name, sources)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not sources.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in conditions if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

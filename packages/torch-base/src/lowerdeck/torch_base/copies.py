@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from lowerdeck.torch_base._torch_private import negative_view, shared_copy, storage_identity
+from lowerdeck.torch_base._torch_private import shared_copy, storage_identity
 from lowerdeck.torch_base.storage import Extent, MemoryMap
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -97,8 +97,7 @@ class OwnCopies:
             source.shape,
             source.stride(),
         )
-        view = view.conj() if source.is_conj() else view
-        return _as(value, negative_view(view) if source.is_neg() else view)
+        return _as(value, view)
 
 
 def _as(original: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
@@ -127,7 +126,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
         isinstance(value, torch.Tensor)
         and type(value) in _PLAIN
         and value.layout is torch.strided
-        and not value.is_quantized
+        and not (value.is_quantized or value.is_conj() or value.is_neg())
     )
 
 
