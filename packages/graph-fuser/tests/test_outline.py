@@ -371,8 +371,8 @@ def _wrong() -> tuple[GraphModule, dict[str, Node]]:
         ({"p": "output"}, RegionError, "an? output node"),
         ({"p": ""}, RegionError, "is empty"),
         ({"0": "_1"}, RegionError, "still uses"),
-        ({"constant": "_1"}, RegionError, "no submodule"),
-        ({"a..b": "_1"}, RegionError, "no attribute path"),
+        ({"constant": "_1"}, RegionError, "not a submodule"),
+        ({"a..b": "_1"}, RegionError, "not an attribute path"),
     ],
 )
 def test_each_error_has_its_own_message_and_changes_nothing(

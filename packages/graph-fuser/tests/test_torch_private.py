@@ -97,3 +97,29 @@ def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
     assert not private.reads_only_earlier([x, add, sin, output])
     assert not private.reads_only_earlier([sin, x, add, output])
     assert not private.reads_only_earlier([sin, add, output])
+
+
+def test_erasing_does_what_erase_node_does() -> None:
+    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
+    for gm in (ours, theirs):
+        sin, cos = list(gm.graph.nodes)[1:3]
+        if gm is ours:
+            private.erase_nodes_now(gm.graph, [cos, sin])
+        else:
+            gm.graph.erase_node(cos)
+            gm.graph.erase_node(sin)
+        assert sin._erased
+        assert not sin.users
+        assert not cos.all_input_nodes
+        assert not gm.graph.find_nodes(op="call_method")
+    assert str(ours.graph) == str(theirs.graph)
+    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
+    ours.graph.lint()
+
+
+def test_hooks_hear_of_erased_nodes() -> None:
+    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
+    seen: list[str] = []
+    gm._register_erase_node_hook(lambda node: seen.append(node.name))
+    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
+    assert seen == ["sin"]

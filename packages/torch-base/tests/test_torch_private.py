@@ -146,7 +146,7 @@ def test_a_size_that_nothing_bounds_is_taken_for_the_least() -> None:
     program = exported(Of(lambda count: torch.arange(count.item())), torch.tensor(4))
     (made,) = (node for node in program.graph.nodes if "arange" in node.name)
     size = made.meta["val"].shape[0]
-    assert private.hint_of(size) is None
+    assert size.node.hint is None
     assert private.upper_bound(size) == private.size_range(size)[0] == 0
 
 
@@ -182,7 +182,7 @@ def test_a_size_is_between_what_the_user_said(least: int) -> None:
 def test_a_size_without_a_bound_has_none() -> None:
     size, ranges = _size(torch.nn.ReLU(), torch.export.Dim("rows"))
     assert private.size_range(size, ranges)[1] is None
-    assert private.upper_bound(size) == private.hint_of(size) == 4
+    assert private.upper_bound(size) == size.node.hint == 4
 
 
 def test_symbols_are_told_by_their_expressions() -> None:
@@ -195,7 +195,7 @@ def test_symbols_are_told_by_their_expressions() -> None:
     assert private.plain_number(size - size + 5) == private.plain_number(5) == 5
     assert type(private.plain_number(size - size + 5)) is int
     assert private.expression_of(size + 1) == private.expression_of(1 + size)
-    assert private.expression_of(5) == private.hint_of(5) == 5
+    assert private.expression_of(5) == 5
 
 
 def _graph() -> GraphModule:
@@ -236,17 +236,15 @@ def test_add_node_names_nodes_as_create_node_does() -> None:
     assert [node.type for node in ours.nodes] == [node.type for node in theirs.nodes]
 
 
-def test_hooks_hear_of_added_and_erased_nodes() -> None:
-    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
+def test_hooks_hear_of_added_nodes() -> None:
+    gm = symbolic_trace(lambda x: x.sin())
     seen: list[str] = []
-    gm._register_erase_node_hook(lambda node: seen.append(node.name))
-    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
     gm._register_create_node_hook(lambda node: seen.append(node.name))
     with gm.graph.inserting_before(gm.graph.output_node()):
         private.add_node(
             gm.graph, "call_function", torch.cos, (next(iter(gm.graph.nodes)),), "cos"
         )
-    assert seen == ["sin", "cos"]
+    assert seen == ["cos"]
 
 
 def test_readers_that_are_missing_are_entered_and_others_left() -> None:
@@ -328,24 +326,6 @@ def test_copy_node_does_what_node_copy_does() -> None:
     with ours.inserting_before(last):
         new = ours.call_function(torch.sin, (last.prev,), name=last.prev.name)
     assert new.name not in {node.name for node in gm.graph.nodes}
-
-
-def test_erasing_does_what_erase_node_does() -> None:
-    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
-    for gm in (ours, theirs):
-        sin, cos = list(gm.graph.nodes)[1:3]
-        if gm is ours:
-            private.erase_nodes_now(gm.graph, [cos, sin])
-        else:
-            gm.graph.erase_node(cos)
-            gm.graph.erase_node(sin)
-        assert sin._erased
-        assert not sin.users
-        assert not cos.all_input_nodes
-        assert not gm.graph.find_nodes(op="call_method")
-    assert str(ours.graph) == str(theirs.graph)
-    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
-    ours.graph.lint()
 
 
 def test_a_program_with_other_parts_is_a_whole_program() -> None:

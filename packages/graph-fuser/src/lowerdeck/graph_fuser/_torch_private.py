@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,13 +38,13 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
         graph: The graph; what it reads is to be installed in the module afterwards.
     """
     # Around an empty graph, as the constructor looks for all that the graph reads.
-    made: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
-    made.graph = graph
-    return made
+    module: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
+    module.graph = graph
+    return module
 
 
 def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:
-    """Return what is to be told, as ``hook(old, new name, user)``, of each input replaced."""
+    """Return the hooks to call, as ``hook(old, new name, user)``, for each input replaced."""
     hooks: Sequence[Callable[..., object]] = getattr(module, "_replace_hooks", ())
     return hooks
 
@@ -52,8 +52,8 @@ def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., obje
 def defer_code(module: GraphModule) -> None:
     """Mark the code of ``module`` as stale: it is generated again at its next use, once.
 
-    torch gives each graph module a class of its own to carry its ``forward``; a lazy one takes
-    its place. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
+    torch gives each graph module its own class to carry its ``forward``; a lazy one replaces
+    it. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
 
     Args:
         module: A graph module whose graph was edited.
@@ -94,3 +94,27 @@ def reads_only_earlier(nodes: Sequence[Node]) -> bool:
             return False
         seen[node] = None
     return True
+
+
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count

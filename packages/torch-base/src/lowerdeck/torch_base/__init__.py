@@ -22,12 +22,10 @@ from lowerdeck.torch_base._torch_private import (
     data_address,
     detect_fake_mode,
     enable_python_dispatcher,
-    erase_nodes_now,
     executorch_call_delegate,
     expression_of,
     expression_range,
     find_schema,
-    hint_of,
     is_impure,
     is_traceable_wrapper_subclass,
     overload_name,
@@ -120,10 +118,9 @@ __all__ = [
     "find_schema",
     "overload_name",
     "schema_of",
-    # Fast ways to add, copy and erase nodes; users that torch lost
+    # Fast ways to add and copy nodes; users that torch lost
     "add_node",
     "copy_node",
-    "erase_nodes_now",
     "is_impure",
     "repair_program",
     "restore_users",
@@ -151,7 +148,6 @@ __all__ = [
     # Symbolic sizes, without guards
     "SYMBOLS",
     "expression_of",
-    "hint_of",
     "plain_number",
     "expression_range",
     "size_range",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -125,7 +125,7 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
-        # Sparse tensors and some subclasses have no storage of their own.
+        # Sparse tensors and some subclasses have no storage.
         return None
 
 
@@ -181,15 +181,6 @@ def varies(number: object) -> bool:
     return isinstance(plain_number(number), SYMBOLS)
 
 
-def hint_of(number: Any) -> Any:
-    """Return the value of a symbol in the example inputs, None if unknown; a number unchanged.
-
-    Args:
-        number: A number, or a symbol of an exported program.
-    """
-    return number.node.hint if isinstance(number, SYMBOLS) else number
-
-
 def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int, int | None]:
     """Return the smallest and the largest number that a size can be, without a guard on it.
 
@@ -204,8 +195,8 @@ def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int,
     size = plain_number(size)
     if isinstance(size, int):
         return size, size
-    known = {**size.node.shape_env.var_to_range, **(ranges or {})}
-    least, most = expression_range(expression_of(size), known)
+    all_ranges = {**size.node.shape_env.var_to_range, **(ranges or {})}
+    least, most = expression_range(expression_of(size), all_ranges)
     return max(0, least), most
 
 
@@ -256,14 +247,14 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
 
     Returns:
         The number; the top of a symbol's range; the symbol's value in the example inputs, where
-        the range has no top; or the least of the range, where those do not tell it either.
+        the range has no top; or the least of the range, where the example has none.
     """
     if isinstance(size, int):
         return size
     least, top = size_range(size, ranges)
     if top is not None and top <= _LARGEST:
         return top
-    hint = hint_of(size)
+    hint = size.node.hint
     return least if hint is None else int(hint)
 
 
@@ -402,32 +393,8 @@ def copy_node(
     lookup = env.__getitem__
     args: Any = map_arg(node._args, lookup) if node._args else ()
     kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
-    wanted = node.name if name is None else name
-    copy = add_node(graph, node.op, node.target, args, wanted, kwargs, node.type)
+    new_name = node.name if name is None else name
+    copy = add_node(graph, node.op, node.target, args, new_name, kwargs, node.type)
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
     copy.meta.update(node.meta if meta is None else meta)
     return copy
-
-
-def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
-
-    Args:
-        graph: The graph.
-        nodes: Readers before what they read.
-    """
-    owner = graph.owning_module
-    if owner is not None and getattr(owner, "_erase_node_hooks", None):
-        for node in nodes:
-            graph.erase_node(node)
-        return
-    forget = graph._find_nodes_lookup_table.remove
-    count = 0
-    for node in nodes:
-        forget(node)
-        node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
-        object.__setattr__(node, "_erased", True)
-        node._update_args_kwargs((), {})
-        count += 1
-    graph._len -= count

@@ -69,7 +69,7 @@ class OwnCopies:
         source = value.detach()
         identity = storage_identity(value)
         if self._sharers.pop(identity, 0) == 1:
-            # Nearly every weight has its storage to itself; whoever asks again finds it below.
+            # Nearly every weight has its storage to itself; a second request finds it below.
             copied = shared_copy(source)
             if copied is not None:
                 self._whole[identity] = copied
@@ -143,7 +143,7 @@ def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> t
     """
     memo: dict[int, Any] = {}
     if share_parameters:
-        memo.update((id(one), one) for one in module.parameters())
+        memo.update((id(parameter), parameter) for parameter in module.parameters())
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:
