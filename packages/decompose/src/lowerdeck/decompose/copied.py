@@ -68,9 +68,9 @@ def copied_results(
     def node_or_number(number: Any) -> Any:
         if not varies(number):
             return plain_number(number)
-        known = writer.symbol(number)
-        if known is None:
+        size_node = writer.symbol(number)
+        if size_node is None:
             raise WholeProgramError("a view has a symbolic size that no node computes")
-        return known
+        return size_node
 
     return visit(template.results)

@@ -66,14 +66,14 @@ def as_dispatched(
     for index, argument in enumerate(schema_of(operator).arguments):
         if index >= len(args) and not left:
             break
-        given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
+        passed = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
         # An optional argument without a default has the default value None all the same.
-        is_default = given is _MISSING or (
+        is_default = passed is _MISSING or (
             argument.has_default_value()
-            and type(given) is type(argument.default_value)
-            and given == argument.default_value
+            and type(passed) is type(argument.default_value)
+            and passed == argument.default_value
         )
-        value = argument.default_value if given is _MISSING else given
+        value = argument.default_value if passed is _MISSING else passed
         if argument.kwarg_only:
             if not is_default:
                 named[argument.name] = value

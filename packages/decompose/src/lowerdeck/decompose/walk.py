@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.node import map_aggregate
 
 from lowerdeck.decompose._torch_private import (
+    REPLAYS_PARTS_ALONE,
     base_name,
     has_composite_kernel,
     has_unbacked_sizes,
@@ -34,6 +36,7 @@ from lowerdeck.torch_base import (
     OpOverload,
     describe_node,
     plain_number,
+    pytree,
     returns_alias,
     schema_of,
     varies,
@@ -202,6 +205,8 @@ class Walk:
         return result.node
 
     def _view(self, parent: Node, view: View) -> Node:
+        # From 2.15 on functionalization does so: writes to all parts take linear time.
+        view = _view_of_part(view) if REPLAYS_PARTS_ALONE else view
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         result = self.call(view.target, args, view.kwargs, view.source)
         chosen: Value = result if view.index is None else result[view.index]
@@ -359,8 +364,8 @@ class Walk:
                 if node.meta["val"] is recorded:
                     continue
                 # Whether it requires gradients does not matter.
-                known = facts_key(self.writer.facts(node))[:-1]
-                if known != facts_key(facts_of(recorded))[:-1]:
+                key = facts_key(self.writer.facts(node))[:-1]
+                if key != facts_key(facts_of(recorded))[:-1]:
                     return False
         return True
 
@@ -427,6 +432,23 @@ class Walk:
             item = self.writer.add(operator.getitem, arguments, {}, "getitem", element, origin)
             elements.append(self._elements(item, element, source))
         return type(value)(elements)
+
+
+def _view_of_part(view: View) -> View:
+    """Return the view of one of several results as a view that gives this result alone."""
+    index, args = view.index, view.args[1:]
+    if index is None or any(isinstance(leaf, Node) for leaf in pytree.tree_leaves(args)):
+        return view
+    if view.target is _ATEN.unbind.int:
+        target, args = _ATEN.select.int, (*(args or (0,)), index)
+    elif view.target in {_ATEN.split.Tensor, _ATEN.split_with_sizes.default}:
+        sizes, dim = args if len(args) > 1 else (*args, 0)
+        sizes = [sizes] * (index + 1) if isinstance(sizes, int) else sizes
+        start = sum(sizes[:index])
+        target, args = _ATEN.slice.Tensor, (dim, start, start + sizes[index])
+    else:
+        return view
+    return replace(view, target=target, args=(PARENT, *args), index=None)
 
 
 def _is_symbolic(node: Node) -> bool:

@@ -70,8 +70,8 @@ class TensorFacts:
         Args:
             fakes: Of the mode of the program.
         """
-        made: torch.Tensor = self.fake(fakes)
-        return made.requires_grad_() if self.requires_grad else made
+        tensor: torch.Tensor = self.fake(fakes)
+        return tensor.requires_grad_() if self.requires_grad else tensor
 
 
 def facts_of(value: Any) -> Any:

@@ -116,17 +116,17 @@ class Template:
         if any(map(_reads_storage, alive)) and "as_strided" not in str(target):
             raise WholeProgramError(f"{target} is decomposed into as_strided with an offset")
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
-        found = _Results(recording, target, whole)
-        results = found.tree()
+        results = _Results(recording, target, whole)
+        tree = results.tree()
         for node in graph.nodes:
             # Fake tensors would keep the symbols and the ShapeEnv of their program alive.
             node.meta = {}
         return cls(
             tuple(recording.inputs),
             steps,
-            results,
+            tree,
             recording.written,
-            frozenset(found.opaque),
+            frozenset(results.opaque),
             by_base,
         )
 
