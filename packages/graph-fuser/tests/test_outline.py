@@ -409,7 +409,7 @@ def test_an_inner_name_must_be_free_in_the_new_parent() -> None:
     gm = GraphModule(with_buffer(), graph)
     before = snapshot(gm)
     for name in ("c", "forward", "type"):
-        with pytest.raises(RegionError, match="beside an attribute"):
+        with pytest.raises(RegionError, match="next to an attribute"):
             outline(gm, [Region("outer", [read], children=[Region(name, [sin])])])
     with pytest.raises(RegionError, match="leads through 'c'"):
         outline(gm, [Region("c.inner", [sin])])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
-from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 
 from lowerdeck.graph_fuser import _torch_private as private
-from lowerdeck.torch_base import LazyGraphModule, is_impure
+from lowerdeck.torch_base import LazyGraphModule
 
 
 def test_replace_hooks_are_found() -> None:
@@ -70,56 +68,3 @@ def test_torchs_own_lazy_module_keeps_its_ways() -> None:
     private.defer_code(lazy)
     private.generate_code(lazy)
     assert "cos" in lazy.code
-
-
-def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
-    inner = symbolic_trace(lambda x: x.sin())
-    assert not is_impure(inner)
-    assert not is_impure(None)
-    private.mark_impure(inner)
-    for module in (inner, copy.deepcopy(inner)):
-        assert is_impure(module)
-        graph = Graph()
-        x = graph.placeholder("x")
-        graph.call_module("inner", (x,))
-        graph.output(x)
-        gm = GraphModule({"inner": module}, graph)
-        gm.graph.eliminate_dead_code()
-        assert len(gm.graph.find_nodes(op="call_module", target="inner")) == 1
-
-
-def test_what_nodes_read_is_known_where_readers_are_forgotten() -> None:
-    gm = symbolic_trace(lambda x: torch.sin(x) + x)
-    nodes = list(gm.graph.nodes)
-    x, sin, add, output = nodes
-    x.users.clear()
-    assert private.reads_only_earlier(nodes)
-    assert not private.reads_only_earlier([x, add, sin, output])
-    assert not private.reads_only_earlier([sin, x, add, output])
-    assert not private.reads_only_earlier([sin, add, output])
-
-
-def test_erasing_does_what_erase_node_does() -> None:
-    ours, theirs = (symbolic_trace(lambda x: (x.sin().cos(), x)[1]) for _ in range(2))
-    for gm in (ours, theirs):
-        sin, cos = list(gm.graph.nodes)[1:3]
-        if gm is ours:
-            private.erase_nodes_now(gm.graph, [cos, sin])
-        else:
-            gm.graph.erase_node(cos)
-            gm.graph.erase_node(sin)
-        assert sin._erased
-        assert not sin.users
-        assert not cos.all_input_nodes
-        assert not gm.graph.find_nodes(op="call_method")
-    assert str(ours.graph) == str(theirs.graph)
-    assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
-    ours.graph.lint()
-
-
-def test_hooks_hear_of_erased_nodes() -> None:
-    gm = symbolic_trace(lambda x: (x.sin(), x)[1])
-    seen: list[str] = []
-    gm._register_erase_node_hook(lambda node: seen.append(node.name))
-    private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
-    assert seen == ["sin"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.torch_base import SYMBOLS, set_program_parts
+from lowerdeck.torch_base import hint_of, set_program_parts
 
 __all__ = [
     "compile_package",
@@ -41,8 +41,7 @@ def _example(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         sizes = [_example(size) for size in value.shape]
         return torch.zeros(sizes, dtype=value.dtype)
-    # The size that the program was exported with.
-    return value.node.hint if isinstance(value, SYMBOLS) else value
+    return hint_of(value)
 
 
 def load_package(path: Path) -> Callable[..., Any]:

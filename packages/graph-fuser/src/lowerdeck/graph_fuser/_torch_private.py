@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
+from torch.fx import Graph, GraphModule
 
 from lowerdeck.torch_base import LazyGraphModule
 
@@ -70,51 +69,3 @@ def generate_code(module: torch.nn.Module) -> None:
     for inner in module.modules():
         if isinstance(inner, LazyGraphModule):
             inner.real_recompile()  # type: ignore[operator]
-
-
-def mark_impure(module: GraphModule) -> None:
-    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
-    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
-    attributes["_is_impure"] = True
-    module._is_impure = True  # type: ignore[assignment]
-
-
-def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
-
-    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
-
-    Args:
-        nodes: Nodes of one graph, each once.
-    """
-    seen: dict[Node, None] = {}
-    earlier = seen.keys()
-    for node in nodes:
-        if not node._input_nodes.keys() <= earlier:
-            return False
-        seen[node] = None
-    return True
-
-
-def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
-
-    Args:
-        graph: The graph.
-        nodes: Readers before what they read.
-    """
-    owner = graph.owning_module
-    if owner is not None and getattr(owner, "_erase_node_hooks", None):
-        for node in nodes:
-            graph.erase_node(node)
-        return
-    forget = graph._find_nodes_lookup_table.remove
-    count = 0
-    for node in nodes:
-        forget(node)
-        node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
-        object.__setattr__(node, "_erased", True)
-        node._update_args_kwargs((), {})
-        count += 1
-    graph._len -= count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -21,6 +21,7 @@ from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _illegal_names
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
@@ -181,6 +182,15 @@ def varies(number: object) -> bool:
     return isinstance(plain_number(number), SYMBOLS)
 
 
+def hint_of(number: Any) -> Any:
+    """Return the value of a symbol in the example inputs, None if unknown; a number unchanged.
+
+    Args:
+        number: A number, or a symbol of an exported program.
+    """
+    return number.node.hint if isinstance(number, SYMBOLS) else number
+
+
 def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int, int | None]:
     """Return the smallest and the largest number that a size can be, without a guard on it.
 
@@ -254,7 +264,7 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
     least, top = size_range(size, ranges)
     if top is not None and top <= _LARGEST:
         return top
-    hint = size.node.hint
+    hint = hint_of(size)
     return least if hint is None else int(hint)
 
 
@@ -398,3 +408,51 @@ def copy_node(
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
     copy.meta.update(node.meta if meta is None else meta)
     return copy
+
+
+def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+
+    Args:
+        graph: The graph.
+        nodes: Readers before what they read.
+    """
+    owner = graph.owning_module
+    if owner is not None and getattr(owner, "_erase_node_hooks", None):
+        for node in nodes:
+            graph.erase_node(node)
+        return
+    forget = graph._find_nodes_lookup_table.remove
+    count = 0
+    for node in nodes:
+        forget(node)
+        node._remove_from_list()
+        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        object.__setattr__(node, "_erased", True)
+        node._update_args_kwargs((), {})
+        count += 1
+    graph._len -= count
+
+
+def mark_impure(module: GraphModule) -> None:
+    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+    attributes["_is_impure"] = True
+    module._is_impure = True  # type: ignore[assignment]
+
+
+def reads_only_earlier(nodes: Sequence[Node]) -> bool:
+    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+
+    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
+
+    Args:
+        nodes: Nodes of one graph, each once.
+    """
+    seen: dict[Node, None] = {}
+    earlier = seen.keys()
+    for node in nodes:
+        if not node._input_nodes.keys() <= earlier:
+            return False
+        seen[node] = None
+    return True

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, reads_only_earlier
+from lowerdeck.graph_fuser._torch_private import defer_code
 from lowerdeck.graph_fuser.errors import CycleError, RegionError
 from lowerdeck.graph_fuser.order.hazards import order_hazards
-from lowerdeck.torch_base import restore_users
+from lowerdeck.torch_base import reads_only_earlier, restore_users
 
 _FRAME = {"placeholder": 0, "output": 2}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.graph_fuser._torch_private import defer_code, lazy_graph_module, mark_impure
+from lowerdeck.graph_fuser._torch_private import defer_code, lazy_graph_module
 from lowerdeck.graph_fuser.order import install
 from lowerdeck.graph_fuser.outliner.outlined import OutlinedRegion
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.outliner.splice import splice_calls
 from lowerdeck.graph_fuser.regions import ROOT, Region, RegionTree
-from lowerdeck.torch_base import Behaviours, Effect, attribute_of, is_impure
+from lowerdeck.torch_base import Behaviours, Effect, attribute_of, is_impure, mark_impure
 
 
 class ModuleBuilder:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from lowerdeck.graph_fuser._torch_private import erase_nodes_now, replace_hooks
+from lowerdeck.graph_fuser._torch_private import replace_hooks
 from lowerdeck.graph_fuser.order import relink
 from lowerdeck.graph_fuser.outliner.region_graph import GraphBuilder
 from lowerdeck.graph_fuser.regions import ROOT
+from lowerdeck.torch_base import erase_nodes_now
 
 
 def splice_calls(graphs: GraphBuilder) -> None:
