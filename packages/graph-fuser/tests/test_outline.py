@@ -371,8 +371,8 @@ def _wrong() -> tuple[GraphModule, dict[str, Node]]:
         ({"p": "output"}, RegionError, "an? output node"),
         ({"p": ""}, RegionError, "is empty"),
         ({"0": "_1"}, RegionError, "still uses"),
-        ({"constant": "_1"}, RegionError, "no submodule"),
-        ({"a..b": "_1"}, RegionError, "no attribute path"),
+        ({"constant": "_1"}, RegionError, "not a submodule"),
+        ({"a..b": "_1"}, RegionError, "not an attribute path"),
     ],
 )
 def test_each_error_has_its_own_message_and_changes_nothing(
@@ -409,7 +409,7 @@ def test_an_inner_name_must_be_free_in_the_new_parent() -> None:
     gm = GraphModule(with_buffer(), graph)
     before = snapshot(gm)
     for name in ("c", "forward", "type"):
-        with pytest.raises(RegionError, match="beside an attribute"):
+        with pytest.raises(RegionError, match="next to an attribute"):
             outline(gm, [Region("outer", [read], children=[Region(name, [sin])])])
     with pytest.raises(RegionError, match="leads through 'c'"):
         outline(gm, [Region("c.inner", [sin])])

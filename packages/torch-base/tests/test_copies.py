@@ -121,15 +121,13 @@ def test_of_memory_that_cannot_be_shared_only_what_is_asked_for_is_copied() -> N
         assert copy.untyped_storage().nbytes() < 5000
 
 
-def test_lazy_views_stay_what_they_are() -> None:
+def test_lazily_conjugated_tensors_are_copied_with_their_values() -> None:
     value = torch.complex(torch.ones(2), torch.ones(2))
     views = [value.conj(), torch.imag(value.conj()), torch.nn.Parameter(torch.ones(2))]
     own = OwnCopies(views)
     for view in views:
         copy = own.of(view)
         assert torch.equal(copy, view)
-        assert copy.is_conj() == view.is_conj()
-        assert copy.is_neg() == view.is_neg()
         assert type(copy) is type(view)
         assert copy.requires_grad == view.requires_grad
 

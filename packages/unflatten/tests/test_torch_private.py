@@ -20,6 +20,9 @@ from torch.export._unlift import _convert_guards_code_to_fn, _get_input_guards_f
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
+from lowerdeck.unflatten._torch_private import size_conditions
+from lowerdeck_zoo import Of, exported, saved_and_loaded
+
 TRACEPOINT: Any = torch.ops.higher_order._export_tracepoint
 
 
@@ -171,3 +174,25 @@ def test_programs_keep_notes_of_nodes_in_files() -> None:
     loaded = saved_and_loaded(program)
     (relu,) = loaded.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
     assert relu.meta["custom"] == {"key": {"path": "text"}}
+
+
+def test_conditions_of_the_model_are_told_from_those_of_layouts() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        x = x[:, ::2].reshape(x.shape[0] * 2, -1)
+        return x.sum() if x.shape[0] < x.shape[1] else x.mean()
+
+    def parted(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.sum() for part in torch.split(x, 4, 1)]).sum()
+
+    varies = (({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},),)
+    x = torch.ones(3, 24, 8)
+    program = exported(Of(branch), x, dynamic_shapes=varies)
+    found = size_conditions(program)
+    assert any("< (" in condition or " < " in condition for condition in found)
+    assert not any("8 + 8*" in condition or "8*max" in condition for condition in found)
+    assert set(found) < set(program._guards_code)
+    parts = exported(Of(parted), x, dynamic_shapes=varies)
+    assert any("== 6" in condition for condition in size_conditions(parts))
+    loaded = saved_and_loaded(program)
+    assert set(size_conditions(loaded)) == set(program._guards_code)
+    assert size_conditions(exported(Of(branch), x)) == []

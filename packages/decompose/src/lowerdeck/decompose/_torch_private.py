@@ -77,22 +77,17 @@ overriding: Callable[..., AbstractContextManager[None]] = _override_composite_im
 A function that returns ``NotImplemented`` keeps its operator whole.
 """
 
+REPLAYS_PARTS_ALONE = torch.__version__ >= "2.15"
+"""Whether functionalization replays one result of ``split`` or ``unbind`` without the others."""
+
 # torch's tracing changes what operators do for the whole process: two at once fail.
 tracing_lock = RLock()
 """Held while anything is traced."""
 
 
-@cache
 def has_composite_kernel(operator: OpOverload) -> bool:
     """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if key in operator.py_kernels:
-        return True
-    try:
-        return operator.has_kernel_for_dispatch_key(key)
-    except RuntimeError:
-        # Some overloads exist for TorchScript only.
-        return False
+    return composite_parts(operator) is not None
 
 
 def is_preservable(operator: OperatorBase) -> bool:
@@ -186,7 +181,7 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
 
     torch's retrace overrides all composites so. Overridden ones are decomposed below autograd,
     where views of parameters require no gradients, and in C++, where conversions check no
-    metadata. There is no other effect, so that only the traced operator is overridden here.
+    metadata. Nothing else depends on it, so that only the traced operator is overridden here.
 
     Args:
         operator: The target of a call; empty for all but composites that can be kept.

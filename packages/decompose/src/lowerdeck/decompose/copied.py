@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.keys import Slot
+from lowerdeck.decompose.calls.keys import fill
 from lowerdeck.decompose.calls.memory import Memory, Value, View
 from lowerdeck.decompose.calls.template import Result, Template
 from lowerdeck.decompose.errors import WholeProgramError
@@ -61,21 +61,16 @@ def copied_results(
 
     def bind(view: View) -> View:
         """Return a view of the template in nodes of the copy."""
-        args, kwargs = with_nodes(view.args), with_nodes(dict(view.kwargs))
+        nodes = [became[node] for node in template.inputs]
+        args, kwargs = fill((view.args, dict(view.kwargs)), nodes, node_or_number)
         return replace(view, args=args, kwargs=kwargs, source=source)
 
-    def with_nodes(tree: Any) -> Any:
-        if isinstance(tree, Slot):
-            return became[template.inputs[tree.index]]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(map(with_nodes, tree))
-        if isinstance(tree, dict):
-            return {name: with_nodes(value) for name, value in tree.items()}
-        if not varies(tree):
-            return plain_number(tree)
-        known = writer.symbol(tree)
-        if known is None:
+    def node_or_number(number: Any) -> Any:
+        if not varies(number):
+            return plain_number(number)
+        size_node = writer.symbol(number)
+        if size_node is None:
             raise WholeProgramError("a view has a symbolic size that no node computes")
-        return known
+        return size_node
 
     return visit(template.results)

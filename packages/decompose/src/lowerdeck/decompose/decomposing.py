@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -24,6 +24,7 @@ from lowerdeck.decompose.in_place import replace_in_place_calls
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import Keep
 from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
+from lowerdeck.decompose.recording import eliminate_dead_code
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
 from lowerdeck.decompose.rules import Rules, Table, stay
@@ -296,7 +297,7 @@ def _trace(
         signature = add_output(program, walk, placeholders, outputs)
         # After the outputs, which may regenerate values that a signature names.
         named = named_nodes(entries, env)
-        _eliminate_dead_code(graph, frozenset(named.values()))
+        eliminate_dead_code(graph, frozenset(named.values()))
         new_module = LazyGraphModule(regions.root, graph)
         # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
         if walk.writer.is_dynamic:
@@ -304,15 +305,6 @@ def _trace(
             signature = renamed_outputs(signature, graph)
         new_module.meta.update(graph_module.meta)
         return Parts(new_module, signature, program.state_dict, program.constants), named
-
-
-def _eliminate_dead_code(graph: Graph, kept: Container[Node]) -> None:
-    # ``Graph.eliminate_dead_code`` computes whether a node is impure even if it has users.
-    for node in reversed(graph.nodes):
-        is_dead = not node.users and node.op == "call_function" and node not in kept
-        # Random operators are impure: dropping one would change the numbers drawn after it.
-        if is_dead and not node.is_impure():
-            graph.erase_node(node)
 
 
 def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:

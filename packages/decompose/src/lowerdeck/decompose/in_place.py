@@ -1,4 +1,4 @@
-"""Functional form of programs whose writes are calls such as ``relu_`` on values of their own.
+"""Functional form of programs whose writes are calls such as ``relu_`` on values without aliases.
 
 Activations and residual sums are most of the writes in models of images. Nothing but the value
 itself shows that memory, so that each call becomes its functional variant, and no call is traced.
@@ -55,7 +55,7 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
             return None
         if not all(node in variants for node in others):
             return None
-    maker_of = {node: found[0] for found in names.values() for node in found}
+    maker_of = {node: nodes[0] for nodes in names.values() for node in nodes}
     return _rewritten(program, variants, maker_of)
 
 

@@ -49,7 +49,7 @@ def renamed_entries(
     names = {name: node.name for name, node in nodes.items()}
 
     def renamed(arguments: Sequence[Any]) -> list[Any]:
-        return [replace(one, name=names.get(one.name, one.name)) for one in arguments]
+        return [replace(item, name=names.get(item.name, item.name)) for item in arguments]
 
     new_entries = []
     for entry in entries:

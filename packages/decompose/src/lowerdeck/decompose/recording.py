@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -31,13 +31,28 @@ class Recording:
     graph: Graph
     inputs: list[Node]
     result: Any
-    written: dict[int, Node]
-    returned: dict[int, int]
-    shared: dict[int, list[int]]
-    alone: set[int]
-    differentiable: set[int]
-    unbacked: bool
-    tokens: bool
+    written: dict[int, Node] = field(default_factory=dict)
+    returned: dict[int, int] = field(default_factory=dict)
+    shared: dict[int, list[int]] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)
+    differentiable: set[int] = field(default_factory=set)
+    unbacked: bool = False
+    tokens: bool = False
+
+
+def eliminate_dead_code(graph: Graph, kept: Container[Node] = ()) -> None:
+    """Erase calls that no node reads.
+
+    Args:
+        graph: Changed in place.
+        kept: Calls that stay although no node reads them.
+    """
+    # ``Graph.eliminate_dead_code`` checks the graph first, and whether each node is impure.
+    for node in reversed(graph.nodes):
+        is_dead = not node.users and node.op == "call_function" and node not in kept
+        # Random operators are impure: dropping one would change the numbers drawn after it.
+        if is_dead and not node.is_impure():
+            graph.erase_node(node)
 
 
 def as_dispatched(
@@ -51,14 +66,14 @@ def as_dispatched(
     for index, argument in enumerate(schema_of(operator).arguments):
         if index >= len(args) and not left:
             break
-        given = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
+        passed = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
         # An optional argument without a default has the default value None all the same.
-        is_default = given is _MISSING or (
+        is_default = passed is _MISSING or (
             argument.has_default_value()
-            and type(given) is type(argument.default_value)
-            and given == argument.default_value
+            and type(passed) is type(argument.default_value)
+            and passed == argument.default_value
         )
-        value = argument.default_value if given is _MISSING else given
+        value = argument.default_value if passed is _MISSING else passed
         if argument.kwarg_only:
             if not is_default:
                 named[argument.name] = value

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.decompose._torch_private import WRITING_CUSTOM, insert_assertions
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.decompose.recording import eliminate_dead_code
 from lowerdeck.decompose.walk import State, Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import attribute_of, pytree
@@ -127,7 +128,7 @@ def _body(walk: Walk, body: Any) -> GraphModule:
     if any(isinstance(leaf, Value) and id(leaf.memory) in memories for leaf in leaves):
         raise WholeProgramError("a region returns its input, or a view of it")
     inner.writer.graph.output(inner.read(results)).meta.update(last.meta)
-    inner.writer.graph.eliminate_dead_code()
+    eliminate_dead_code(inner.writer.graph)
     new_body = GraphModule(inner.regions.root, inner.writer.graph)
     new_body.meta.update(body.meta)
     if inner.writer.is_dynamic:

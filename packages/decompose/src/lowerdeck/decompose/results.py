@@ -57,9 +57,9 @@ CachedSignature: Any = type(
     "CachedSignature",
     (ExportGraphSignature,),
     {
-        name: cached_property(held.fget)
-        for name, held in vars(ExportGraphSignature).items()
-        if isinstance(held, property) and held.fget is not None
+        name: cached_property(member.fget)
+        for name, member in vars(ExportGraphSignature).items()
+        if isinstance(member, property) and member.fget is not None
     },
 )
 """A signature that computes each of its properties once; for as long as it is not changed."""

@@ -30,9 +30,7 @@ class Rules:
     """Decomposition rules by operator, in the two tables that torch's tracing takes.
 
     Attributes:
-        others: Rules for operators that are not composite. A rule with a true attribute
-            ``any_size`` depends on the ranks of its arguments and not on their sizes: of layers
-            that differ in sizes only, one is then traced.
+        others: Rules for operators that are not composite.
         composites: Rules for composite operators; one that returns ``NotImplemented`` (``stay``)
             keeps its operator whole.
         by_result: Whether rules read the recorded result of the call, from

@@ -22,11 +22,10 @@ from lowerdeck.decompose._torch_private import (
 from lowerdeck.decompose.cache import DecompositionCache, context
 from lowerdeck.decompose.calls.keys import Call, fill, is_autocast
 from lowerdeck.decompose.calls.template import Template, parent_of
-from lowerdeck.decompose.errors import DecomposeError, TemplateError
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.untraced import Resized, record_unchanged
-from lowerdeck.torch_base import describe_node, pytree
+from lowerdeck.decompose.untraced import record_untraced
+from lowerdeck.torch_base import pytree
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -78,7 +77,6 @@ class Templates:
         self._shared = cache
         self._context: Any = None
         self._own: dict[Any, Template] = {}
-        self._resized = Resized(rules, fakes)
         self._settings = ExitStack()
 
     def __enter__(self) -> Templates:
@@ -97,7 +95,7 @@ class Templates:
         Args:
             call: A call with its key.
             contexts: Functions that create the contexts around it.
-            source: The original node of this call, for errors and rules that read its result.
+            source: The original node of this call, for rules that read its result.
 
         Raises:
             WholeProgramError: It cannot be decomposed alone.
@@ -120,12 +118,10 @@ class Templates:
         return template
 
     def _untraced(self, call: Call) -> Template | None:
-        recording = record_unchanged(call, self.rules, self.fakes)
-        if recording is not None:
-            return self._keep(call, Template.of(recording, call.key[0]))
-        template = self._resized.find(call)
-        self.reused += template is not None
-        return None if template is None else self._keep(call, template)
+        recording = record_untraced(call, self.rules, self.fakes)
+        if recording is None:
+            return None
+        return self._keep(call, Template.of(recording, call.key[0]))
 
     def _keep(self, call: Call, template: Template) -> Template:
         self._own[call.key] = template
@@ -139,26 +135,8 @@ class Templates:
             # Only now: overriding takes longer than a program whose templates are cached.
             self._settings.enter_context(overriding(self.rules.composites))
         self.traces += 1
-        try:
-            if source is not None and self.rules.by_result:
-                template = self._record(call, (*contexts, partial(as_current_node, source)))
-            else:
-                template = self._record(call, contexts)
-        except DecomposeError:
-            raise
-        except Exception as error:
-            called = str(call.key[0]) if source is None else describe_node(source)
-            reason = str(error).strip().partition("\n")[0]
-            raise TemplateError(
-                f"{called} cannot be traced by itself: {type(error).__name__}: {reason}; keep it "
-                "whole, or give a table with another rule for it"
-            ) from error
-        # Convolutions and norms of other sizes will need no trace.
-        if not contexts:
-            self._resized.learn(call, template)
-        return self._keep(call, template)
-
-    def _record(self, call: Call, contexts: Contexts) -> Template:
+        if source is not None and self.rules.by_result:
+            contexts = (*contexts, partial(as_current_node, source))
         target: Any = call.key[0]
         leaves = call.fake_inputs(self.fakes)
 
@@ -174,7 +152,8 @@ class Templates:
             recording = traced(self.rules.others)
             # The inverse of a view is that of its operator, not of the decomposition.
             shows = self.writes and (recording.shared or _gives_views(recording))
-            return Template.of(recording, target, traced({}) if shows else None)
+            template = Template.of(recording, target, traced({}) if shows else None)
+        return self._keep(call, template)
 
 
 def _gives_views(recording: Recording) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node, map_arg
+from torch.fx.node import map_aggregate
 
 from lowerdeck.decompose._torch_private import (
+    REPLAYS_PARTS_ALONE,
     base_name,
     has_composite_kernel,
     has_unbacked_sizes,
@@ -34,6 +36,7 @@ from lowerdeck.torch_base import (
     OpOverload,
     describe_node,
     plain_number,
+    pytree,
     returns_alias,
     schema_of,
     varies,
@@ -168,13 +171,9 @@ class Walk:
         Args:
             tree: Any tree of tuples, lists and dicts.
         """
-        if isinstance(tree, Value):
-            return self.current(tree)
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(map(self.read, tree))
-        if isinstance(tree, dict):
-            return {name: self.read(item) for name, item in tree.items()}
-        return tree
+        return map_aggregate(
+            tree, lambda leaf: self.current(leaf) if isinstance(leaf, Value) else leaf
+        )
 
     def base(self, memory: Memory) -> Node:
         """Return the current node of a whole memory, with pending writes applied.
@@ -206,6 +205,8 @@ class Walk:
         return result.node
 
     def _view(self, parent: Node, view: View) -> Node:
+        # From 2.15 on functionalization does so: writes to all parts take linear time.
+        view = _view_of_part(view) if REPLAYS_PARTS_ALONE else view
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         result = self.call(view.target, args, view.kwargs, view.source)
         chosen: Value = result if view.index is None else result[view.index]
@@ -283,9 +284,11 @@ class Walk:
         except DecomposeError:
             raise
         except Exception as error:
-            # A graph that was edited by hand may be invalid in any way.
+            # A rule may fail in any way, and a graph that was edited by hand be invalid in any.
+            reason = str(error).strip().partition("\n")[0]
             raise TemplateError(
-                f"{describe_node(node)} cannot be decomposed: {type(error).__name__}: {error}"
+                f"{describe_node(node)} cannot be traced by itself: {type(error).__name__}: "
+                f"{reason}; keep it whole, or give a table with another rule for it"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
@@ -318,7 +321,8 @@ class Walk:
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         has_new_sizes = torch.Tag.dynamic_output_shape in target.tags
-        if "unbacked_bindings" in node.meta or has_new_sizes or _gives_nothing(target):
+        returns_nothing = not schema_of(target).returns
+        if "unbacked_bindings" in node.meta or has_new_sizes or returns_nothing:
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
         # A copy of the call would not cast its arguments.
@@ -360,8 +364,8 @@ class Walk:
                 if node.meta["val"] is recorded:
                     continue
                 # Whether it requires gradients does not matter.
-                known = facts_key(self.writer.facts(node))[:-1]
-                if known != facts_key(facts_of(recorded))[:-1]:
+                key = facts_key(self.writer.facts(node))[:-1]
+                if key != facts_key(facts_of(recorded))[:-1]:
                     return False
         return True
 
@@ -430,6 +434,23 @@ class Walk:
         return type(value)(elements)
 
 
+def _view_of_part(view: View) -> View:
+    """Return the view of one of several results as a view that gives this result alone."""
+    index, args = view.index, view.args[1:]
+    if index is None or any(isinstance(leaf, Node) for leaf in pytree.tree_leaves(args)):
+        return view
+    if view.target is _ATEN.unbind.int:
+        target, args = _ATEN.select.int, (*(args or (0,)), index)
+    elif view.target in {_ATEN.split.Tensor, _ATEN.split_with_sizes.default}:
+        sizes, dim = args if len(args) > 1 else (*args, 0)
+        sizes = [sizes] * (index + 1) if isinstance(sizes, int) else sizes
+        start = sum(sizes[:index])
+        target, args = _ATEN.slice.Tensor, (dim, start, start + sizes[index])
+    else:
+        return view
+    return replace(view, target=target, args=(PARENT, *args), index=None)
+
+
 def _is_symbolic(node: Node) -> bool:
     """Return whether a node computes a number from numbers or sizes."""
     if isinstance(node.meta.get("val"), SYMBOLS) and "unbacked_bindings" not in node.meta:
@@ -458,8 +479,3 @@ _SIZES = frozenset(
     {_ATEN.sym_size.int, _ATEN.sym_stride.int, _ATEN.sym_storage_offset.default}
     | {_ATEN.sym_numel.default}
 )
-
-
-@cache
-def _gives_nothing(target: OpOverload) -> bool:
-    return not schema_of(target).returns

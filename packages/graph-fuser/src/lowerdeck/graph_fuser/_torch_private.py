@@ -37,13 +37,13 @@ def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
         graph: The graph; what it reads is to be installed in the module afterwards.
     """
     # Around an empty graph, as the constructor looks for all that the graph reads.
-    made: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
-    made.graph = graph
-    return made
+    module: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
+    module.graph = graph
+    return module
 
 
 def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:
-    """Return what is to be told, as ``hook(old, new name, user)``, of each input replaced."""
+    """Return the hooks to call, as ``hook(old, new name, user)``, for each input replaced."""
     hooks: Sequence[Callable[..., object]] = getattr(module, "_replace_hooks", ())
     return hooks
 
@@ -51,8 +51,8 @@ def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., obje
 def defer_code(module: GraphModule) -> None:
     """Mark the code of ``module`` as stale: it is generated again at its next use, once.
 
-    torch gives each graph module a class of its own to carry its ``forward``; a lazy one takes
-    its place. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
+    torch gives each graph module its own class to carry its ``forward``; a lazy one replaces
+    it. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
 
     Args:
         module: A graph module whose graph was edited.

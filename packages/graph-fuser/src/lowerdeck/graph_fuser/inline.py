@@ -81,15 +81,15 @@ def _callee(gm: GraphModule, call_node: Node) -> GraphModule:
 def _arguments(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
     """Return what is passed for each placeholder."""
     placeholders = {str(node.target): node for node in inner.graph.find_nodes(op="placeholder")}
-    given = {**dict(zip(placeholders, call_node.args, strict=False)), **call_node.kwargs}
+    passed = {**dict(zip(placeholders, call_node.args, strict=False)), **call_node.kwargs}
     count = len(call_node.args) + len(call_node.kwargs)
     defaults = {name: node.args[0] for name, node in placeholders.items() if node.args}
-    if len(given) != count or given.keys() | defaults.keys() != placeholders.keys():
+    if len(passed) != count or passed.keys() | defaults.keys() != placeholders.keys():
         raise RegionError(
-            f"Node {call_node.name!r} passes {count} arguments ({', '.join(given)}); submodule "
+            f"Node {call_node.name!r} passes {count} arguments ({', '.join(passed)}); submodule "
             f"{call_node.target!r} takes {', '.join(placeholders)}."
         )
-    return {node: given.get(name, defaults.get(name)) for name, node in placeholders.items()}
+    return {node: passed.get(name, defaults.get(name)) for name, node in placeholders.items()}
 
 
 def _target(gm: GraphModule, inner: GraphModule, path: str, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -42,15 +41,6 @@ __all__ = [
     "pytree",
 ]
 
-
-_OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
-)
-"""Functions of torch that check the layout of a result, and whether to fold or to copy."""
-
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
-_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where torch checks the program's own conditions once more."""
 
 _LARGEST = 2**31 - 1
 _NO_BOUND = 2**62
@@ -136,7 +126,7 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
-        # Sparse tensors and some subclasses have no storage of their own.
+        # Sparse tensors and some subclasses have no storage.
         return None
 
 
@@ -215,8 +205,8 @@ def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int,
     size = plain_number(size)
     if isinstance(size, int):
         return size, size
-    known = {**size.node.shape_env.var_to_range, **(ranges or {})}
-    least, most = expression_range(expression_of(size), known)
+    all_ranges = {**size.node.shape_env.var_to_range, **(ranges or {})}
+    least, most = expression_range(expression_of(size), all_ranges)
     return max(0, least), most
 
 
@@ -267,7 +257,7 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
 
     Returns:
         The number; the top of a symbol's range; the symbol's value in the example inputs, where
-        the range has no top; or the least of the range, where those do not tell it either.
+        the range has no top; or the least of the range, where the example has none.
     """
     if isinstance(size, int):
         return size
@@ -276,11 +266,6 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
         return top
     hint = hint_of(size)
     return least if hint is None else int(hint)
-
-
-def negative_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view that reads as the negative of ``tensor``."""
-    return torch._neg_view(tensor)
 
 
 class ProgramParts(TypedDict, total=False):
@@ -418,8 +403,8 @@ def copy_node(
     lookup = env.__getitem__
     args: Any = map_arg(node._args, lookup) if node._args else ()
     kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
-    wanted = node.name if name is None else name
-    copy = add_node(graph, node.op, node.target, args, wanted, kwargs, node.type)
+    new_name = node.name if name is None else name
+    copy = add_node(graph, node.op, node.target, args, new_name, kwargs, node.type)
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
     copy.meta.update(node.meta if meta is None else meta)
     return copy
@@ -471,36 +456,3 @@ def reads_only_earlier(nodes: Sequence[Node]) -> bool:
             return False
         seen[node] = None
     return True
-
-
-def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many only choose the layout of results while torch traces; operators check these again when
-    they run. They are recognized by the function that asked and left out. A loaded program has
-    all conditions, since a file does not record who asked.
-    """
-    conditions = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if conditions else None
-    if shapes is None:
-        return conditions
-    sources = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(sources, lambda source: source.name, sources)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not sources.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in conditions if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)

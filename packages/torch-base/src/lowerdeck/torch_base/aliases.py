@@ -129,12 +129,12 @@ class MemoryUse:
         self._above[self.group(node)] = self.group(other)
 
     def _join_attributes(self, graph: Graph, module: torch.nn.Module | None) -> None:
-        first: dict[str, Node] = {}
+        by_path: dict[str, Node] = {}
         tensors: dict[Node, torch.Tensor] = {}
         for node in graph.find_nodes(op="get_attr"):
-            known = first.setdefault(str(node.target), node)
-            self._join(node, known)
-            value = attribute_of(module, node) if module is not None and known is node else None
+            first = by_path.setdefault(str(node.target), node)
+            self._join(node, first)
+            value = attribute_of(module, node) if module is not None and first is node else None
             if isinstance(value, torch.Tensor):
                 tensors[node] = value
         for nodes in _overlapping(tensors):
@@ -146,8 +146,8 @@ class MemoryUse:
             return False
         if node.target is operator.getitem:
             source, index = node.args
-            held = source.meta.get("val") if isinstance(source, Node) else None
-            return isinstance(held, list | tuple) or _is_basic(index)
+            value = source.meta.get("val") if isinstance(source, Node) else None
+            return isinstance(value, list | tuple) or _is_basic(index)
         return self._behaviours.of(node).only_looks
 
 

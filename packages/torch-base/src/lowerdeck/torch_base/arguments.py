@@ -46,8 +46,8 @@ def arguments_of(node: Node) -> dict[str, Any]:
 def _schema(operator: OpOverload) -> tuple[tuple[str, Any, int | None], ...]:
     # Reading a schema costs more than all the rest of a node; there are few operators.
     return tuple(
-        (one.name, _fixed(one.default_value), one.N)  # type: ignore[attr-defined]
-        for one in schema_of(operator).arguments
+        (argument.name, _fixed(argument.default_value), argument.N)  # type: ignore[attr-defined]
+        for argument in schema_of(operator).arguments
     )
 
 

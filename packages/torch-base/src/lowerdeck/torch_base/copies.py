@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from lowerdeck.torch_base._torch_private import negative_view, shared_copy, storage_identity
+from lowerdeck.torch_base._torch_private import shared_copy, storage_identity
 from lowerdeck.torch_base.storage import Extent, MemoryMap
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -69,7 +69,7 @@ class OwnCopies:
         source = value.detach()
         identity = storage_identity(value)
         if self._sharers.pop(identity, 0) == 1:
-            # Nearly every weight has its storage to itself; whoever asks again finds it below.
+            # Nearly every weight has its storage to itself; a second request finds it below.
             copied = shared_copy(source)
             if copied is not None:
                 self._whole[identity] = copied
@@ -97,8 +97,7 @@ class OwnCopies:
             source.shape,
             source.stride(),
         )
-        view = view.conj() if source.is_conj() else view
-        return _as(value, negative_view(view) if source.is_neg() else view)
+        return _as(value, view)
 
 
 def _as(original: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
@@ -127,7 +126,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
         isinstance(value, torch.Tensor)
         and type(value) in _PLAIN
         and value.layout is torch.strided
-        and not value.is_quantized
+        and not (value.is_quantized or value.is_conj() or value.is_neg())
     )
 
 
@@ -144,7 +143,7 @@ def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> t
     """
     memo: dict[int, Any] = {}
     if share_parameters:
-        memo.update((id(one), one) for one in module.parameters())
+        memo.update((id(parameter), parameter) for parameter in module.parameters())
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:

@@ -62,11 +62,11 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     Args:
         tensor: A tensor, real or fake.
     """
-    wanted = _BY_RANK.get(tensor.dim())
-    if wanted is None:
+    memory_format = _BY_RANK.get(tensor.dim())
+    if memory_format is None:
         return False
     try:
-        return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=wanted)
+        return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=memory_format)
     except RuntimeError:
         # It depends on sizes that are read from data.
         return False

@@ -133,8 +133,8 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
         for node, name in zip(nodes, names, strict=True)
         if isinstance(name, str) and name != node.name
     }
-    taken = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
-    if len({*renamed.values()} - taken) < len(renamed):
+    other_names = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
+    if len({*renamed.values()} - other_names) < len(renamed):
         return {}  # A pass renamed them on purpose.
     return renamed
 

@@ -89,7 +89,7 @@ def _is_noop(gm: GraphModule, node: Node, casts: bool) -> bool:
     if not isinstance(body, GraphModule):
         return False
     results = body.graph.output_node().args[0]
-    return isinstance(results, tuple | list) and all(isinstance(one, Node) for one in results)
+    return isinstance(results, tuple | list) and all(isinstance(item, Node) for item in results)
 
 
 def _reference(region: Node) -> Node:
@@ -159,5 +159,5 @@ def _named(program: ExportedProgram) -> Iterator[str]:
         yield getattr(spec.arg, "name", "")
     for entry in program.module_call_graph:
         if entry.signature is not None:
-            for one in (*entry.signature.inputs, *entry.signature.outputs):
-                yield one.name
+            for argument in (*entry.signature.inputs, *entry.signature.outputs):
+                yield argument.name

@@ -65,16 +65,16 @@ def source_frames(node: Node) -> tuple[SourceFrame, ...]:
 def _frames(trace: str) -> tuple[SourceFrame, ...]:
     return tuple(
         SourceFrame(
-            found["file"], int(found["line"]), found["function"], (found["code"] or "").strip()
+            match["file"], int(match["line"]), match["function"], (match["code"] or "").strip()
         )
-        for found in _FRAME.finditer(trace)
+        for match in _FRAME.finditer(trace)
     )
 
 
 def source_frame(node: Node) -> SourceFrame | None:
     """Return the innermost frame outside torch that made a node, None where nothing is known.
 
-    A frame of torch, such as that of ``Linear.forward``, only if there is no other.
+    If all frames are of torch, such as that of ``Linear.forward``, it is the innermost of them.
 
     Args:
         node: Any node.

@@ -77,8 +77,7 @@ class MemoryMap:
     def find(self, extent: Extent) -> Extent | None:
         """Return the joined extent that ``extent`` overlaps, the first if several, or None."""
         joined = self._joined.get(extent.space, [])
-        # The last one that begins before the end is the only one that can reach the start, or
-        # lies inside.
+        # Only the last one that begins before the end can reach the start or be inside.
         index = bisect_right(joined, (extent.end - 1, 1 << 62)) - 1
         if index < 0 or joined[index][1] <= extent.start or extent.start == extent.end:
             return None

@@ -23,10 +23,9 @@ from lowerdeck.torch_base import (
     expression_of,
     plain_number,
     returns_written,
-    size_conditions,
     varies,
 )
-from lowerdeck.unflatten._torch_private import guard_function, size_guards
+from lowerdeck.unflatten._torch_private import guard_function, size_conditions, size_guards
 from lowerdeck.unflatten.call_signature import CallSignature
 from lowerdeck.unflatten.errors import InputConstraintError, UnsupportedProgramError
 from lowerdeck.unflatten.metadata import RESULT, UNREAD

@@ -42,12 +42,12 @@ class TensorFacts:
         """
         if type(tensor) is not FakeTensor:
             raise WholeProgramError(f"a value of type {type(tensor).__name__} is traced")
-        if tensor.layout is not torch.strided:
-            raise WholeProgramError(f"a tensor of layout {tensor.layout} is traced")
-        if tensor.is_conj() or tensor.is_neg():
-            raise WholeProgramError("a lazily conjugated or negated tensor is traced")
-        if tensor.is_quantized:
-            raise WholeProgramError("a tensor of a quantized dtype is traced")
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        if tensor.layout is not torch.strided or tensor.is_quantized or is_lazy:
+            lazy = "lazily conjugated or negated " if is_lazy else ""
+            raise WholeProgramError(
+                f"a {lazy}tensor of {tensor.dtype} and layout {tensor.layout} is traced"
+            )
         return cls(
             tuple(tensor.shape),
             tuple(tensor.stride()),
@@ -70,8 +70,8 @@ class TensorFacts:
         Args:
             fakes: Of the mode of the program.
         """
-        made: torch.Tensor = self.fake(fakes)
-        return made.requires_grad_() if self.requires_grad else made
+        tensor: torch.Tensor = self.fake(fakes)
+        return tensor.requires_grad_() if self.requires_grad else tensor
 
 
 def facts_of(value: Any) -> Any:

@@ -138,17 +138,18 @@ def is_autocast(state: tuple[Any, ...]) -> bool:
     return any(isinstance(part, tuple) and part[:1] == ("autocast",) and part[3] for part in state)
 
 
-def fill(tree: Any, inputs: Any) -> Any:
+def fill(tree: Any, inputs: Any, convert: Callable[[Any], Any] | None = None) -> Any:
     """Return arguments with inputs in their slots.
 
     Args:
-        tree: Arguments of a ``Call``.
+        tree: Arguments of a ``Call`` or of a ``View`` in a template.
         inputs: By index of the slot.
+        convert: Applied to all else; None to leave it as it is.
     """
     if isinstance(tree, Slot):
         return inputs[tree.index]
     if isinstance(tree, (tuple, list)):
-        return type(tree)(fill(item, inputs) for item in tree)
+        return type(tree)(fill(item, inputs, convert) for item in tree)
     if isinstance(tree, dict):
-        return {name: fill(item, inputs) for name, item in tree.items()}
-    return tree
+        return {name: fill(item, inputs, convert) for name, item in tree.items()}
+    return tree if convert is None else convert(tree)

@@ -16,7 +16,7 @@ from lowerdeck.decompose.calls.facts import facts_of, is_static
 from lowerdeck.decompose.calls.keys import Slot
 from lowerdeck.decompose.calls.memory import PARENT, View
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.decompose.recording import Recording
+from lowerdeck.decompose.recording import Recording, eliminate_dead_code
 from lowerdeck.torch_base import (
     HigherOrderOperator,
     OpOverload,
@@ -109,26 +109,24 @@ class Template:
         """
         _check(recording)
         graph = recording.graph
-        nodes = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, Node)]
-        # What is written counts as an output, so that dead code elimination keeps it.
-        graph.output((tuple(nodes), tuple(recording.written.values())))
-        graph.eliminate_dead_code()
-        alive = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
+        results_of_call = {*pytree.tree_leaves(recording.result), *recording.written.values()}
+        eliminate_dead_code(graph, results_of_call)
+        alive = [node for node in graph.nodes if node.op != "placeholder"]
         steps = tuple(map(_step, alive))
         if any(map(_reads_storage, alive)) and "as_strided" not in str(target):
             raise WholeProgramError(f"{target} is decomposed into as_strided with an offset")
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
-        found = _Results(recording, target, whole)
-        results = found.tree()
+        results = _Results(recording, target, whole)
+        tree = results.tree()
         for node in graph.nodes:
             # Fake tensors would keep the symbols and the ShapeEnv of their program alive.
             node.meta = {}
         return cls(
             tuple(recording.inputs),
             steps,
-            results,
+            tree,
             recording.written,
-            frozenset(found.opaque),
+            frozenset(results.opaque),
             by_base,
         )
 

@@ -46,10 +46,6 @@ def convolution(
     return compute(input, weight, bias, along, across, groups)
 
 
-# What it asks of sizes is how many there are.
-convolution.any_size = True  # type: ignore[attr-defined]
-
-
 def _plain(
     volume: torch.Tensor,
     weight: torch.Tensor,

@@ -165,7 +165,7 @@ def _pair_against_values(
     # Each node that is left waits for another one, so that the walk comes back.
     walk = dict.fromkeys([next(node for node in before if node not in done)])
     while True:
-        source = next(one for one in before[next(reversed(walk))] if one not in done)
+        source = next(node for node in before[next(reversed(walk))] if node not in done)
         if source in walk:
             break
         walk[source] = None

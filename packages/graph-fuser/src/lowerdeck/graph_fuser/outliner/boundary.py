@@ -1,4 +1,4 @@
-"""Values that cross the border of each region, and precedences between the items of a body."""
+"""Boundary of each region: values that cross it, and precedences between the items of a body."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def find_boundary(
         RegionError: A region asks for an input or an output that it cannot have.
     """
     size = len(tree.regions)
-    found = Boundary(
+    boundary = Boundary(
         inputs=[{} for _ in range(size)],
         outputs=[{} for _ in range(size)],
         edges=[{} for _ in range(size)],
     )
-    _force(tree, found)
+    _force(tree, boundary)
     region_of = tree.region_of
     # In the graph's order, so that first uses count wherever in the hierarchy they are.
     for node, index in region_of.items():
@@ -65,23 +65,23 @@ def find_boundary(
             # An edge inside one region crosses no border.
             if source_region == index:
                 continue
-            _cross(tree, found, source, source_region, node, index, carries=True)
-        # Edges into the root are found at their source, since only nodes of regions are visited.
+            _cross(tree, boundary, source, source_region, node, index, carries=True)
+        # Edges into the root are added at their source: only nodes of regions are visited.
         for user in node.users:
             if user not in region_of:
-                _cross(tree, found, node, index, user, ROOT, carries=True)
+                _cross(tree, boundary, node, index, user, ROOT, carries=True)
     for before, after in order:
         # A hazard orders two calls, but no value is passed between them.
         first, second = region_of.get(before, ROOT), region_of.get(after, ROOT)
         if first != second:
-            _cross(tree, found, before, first, after, second, carries=False)
-    _sort(tree, found, input_order)
-    return found
+            _cross(tree, boundary, before, first, after, second, carries=False)
+    _sort(tree, boundary, input_order)
+    return boundary
 
 
 def _cross(
     tree: RegionTree,
-    found: Boundary,
+    boundary: Boundary,
     source: Node,
     left: int,
     target: Node,
@@ -97,17 +97,17 @@ def _cross(
     while left != entered:
         if depth[left] >= depth[entered]:
             if carries:
-                found.outputs[left][source] = None
+                boundary.outputs[left][source] = None
             before, left = left, parent[left]
         else:
             if carries:
-                found.inputs[entered][source] = None
+                boundary.inputs[entered][source] = None
             after, entered = entered, parent[entered]
     # One edge of the graph for each pair is enough to explain a cycle.
-    found.edges[left].setdefault((before, after), (source, target))
+    boundary.edges[left].setdefault((before, after), (source, target))
 
 
-def _force(tree: RegionTree, found: Boundary) -> None:
+def _force(tree: RegionTree, boundary: Boundary) -> None:
     for index in range(1, len(tree.regions)):
         region = tree.regions[index]
         if region is None:
@@ -118,9 +118,9 @@ def _force(tree: RegionTree, found: Boundary) -> None:
                     f"Region {region.name!r} asks for input {node.name!r}, which is not a node "
                     "outside it."
                 )
-            found.inputs[index][node] = None
+            boundary.inputs[index][node] = None
             # The value must also reach the parent that makes the call.
-            _carry_in(tree, found, node, index)
+            _carry_in(tree, boundary, node, index)
         for node in region.outputs:
             if node not in tree.position or not _within(
                 tree, tree.region_of.get(node, ROOT), index
@@ -129,7 +129,7 @@ def _force(tree: RegionTree, found: Boundary) -> None:
                     f"Region {region.name!r} asks for output {node.name!r}, which is not a node "
                     "inside it."
                 )
-            _carry_out(tree, found, node, index)
+            _carry_out(tree, boundary, node, index)
 
 
 def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
@@ -138,32 +138,32 @@ def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
     return index == ancestor
 
 
-def _carry_in(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
+def _carry_in(tree: RegionTree, boundary: Boundary, node: Node, index: int) -> None:
     parent = tree.parent[index]
     source_region = tree.region_of.get(node, ROOT)
     before: Item = node
     while not _within(tree, source_region, parent):
-        found.inputs[parent][node] = None
+        boundary.inputs[parent][node] = None
         index, parent = parent, tree.parent[parent]
     while source_region != parent:
-        found.outputs[source_region][node] = None
+        boundary.outputs[source_region][node] = None
         before, source_region = source_region, tree.parent[source_region]
-    found.edges[parent].setdefault((before, index), (node, node))
+    boundary.edges[parent].setdefault((before, index), (node, node))
 
 
-def _carry_out(tree: RegionTree, found: Boundary, node: Node, index: int) -> None:
+def _carry_out(tree: RegionTree, boundary: Boundary, node: Node, index: int) -> None:
     current = tree.region_of[node]
     while True:
-        found.outputs[current][node] = None
+        boundary.outputs[current][node] = None
         if current == index:
             return
         current = tree.parent[current]
 
 
-def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
+def _sort(tree: RegionTree, boundary: Boundary, input_order: InputOrder) -> None:
     if input_order not in get_args(InputOrder):
-        known = ", ".join(map(repr, get_args(InputOrder)))
-        raise RegionError(f"found input_order={input_order!r}; expected one of {known}.")
+        orders = ", ".join(map(repr, get_args(InputOrder)))
+        raise RegionError(f"found input_order={input_order!r}; expected one of {orders}.")
     position = tree.position
     for index in range(1, len(tree.regions)):
         region = tree.regions[index]
@@ -171,12 +171,12 @@ def _sort(tree: RegionTree, found: Boundary, input_order: InputOrder) -> None:
             continue
         # Inputs are in the order of first uses already, as edges were visited in that order.
         if input_order == "parent":
-            found.inputs[index] = _by_position(found.inputs[index], position)
-        found.outputs[index] = _by_position(found.outputs[index], position)
+            boundary.inputs[index] = _by_position(boundary.inputs[index], position)
+        boundary.outputs[index] = _by_position(boundary.outputs[index], position)
         if region.inputs:
-            found.inputs[index] = dict.fromkeys(region.inputs) | found.inputs[index]
+            boundary.inputs[index] = dict.fromkeys(region.inputs) | boundary.inputs[index]
         if region.outputs:
-            found.outputs[index] = dict.fromkeys(region.outputs) | found.outputs[index]
+            boundary.outputs[index] = dict.fromkeys(region.outputs) | boundary.outputs[index]
 
 
 def _by_position(nodes: dict[Node, None], position: dict[Node, int]) -> dict[Node, None]:

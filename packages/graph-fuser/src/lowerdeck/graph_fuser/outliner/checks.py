@@ -20,8 +20,8 @@ def check_names(tree: RegionTree, gm: GraphModule | None = None) -> None:
             name = tree.name(child) or ""
             if not name or any(not part for part in name.split(".")):
                 raise RegionError(
-                    f"Region name {name!r} is no attribute path; expected one or more non-empty "
-                    "parts joined by dots."
+                    f"Region name {name!r} is not an attribute path; expected one or more "
+                    "non-empty parts joined by dots."
                 )
             if name in names:
                 raise RegionError(
@@ -38,12 +38,12 @@ def check_free(gm: GraphModule, names: Sequence[str]) -> None:
     for name in names:
         holder, _, last = name.rpartition(".")
         _check_holder(gm, holder)
-        held = attribute_of(gm, name)
-        if held is None:
+        attribute = attribute_of(gm, name)
+        if attribute is None:
             continue
-        if not isinstance(held, torch.nn.Module):
+        if not isinstance(attribute, torch.nn.Module):
             raise RegionError(
-                f"The module already has an attribute {last!r} that is no submodule (region "
+                f"The module already has an attribute {last!r} that is not a submodule (region "
                 f"{name!r}); rename the region."
             )
         if used is None:
@@ -63,7 +63,7 @@ def _check_holder(gm: GraphModule, path: str) -> None:
         value = getattr(value, part)
         if not isinstance(value, torch.nn.Module):
             raise RegionError(
-                f"The region's path leads through {part!r}, which is no submodule; rename the "
+                f"The region's path leads through {part!r}, which is not a submodule; rename the "
                 "region."
             )
 
@@ -101,7 +101,7 @@ def check_inner_names(tree: RegionTree) -> None:
             # A name such as "graph" would hide an attribute of GraphModule.
             if name in used or hasattr(GraphModule, name.split(".")[0]):
                 raise RegionError(
-                    f"Region {name!r} would be beside an attribute of that name in its "
+                    f"Region {name!r} would be next to an attribute of that name in its "
                     "parent's module; rename the region."
                 )
 

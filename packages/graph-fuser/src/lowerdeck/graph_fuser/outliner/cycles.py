@@ -42,13 +42,13 @@ def cycle_error(
 
 
 def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
-    shown = [
+    names_shown = [
         node.name if name is None else f"{node.name} (in {name!r})"
         for node, name in zip(path, names, strict=True)
     ]
-    if len(shown) > 2 * _SHOWN:
-        shown[_SHOWN:-_SHOWN] = [f"... {len(shown) - 2 * _SHOWN} more ..."]
-    steps = " -> ".join(shown)
+    if len(names_shown) > 2 * _SHOWN:
+        names_shown[_SHOWN:-_SHOWN] = [f"... {len(names_shown) - 2 * _SHOWN} more ..."]
+    steps = " -> ".join(names_shown)
     return (
         "These regions cannot each become one call, because one would need its own result: "
         f"{steps}. "

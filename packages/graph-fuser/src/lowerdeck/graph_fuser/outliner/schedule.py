@@ -116,7 +116,9 @@ class Schedule:
             if tree.region_of.get(node, ROOT) == index
         }
         children = tree.children[index]
-        item_at |= {tree.first[one]: one for one in children if low <= tree.first[one] <= high}
+        item_at |= {
+            tree.first[child]: child for child in children if low <= tree.first[child] <= high
+        }
         after = self._successors(index, item_at.values())
         waits = dict.fromkeys(after, 0)
         for targets in after.values():

@@ -97,7 +97,7 @@ def _large_enough(
 ) -> list[tuple[Node, ...]]:
     kept: list[tuple[Node, ...]] = []
     for partition in partitions:
-        # As in torch: attributes and elements are no work.
+        # As in torch: attributes and elements alone are not worth a partition.
         size = sum(node.op != "get_attr" and not is_getitem(node) for node in partition)
         if size >= min_nodes:
             kept.append(tuple(partition))

@@ -99,8 +99,8 @@ def insert_subgm(
     """
     restore_users(gm.graph)
     position = {node: number for number, node in enumerate(gm.graph.nodes)}
-    given = [] if insertion_point is None else [insertion_point]
-    _check_present(gm, [*orig_inputs, *orig_outputs, *given], position)
+    insertion_points = [] if insertion_point is None else [insertion_point]
+    _check_present(gm, [*orig_inputs, *orig_outputs, *insertion_points], position)
     name = type(sub_gm).__name__
     check_free(gm, [name])
     # After the last output, where all inputs of a convex set of nodes exist.
