@@ -28,10 +28,12 @@ _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _ARANGE = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _AND = (_aten.__and__.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default)
+_WHERE = (_aten.where.self, _aten.where.ScalarOther)
 _ONES = (_aten.ones.default, _aten.new_ones.default, _aten.ones_like.default)
+_CHECK = _aten._assert_tensor_metadata.default
 _SAME_NUMBERS = (
     *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default),
-    *(_aten.clone.default, _aten.alias.default, _aten.slice.Tensor),
+    *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default, _aten.slice.Tensor),
 )
 """Operators that change no number where the sizes and the dtype stay."""
 
@@ -77,20 +79,40 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 def _shorten(graph: Graph) -> bool:
     """Shorten the masks of a graph; return whether there was one."""
     known: dict[Node, Any] = {}
-    changed = False
-    for node in list(graph.nodes):
+    unread: list[Node] = []
+    for node in graph.nodes:
         if node.op != "call_function":
             continue
         known[node] = _known_of(node, known)
         if node.target is _aten.index.Tensor:
-            changed |= _becomes_view(node, known)
+            if _becomes_view(node, known):
+                unread.append(node)
         elif node.target is _ATTENTION:
             mask = arguments_of(node)["attn_mask"]
             short = _without_repeats(mask, known)
             if short is not mask:
                 node.update_arg(3, short)
-                changed = True
+                unread.append(mask)
+    changed = bool(unread)
+    _erase(graph, unread)
     return changed
+
+
+def _erase(graph: Graph, unread: list[Node]) -> None:
+    """Erase nodes that nothing reads but checks of their dtype, and what they alone read.
+
+    Left in the program, they would have to be computed.
+    """
+    erased: set[Node] = set()
+    while unread:
+        node = unread.pop()
+        checks = [user for user in node.users if user.target is _CHECK]
+        if node in erased or node.op != "call_function" or len(checks) < len(node.users):
+            continue
+        unread += node.all_input_nodes
+        for each in (*checks, node):
+            graph.erase_node(each)
+            erased.add(each)
 
 
 def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
@@ -170,7 +192,7 @@ def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
         first, second = args
         if _TRUE in (known.get(first), known.get(second)):
             inner = second if known.get(first) is _TRUE else first
-    elif mask.target is _aten.where.self and known.get(args[0]) is _TRUE:
+    elif mask.target in _WHERE and known.get(args[0]) is _TRUE:
         inner = args[1]
     if not isinstance(inner, Node) or len(_shape(inner)) != len(_shape(mask)):
         return mask
