@@ -201,9 +201,7 @@ class Stepped(nn.Module):
 def test_a_child_of_another_program_is_checked(module: Any) -> None:
     other: Any = unflatten(export_preserving(Stepped(Step(), 0.25), (X,)))
     module.step = other.step
-    with pytest.raises(
-        InputConstraintError, match=r"'t' .*constant 0\.25; found 0\.5"
-    ):
+    with pytest.raises(InputConstraintError, match=r"'t' .*constant 0\.25; found 0\.5"):
         module(X)
     narrow = Stepped(Returns(Step(), lambda y: y[:, :3]), 0.5)
     other = unflatten(export_preserving(narrow, (X,)))
