@@ -414,7 +414,7 @@ def _origin(node: Node) -> Node:
 
 def _comment(node: Node) -> str:
     """Return ``file:line in function: code`` of the node's innermost frame, on one line."""
-    frames = source_frames(node)
+    frames: Sequence[SourceFrame] = source_frames(node)
     if node.op == "call_module" and frames:
         frames = _frames_outside(node, frames)
     return location(frames[-1]) if frames else ""
