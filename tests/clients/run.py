@@ -49,7 +49,7 @@ Record = Mapping[str, Any]
 def of_class(name: str, modes: Iterable[str]) -> Iterator[Record]:
     """Yield what came of a class in each mode, tried in a fork of this process."""
     for mode in modes:
-        found, failed = run_in_fork(lambda mode=mode: _steps(CLIENTS[name], mode), SECONDS, _WAITS)
+        found, failed = run_in_fork(lambda mode=mode: steps(CLIENTS[name], mode), SECONDS, _WAITS)
         record: dict[str, Any] = {"class": name, "mode": mode, "outcome": "failed", "why": failed}
         for step in found:
             record |= step
@@ -80,7 +80,8 @@ def bounds_of(program: ExportedProgram) -> dict[str, dict[int, int]]:
     return found
 
 
-def _steps(client: Client, mode: str) -> Iterator[Record]:
+def steps(client: Client, mode: str, *, delegate: bool = True) -> Iterator[Record]:
+    """Yield what comes of each step with a class, from export to the official runtime."""
     began = time.process_time()
     try:
         model, program = exported_program(client, mode)
@@ -96,7 +97,8 @@ def _steps(client: Client, mode: str) -> Iterator[Record]:
         return
     began = time.process_time()
     try:
-        lowered = lower(program, [XnnpackPartitioner()], bounds=bounds_of(program) or None)
+        backends = [XnnpackPartitioner()] if delegate else []
+        lowered = lower(program, backends, bounds=bounds_of(program) or None)
         data = bytes(lowered.buffer)
     except (LoweringError, EmitterError) as error:
         yield {"outcome": "refused", "why": _first_line(error)}
