@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from lowerdeck.graph_fuser import CapabilityBasedPartitioner
+from lowerdeck.graph_fuser import CapabilityBasedPartitioner, propose_partitions
 from lowerdeck_zoo.seeds import NIGHTLY, seeds
 
 aten = torch.ops.aten
@@ -137,6 +137,7 @@ def test_never_more_partitions_than_torch_makes(vertical: bool) -> None:
             continue
         assert len(mine) <= len(peer), seed
         if len(mine) == len(peer) and not vertical:
+            assert len(propose_partitions(gm, support, min_nodes=0)) == len(mine)
             assert border(part.nodes for part in mine) <= border(part.nodes for part in peer), seed
         mine, peer = both(gm, support, **options)
         if len(mine) > len(peer):
