@@ -16,6 +16,9 @@ with warnings.catch_warnings():
     from folders import save_folder
 
     import lowerdeck.language_models  # noqa: F401
+    from lowerdeck_zoo.shell import shell
+
+__all__ = ["shell"]
 
 
 @pytest.fixture(scope="session")

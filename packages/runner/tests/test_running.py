@@ -79,33 +79,6 @@ def test_channels_last_results_keep_the_layout_of_the_file(method: Any) -> None:
     assert torch.equal(result, value + value)
 
 
-def test_scalar_operators_feed_kernels(method: Any) -> None:
-    x, out = method.tensor([4], dynamic=True), method.tensor([], torch.float32)
-    size, twice = method.integer(-1), method.integer(-1)
-    method.call("aten::sym_size.int", x, method.integer(0), size)
-    method.call("executorch_prim::mul.Scalar", size, method.integer(2), twice)
-    method.call("aten::full.out", method.ints([]), twice, out, out)
-    forward = load(method.ends([x], [out, twice])).method()
-    assert forward.run_flat([torch.zeros(3)]) == [torch.tensor(6.0), 6]
-    assert forward.run_flat([torch.zeros(2)])[1] == 4
-
-
-def test_a_false_condition_jumps(method: Any) -> None:
-    condition = method.tensor([], torch.bool)
-    x, left, right = method.tensor([1]), method.tensor([1]), method.tensor([1])
-    out = method.tensor([1], planned=False)
-    method.jump(condition, 4)
-    add(method, x, x, left)
-    method.move(left, out)
-    method.jump(method.boolean(False), 6)
-    method.call("aten::mul.out", x, x, right, right)
-    method.move(right, out)
-    forward = load(method.ends([condition, x], [out])).method()
-    three = torch.tensor([3.0])
-    assert forward.run_flat([torch.tensor(True), three])[0].item() == 6.0
-    assert forward.run_flat([torch.tensor(False), three])[0].item() == 9.0
-
-
 def test_a_loop_counts_and_copies_rows(method: Any) -> None:
     x, row = method.tensor([4, 2], dynamic=True), method.tensor([2])
     out = method.tensor([4, 2], dynamic=True)
@@ -130,20 +103,6 @@ def test_an_endless_loop_ends_in_an_error(method: Any, monkeypatch: pytest.Monke
     method.jump(method.boolean(False), 0)
     with pytest.raises(ExecutionError, match="endless loop"):
         load(method.ends([], [])).run("forward")
-
-
-def test_list_results_and_optional_tensors(method: Any) -> None:
-    x = method.tensor([2, 4])
-    parts = [method.tensor([2, 1]), method.tensor([2, 3])]
-    outs = method.tensors(parts)
-    split = "aten::split_with_sizes_copy.out"
-    method.call(split, x, method.ints([1, 3]), method.integer(1), outs, outs)
-    picked, rows = method.tensor([1, 4]), method.constant(torch.tensor([1]))
-    method.call("aten::index.Tensor_out", x, method.optional_tensors([rows, -1]), picked, picked)
-    value = torch.randn(2, 4)
-    results = load(method.ends([x], [*parts, picked])).method().run_flat([value])
-    assert torch.equal(torch.cat(results[:2], 1), value)
-    assert torch.equal(results[2], value[1:])
 
 
 def test_state_lives_from_call_to_call_and_starts_at_its_initial_value(method: Any) -> None:
