@@ -260,6 +260,14 @@ def run(
     return outcome
 
 
+def outputs(program: bytes | Path, calls: Sequence[Any], **options: Any) -> list[list[Any]]:
+    """Return the outputs of calls, or of tuples of arguments, each of which must run."""
+    made = [call if isinstance(call, Call) else Call(call) for call in calls]
+    outcome = run(program, made, **options)
+    assert isinstance(outcome, Ran), outcome
+    return outcome.outputs
+
+
 def run_many(cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outcome]:
     """Yield one outcome per case from the shared worker, which is restarted after a crash."""
     return shared().run_many(cases, timeout=timeout)
