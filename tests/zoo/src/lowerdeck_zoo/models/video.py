@@ -76,17 +76,6 @@ class VoxelMorph(Holding, field=lambda: nn.Conv3d(2, 3, 3, padding=1)):
         return F.grid_sample(moving, grid + field, align_corners=True)
 
 
-class ConvLSTM(Holding, gates=lambda: nn.Conv2d(2 + 4, 16, 3, padding=1)):
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        hidden = cell = torch.zeros(frames.shape[0], 4, *frames.shape[3:])
-        for step in range(frames.shape[1]):
-            joined = torch.cat([frames[:, step], hidden], 1)
-            i, f, o, g = self.gates(joined).chunk(4, 1)
-            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-            hidden = torch.sigmoid(o) * torch.tanh(cell)
-        return hidden
-
-
 PROGRAMS = (
     Program("r3d", R3D, normal(1, 3, 4, 16, 16)),
     Program("r2plus1d", R2Plus1D, normal(1, 3, 4, 12, 12)),
@@ -96,7 +85,6 @@ PROGRAMS = (
         VoxelMorph,
         drawn(lambda: (torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6))),
     ),
-    Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8), tags="shared-weights"),
     Program(
         "volume_convolution",
         lambda: nn.Conv3d(4, 6, (3, 2, 3), (1, 2, 1), (1, 0, 1), (2, 1, 1), groups=2),
