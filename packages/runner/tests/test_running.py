@@ -105,18 +105,6 @@ def test_an_endless_loop_ends_in_an_error(method: Any, monkeypatch: pytest.Monke
         load(method.ends([], [])).run("forward")
 
 
-def test_state_lives_from_call_to_call_and_starts_at_its_initial_value(method: Any) -> None:
-    state = method.tensor([2], initial=torch.tensor([1.0, 2.0]))
-    x, out = method.tensor([2]), method.tensor([2])
-    add(method, state, x, out)
-    method.call("aten::copy_", state, out, method.boolean(False), state)
-    program = method.ends([x], [out])
-    forward = load(program).method()
-    for expected in ([2.0, 3.0], [3.0, 4.0]):
-        assert forward.run_flat([torch.ones(2)])[0].tolist() == expected
-    assert load(program).method().run_flat([torch.ones(2)])[0].tolist() == [2.0, 3.0]
-
-
 def test_methods_without_code_return_their_constants(build: Any) -> None:
     for name, maker, value in (
         ("an_int", "integer", 7),
