@@ -9,15 +9,6 @@ from lowerdeck.graph_fuser import _torch_private as private
 from lowerdeck.torch_base import LazyGraphModule
 
 
-def test_a_lazy_module_has_its_code_after_its_first_use() -> None:
-    gm = symbolic_trace(lambda x: x.sin())
-    lazy = private.lazy_graph_module("Lazy", gm.graph)
-    assert type(lazy).__name__ == "Lazy"
-    assert "sin" not in vars(lazy).get("_code", "")
-    torch.testing.assert_close(lazy(torch.ones(1)), torch.ones(1).sin())
-    assert "sin" in vars(lazy)["_code"]
-
-
 def test_a_subclass_of_graph_module_keeps_its_class() -> None:
     program = torch.export.export(torch.nn.Sigmoid(), (torch.ones(1),))
     module = program.module()

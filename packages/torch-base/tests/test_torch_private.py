@@ -127,18 +127,6 @@ def linear() -> torch.export.ExportedProgram:
     return exported(torch.nn.Linear(2, 2), torch.ones(1, 2))
 
 
-def test_memory_is_shared_until_it_is_written_where_torch_can_replace_it() -> None:
-    tensor = torch.ones(4)
-    copy = private.shared_copy(tensor)
-    assert copy is not None
-    assert torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
-    copy.add_(1)
-    assert tensor.eq(1).all()
-    assert copy.eq(2).all()
-    assert private.shared_copy(torch.frombuffer(bytearray(8), dtype=torch.float32)) is None
-    assert private.shared_copy(torch.eye(2).to_sparse()) is None
-
-
 def test_a_size_that_nothing_bounds_is_taken_for_the_least() -> None:
     program = exported(Of(lambda count: torch.arange(count.item())), torch.tensor(4))
     (made,) = (node for node in program.graph.nodes if "arange" in node.name)
