@@ -36,7 +36,7 @@ RUNNER = Path(__file__).with_name("run_files.py")
 CASES = (
     *(f"{model}:{mode}" for model in ("cnn", "mlp", "decoder", "mobilenet") for mode in MODES),
     *(f"{model}:raw" for model in ("cnn", "decoder", "mobilenet")),
-    *("own/small_unet:raw", "own/conv_tasnet:raw", "own/vit:raw", "own/r3d:raw"),
+    *("own/unet_bilinear:raw", "own/wavenet:raw", "own/encoder:raw", "own/c3d:raw"),
 )
 _MORE = {"fp16": 4e-3}
 """What a result may be further from torch's there: processors of ARM compute in float16, too."""
