@@ -1,4 +1,4 @@
-"""One step of a comparison of OpenVINO's ways into the official runtime, in a process of its own.
+"""One step of a comparison of OpenVINO's ways into the official runtime, in a separate process.
 
 Both projects call their backend ``OpenvinoBackend``, as the runtime does. A program is saved once,
 and every file is made of it.

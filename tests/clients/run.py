@@ -146,7 +146,7 @@ def facts_of(program: pte.Program) -> Record:
 
 
 def compared(data: bytes, calls: list[tuple[list[Any], list[Any]]]) -> Record:
-    """Return what the official runtime makes of calls, beside their expected results."""
+    """Compare the results of calls in the official runtime with the expected ones."""
     with official.OfficialRuntime() as runtime:
         case = official.Case(data, [official.Call(inputs) for inputs, _ in calls])
         ran = runtime.run(case, timeout=120)
@@ -191,7 +191,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def page(rows: Iterable[Record]) -> str:
-    """Return the page that tells what came of all classes."""
+    """Return the page with the outcome of each class."""
     by = {(row["class"], row["mode"]): row for row in rows}
     text = [
         "# Classes of transformers",

@@ -1,4 +1,4 @@
-"""What the serializer tells of payloads and files that the official compiler made."""
+"""Contents of payloads and files of the official compiler, as the serializer reports them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LAYERS, SEEN, WIDTH = 4, 8, 16384 + 256
 
 
 class Wide(nn.Module):
-    """Layers beside each other, each of a weight that is stored in a file; their last results."""
+    """Parallel layers, each of a weight that is stored in a file; their last results."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _anonymous() -> int:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux reports memory")
 @pytest.mark.parametrize("weights_file", [None, "weights"])
 def test_gigabytes_of_weights_are_lowered_and_found(
     weights_file: str | None, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Our quantiser beside ExecuTorch's, and what it makes in the official runtime."""
+"""Our quantiser compared with ExecuTorch's, and what it makes in the official runtime."""
 
 from __future__ import annotations
 

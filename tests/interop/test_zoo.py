@@ -4,7 +4,7 @@ Each file is loaded from bytes and from a path (where the runtime maps it and fr
 copied) and called at least three times, with other sizes where they vary; state must persist.
 With a backend the one is the file of ``to_backend`` and ``emit``, which take the program as it is,
 and the other that of ``lower``, which decomposes it. Programs may have been copied, or saved and
-loaded, which names their nodes anew, or have calls that were kept from decomposition.
+loaded, which renames their nodes, or have calls that were kept from decomposition.
 """
 
 from __future__ import annotations

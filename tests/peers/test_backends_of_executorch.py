@@ -185,7 +185,7 @@ def test_backends_of_the_wheel_take_whole_models(name, model):
 
 
 class Taking(PeerPartitioner):
-    """Takes all calls of an operator of the Edge dialect, and tells its backend of it."""
+    """Takes all calls of an operator of the Edge dialect, and names it to its backend."""
 
     def __init__(self, operator, spec):
         self.operator, self.told = operator, spec

@@ -1,4 +1,4 @@
-"""The partitioner class beside torch's."""
+"""The partitioner class compared with torch's."""
 
 from __future__ import annotations
 

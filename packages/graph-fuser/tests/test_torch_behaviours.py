@@ -1,4 +1,4 @@
-"""What torch's own tests of these passes hold to, on both: our functions and torch's.
+"""Behaviours that torch's tests of these passes check, in our functions and in torch's.
 
 The programs have the shapes of those tests; what is expected is what torch does when it is run.
 """

@@ -1,4 +1,4 @@
-"""The drop-ins beside torch's own functions."""
+"""The drop-ins compared with torch's functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we expect of torch's private parts; a new torch that breaks it breaks one of these."""
+"""Expectations of torch's private parts; a new torch that breaks one fails here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of this package use."""
+"""Fixtures of all tests of this package."""
 
 from __future__ import annotations
 

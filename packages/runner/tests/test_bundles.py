@@ -28,7 +28,7 @@ X = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
 
 @pytest.fixture
 def program(method: Any) -> Program:
-    """x + y, and a number that nobody reads."""
+    """x + y, and a number that no instruction reads."""
     x, y, out = method.tensor([2, 2]), method.tensor([2, 2]), method.tensor([2, 2])
     method.call("aten::add.out", x, y, method.integer(1), out, out)
     made: Program = method.ends([x, y], [out])

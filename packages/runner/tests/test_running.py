@@ -1,4 +1,4 @@
-"""What a program computes: kernels, scalars, jumps, lists, dynamic shapes and state."""
+"""Results of programs: kernels, scalars, jumps, lists, dynamic shapes and state."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lets the tests import the module beside them, wherever the folder was copied to."""
+"""Lets the tests import the modules of this folder, wherever the folder was copied to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands answer: to bad input, to names that attack a terminal, on any output."""
+"""Answers of commands: to bad input, to names that attack a terminal, on any output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``lowerdeck doctor`` says of environments."""
+"""Reports of ``lowerdeck doctor`` about environments."""
 
 from __future__ import annotations
 

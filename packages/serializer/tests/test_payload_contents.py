@@ -1,4 +1,4 @@
-"""What is inside a delegate is told by every command, whoever compiled it."""
+"""Each command shows the contents of delegates of any compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values share memory, and who reads and writes it."""
+"""Values that share memory, and the nodes that read and write it."""
 
 from __future__ import annotations
 

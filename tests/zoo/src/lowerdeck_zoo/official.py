@@ -1,4 +1,4 @@
-"""Run .pte programs in the official ExecuTorch runtime, in a process of its own.
+"""Run .pte programs in the official ExecuTorch runtime, in a separate process.
 
 The runtime aborts on some inputs, and its Python binding keeps global state, so it never runs in
 the process of the tests. A worker process (this file, run as a script) takes one ``Case`` after
@@ -91,7 +91,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class LoadError:
-    """The program was refused before any method was loaded; ``code`` is the runtime's, if told."""
+    """The program was refused before any method was loaded; ``code`` is the runtime's, if it gave one."""
 
     message: str
     code: int | None = None
@@ -189,7 +189,7 @@ class OfficialRuntime:
         return (self.run(case, timeout=timeout) for case in cases)
 
     def close(self) -> None:
-        """End the worker process for good."""
+        """End the worker process."""
         if self._worker is not None:
             self._stop()
         self._log.close()
@@ -274,7 +274,7 @@ def run_many(cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outco
 
 
 def _openvino_library() -> dict[str, str]:
-    """Return where OpenVINO's library lies, which executorch's own module looks for, too."""
+    """Return the path of OpenVINO's library, for which executorch's module looks as well."""
     found = importlib.util.find_spec("openvino")
     folders = [] if found is None else list(found.submodule_search_locations or ())
     libraries = [path for one in folders for path in Path(one).glob("libs/libopenvino_c.so*")]
@@ -282,7 +282,7 @@ def _openvino_library() -> dict[str, str]:
 
 
 def run_here(lib: Any, case: Case) -> Outcome:
-    """Return the outcome of ``case`` in this process, for callers that fork one of their own.
+    """Return the outcome of ``case`` in this process, for callers that fork themselves.
 
     Args:
         lib: The binding.

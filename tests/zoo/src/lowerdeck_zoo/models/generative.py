@@ -30,7 +30,7 @@ class VAE(nn.Module):
 
 
 class TimeBlock(nn.Module):
-    """A residual block that is told the time."""
+    """A residual block that depends on the time step."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
