@@ -1,4 +1,4 @@
-"""Run XNNPACK's files of every mode on ARM, real or emulated, and compare with this machine's results.
+"""Run XNNPACK's files of every mode on ARM, real or emulated, and compare them with results here.
 
 The runtime has other kernels there: integers are packed otherwise, float16 is computed in itself.
 ``ARM_PYTHON`` is the command of a Python there that has torch and executorch of the versions here.
@@ -39,7 +39,7 @@ CASES = (
     *("own/unet_bilinear:raw", "own/wavenet:raw", "own/encoder:raw", "own/c3d:raw"),
 )
 _MORE = {"fp16": 4e-3}
-"""What a result may be further from torch's there: processors of ARM compute in float16 as well."""
+"""How much further from torch's a result may be there: ARM computes in float16 as well."""
 _ELSE = 1e-3
 """The same of the other modes: sums are in another order."""
 

@@ -91,7 +91,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class LoadError:
-    """The program was refused before any method was loaded; ``code`` is the runtime's, if it gave one."""
+    """The program was refused before any method was loaded; ``code`` is the runtime's, if any."""
 
     message: str
     code: int | None = None
