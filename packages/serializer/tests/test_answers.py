@@ -60,7 +60,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
         whole = found[f"good.{name}"].read_bytes()
         found[f"cut.{name}"].write_bytes(whole[: len(whole) - 30])
     found["empty"].touch()
-    found["text"].write_text("these bytes are a text and not a program, long enough to be one " * 3)
+    found["text"].write_text(
+        "these bytes are a text, long enough for the header of a program " * 3
+    )
     found["folder"].mkdir()
     found["hostile"] = _hostile(tmp_path / "hostile.pte")
     return found

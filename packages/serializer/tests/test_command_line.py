@@ -228,7 +228,7 @@ KEYS = ["v1", "v1/4;0|6;0,1", "v1/6;0,1|6;0,1", "v1/7;"]
 
 def shown(shell: Any, made: Any, *words: str) -> str:
     pte.write_pte(made, "model.pte")
-    return shell(*words, "model.pte").out
+    return str(shell(*words, "model.pte").out)
 
 
 def test_each_way_of_calling_is_listed_once_and_names_stay_text(shell: Any) -> None:
