@@ -243,11 +243,6 @@ PROGRAMS = (
         normal(*(1, 4, 12)),
     ),
     Program(
-        "self_attention",
-        lambda: Of(attention, both=nn.Linear(16, 48), out=nn.Linear(16, 16)),
-        normal(*TOKENS),
-    ),
-    Program(
         "gated",
         lambda: Of(gated, gate=nn.Linear(16, 32), up=nn.Linear(16, 32), down=nn.Linear(32, 16)),
         normal(*TOKENS),
