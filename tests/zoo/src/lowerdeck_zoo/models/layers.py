@@ -131,11 +131,6 @@ def block(inside: int, outside: int, stride: int = 1, groups: int = 1) -> nn.Seq
     )
 
 
-def inception(model: Any, x: Tensor) -> Any:
-    pooled = F.max_pool2d(x, 3, 1, 1)
-    return torch.cat([model.one(x), model.two(x), model.three(pooled)], 1)
-
-
 def shuffle(model: Any, x: Tensor) -> Any:
     left, right = x.chunk(2, 1)
     y = torch.cat([left, model.one(right)], 1)
@@ -196,11 +191,6 @@ PROGRAMS = (
     Program("small_decoder", Decoder, normal(*(1, 12, 64))),
     Program("small_mobilenet", SmallMobileNet, normal(*IMAGE)),
     Program("inverted", lambda: Inverted(8, 8, 1), normal(*WIDE_IMAGE)),
-    Program(
-        "inception",
-        lambda: Of(inception, one=block(8, 8), two=nn.Conv2d(8, 8, 1), three=nn.Conv2d(8, 8, 1)),
-        normal(*WIDE_IMAGE),
-    ),
     Program("shuffle", lambda: Of(shuffle, one=block(4, 4)), normal(*WIDE_IMAGE)),
     Program(
         "squeeze_excite",
