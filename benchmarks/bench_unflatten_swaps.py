@@ -20,7 +20,7 @@ from benchmarks.harness import Row
 from lowerdeck.torch_base import varies
 from lowerdeck.unflatten import UnflattenError, export_preserving
 from lowerdeck_zoo.models.transformers_small import CONFIGURED, First
-from tests.peers.module_swaps import plain_sweep, sweep
+from tests.peers.unflatten_swaps import plain_sweep, sweep
 
 PACKAGE = "unflatten"
 VISION = (

@@ -1,4 +1,4 @@
-"""One step of a comparison of OpenVINO's ways into the official runtime, in a process of its own.
+"""One step of a comparison of OpenVINO's ways into the official runtime, in a separate process.
 
 Both projects call their backend ``OpenvinoBackend``, as the runtime does. A program is saved once,
 and every file is made of it.
@@ -13,6 +13,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +38,6 @@ def path_of(model: str, suffix: str) -> Path:
     return Path(f"{stem(model, FLOAT[0])}.{suffix}")
 
 
-def export(model: str) -> dict[str, Any]:
-    """Save the program, its inputs, and the result that torch computes of them."""
-    return xnnpack_files.export(model, FLOAT[0])
-
-
-def ours(model: str) -> dict[str, Any]:
-    """Make our file of OpenVINO."""
-    return _lowered(model, "ours", OpenvinoPartitioner())
-
-
-def xnnpack(model: str) -> dict[str, Any]:
-    """Make our file of XNNPACK."""
-    return _lowered(model, "xnnpack", XnnpackPartitioner())
-
-
-def free(model: str) -> dict[str, Any]:
-    """Make our file of OpenVINO, in the precision that the device likes."""
-    return _lowered(model, "free", OpenvinoPartitioner(keep_precision=False))
-
-
 def peer(model: str) -> dict[str, Any]:
     """Make ExecuTorch's own file of OpenVINO."""
     # The package's door imports its quantiser, which needs nncf and more; none of it is used here.
@@ -75,11 +56,19 @@ def peer(model: str) -> dict[str, Any]:
     return _kept(model, "peer", file, time.process_time() - start)
 
 
-def _lowered(model: str, name: str, partitioner: Any) -> dict[str, Any]:
+def _lowered(name: str, model: str) -> dict[str, Any]:
+    partitioner = _OURS[name]()
     program = torch.export.load(str(path_of(model, "pt2")))
     start = time.process_time()
     file = emit(to_backend(program, partitioner)).to_bytes()
     return _kept(model, name, file, time.process_time() - start)
+
+
+_OURS: dict[str, Callable[[], Any]] = {
+    "ours": OpenvinoPartitioner,
+    "xnnpack": XnnpackPartitioner,
+    "free": partial(OpenvinoPartitioner, keep_precision=False),
+}
 
 
 def _kept(model: str, name: str, file: bytes, seconds: float) -> dict[str, Any]:
@@ -145,10 +134,8 @@ def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "export": export,
-    "ours": ours,
-    "xnnpack": xnnpack,
-    "free": free,
+    "export": partial(xnnpack_files.export, form=FLOAT[0]),
+    **{name: partial(_lowered, name) for name in _OURS},
     "peer": peer,
     "run": run,
 }

@@ -2,7 +2,7 @@
 
 ``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
 ``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``, as
-does ``-- openvino --models "torchvision/*" own/vit``, which takes some models only, as does
+does ``-- openvino --models "torchvision/*" own/mlp``, which takes some models only, as does
 xnnpack_models.
 """
 

@@ -1,4 +1,4 @@
-"""Run XNNPACK's files of every mode on ARM, real or emulated, beside this machine's results.
+"""Run XNNPACK's files of every mode on ARM, real or emulated, and compare them with results here.
 
 The runtime has other kernels there: integers are packed otherwise, float16 is computed in itself.
 ``ARM_PYTHON`` is the command of a Python there that has torch and executorch of the versions here.
@@ -12,7 +12,7 @@ Wheels: ``pip install --target SITE --no-deps --only-binary=:all: --python-versi
 ``--platform manylinux_2_N_aarch64`` for each N from 17 to 35, of torch, executorch and numpy of
 the versions here, and, as torch's wheel there links CUDA, of the ``nvidia`` packages that it
 names (one ``--target`` each, merged, since pip fills no folder that exists). Python: ``apt-get
-download`` with ``-o APT::Architecture=arm64`` and lists of its own, unpacked by ``dpkg -x``.
+download`` with ``-o APT::Architecture=arm64`` and separate lists, unpacked by ``dpkg -x``.
 All 35 cases are right (executorch 1.4.1, torch 2.13.0, emulated), float16 a little further off,
 as it is computed there.
 
@@ -36,10 +36,10 @@ RUNNER = Path(__file__).with_name("run_files.py")
 CASES = (
     *(f"{model}:{mode}" for model in ("cnn", "mlp", "decoder", "mobilenet") for mode in MODES),
     *(f"{model}:raw" for model in ("cnn", "decoder", "mobilenet")),
-    *("own/small_unet:raw", "own/conv_tasnet:raw", "own/vit:raw", "own/r3d:raw"),
+    *("own/unet_bilinear:raw", "own/wavenet:raw", "own/encoder:raw", "own/c3d:raw"),
 )
 _MORE = {"fp16": 4e-3}
-"""What a result may be further from torch's there: processors of ARM compute in float16, too."""
+"""How much further from torch's a result may be there: ARM computes in float16 as well."""
 _ELSE = 1e-3
 """The same of the other modes: sums are in another order."""
 
@@ -52,7 +52,7 @@ def main(words: list[str]) -> None:
     """
     there = shlex.split(os.environ.get("ARM_PYTHON", ""))
     if not there:
-        sys.exit("set ARM_PYTHON to the command of a Python on ARM; tests/arm/run.py tells how")
+        sys.exit("set ARM_PYTHON to the command of a Python on ARM; see tests/arm/run.py")
     stems = []
     for case in words or CASES:
         model, form = case.split(":")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -120,6 +120,36 @@ def _boxes(size: Size, config: Any) -> Inputs:
     return {**_text(size, config), "bbox": boxes}
 
 
+def _patches(size: Size, config: Any) -> Inputs:
+    """Return images cut into patches, which do not all have as many."""
+    side, length = size.side // 8, getattr(config, "vision_config", config).num_patches
+    sizes = [(side, side), (side - 1, side)][: size.batch]
+    return {
+        "pixel_values": torch.randn(len(sizes), length, 48),
+        "pixel_attention_mask": torch.ones(len(sizes), length, dtype=torch.long),
+        "spatial_shapes": torch.tensor(sizes),
+    }
+
+
+def _text_and_patches(size: Size, config: Any) -> Inputs:
+    inputs = {**_text(size, config), **_patches(replace(size, batch=1), config)}
+    ids = inputs["input_ids"][:1]
+    ids[0, 1:5] = config.image_token_id
+    return {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _phrases(size: Size, config: Any) -> Inputs:
+    """Return phrases, each with a full stop behind it, and an image in which to find them."""
+    ids = torch.tensor([[101, 1037, 500, 1012, 900, 1012, 102, 30]])
+    return {
+        "pixel_values": torch.randn(1, 3, size.side, size.side),
+        "input_ids": ids,
+        "token_type_ids": torch.zeros_like(ids),
+        "attention_mask": torch.ones_like(ids),
+        "pixel_mask": torch.ones(1, size.side, size.side, dtype=torch.long),
+    }
+
+
 KINDS: dict[str, Callable[[Size, Any], Inputs]] = {
     name.removeprefix("_"): function
     for name, function in list(globals().items())
@@ -210,6 +240,17 @@ image_tokens: LlavaForConditionalGeneration {"image_token_index": 299, "text_con
     {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 16,
     "projection_dim": 32}}
+patches: Siglip2VisionModel {"num_patches": 16, "patch_size": 4}
+text_and_patches: Lfm2VlForConditionalGeneration {"image_token_id": 299, "downsample_factor": 2,
+    "projector_hidden_size": 32, "text_config": {"model_type": "lfm2", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 300, "layer_types": ["full_attention", "conv"]},
+    "vision_config": {"model_type": "siglip2_vision_model", "hidden_size": 64, "num_hidden_layers":
+    2, "intermediate_size": 96, "num_attention_heads": 4, "num_patches": 16, "patch_size": 4}}
+phrases: GroundingDinoForObjectDetection {"backbone_config": {"model_type": "swin", "image_size":
+    32, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "window_size": 2,
+    "patch_size": 2, "out_indices": [2, 3, 4]}, "vocab_size": 1200, "encoder_layers": 1,
+    "decoder_layers": 2, "num_queries": 10, "num_feature_levels": 3, "max_text_len": 16}
 waveform: Wav2Vec2Model HubertModel WavLMModel SEWModel Data2VecAudioModel Wav2Vec2ConformerModel
 speech_to_text: WhisperForConditionalGeneration {"max_source_positions": 16}
 spectrogram: ASTModel {"max_length": 32}

@@ -49,7 +49,7 @@ Record = Mapping[str, Any]
 def of_class(name: str, modes: Iterable[str]) -> Iterator[Record]:
     """Yield what came of a class in each mode, tried in a fork of this process."""
     for mode in modes:
-        found, failed = run_in_fork(lambda mode=mode: _steps(CLIENTS[name], mode), SECONDS, _WAITS)
+        found, failed = run_in_fork(lambda mode=mode: steps(CLIENTS[name], mode), SECONDS, _WAITS)
         record: dict[str, Any] = {"class": name, "mode": mode, "outcome": "failed", "why": failed}
         for step in found:
             record |= step
@@ -80,7 +80,8 @@ def bounds_of(program: ExportedProgram) -> dict[str, dict[int, int]]:
     return found
 
 
-def _steps(client: Client, mode: str) -> Iterator[Record]:
+def steps(client: Client, mode: str, *, delegate: bool = True) -> Iterator[Record]:
+    """Yield what comes of each step with a class, from export to the official runtime."""
     began = time.process_time()
     try:
         model, program = exported_program(client, mode)
@@ -96,7 +97,8 @@ def _steps(client: Client, mode: str) -> Iterator[Record]:
         return
     began = time.process_time()
     try:
-        lowered = lower(program, [XnnpackPartitioner()], bounds=bounds_of(program) or None)
+        backends = [XnnpackPartitioner()] if delegate else []
+        lowered = lower(program, backends, bounds=bounds_of(program) or None)
         data = bytes(lowered.buffer)
     except (LoweringError, EmitterError) as error:
         yield {"outcome": "refused", "why": _first_line(error)}
@@ -144,7 +146,7 @@ def facts_of(program: pte.Program) -> Record:
 
 
 def compared(data: bytes, calls: list[tuple[list[Any], list[Any]]]) -> Record:
-    """Return what the official runtime makes of calls, beside their expected results."""
+    """Compare the results of calls in the official runtime with the expected ones."""
     with official.OfficialRuntime() as runtime:
         case = official.Case(data, [official.Call(inputs) for inputs, _ in calls])
         ran = runtime.run(case, timeout=120)
@@ -189,7 +191,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def page(rows: Iterable[Record]) -> str:
-    """Return the page that tells what came of all classes."""
+    """Return the page with the outcome of each class."""
     by = {(row["class"], row["mode"]): row for row in rows}
     text = [
         "# Classes of transformers",

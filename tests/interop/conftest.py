@@ -13,12 +13,13 @@ sys.path.extend(map(str, Path(__file__).resolve().parents[2].glob("packages/*/te
 from payload_moves import payloads_have_no_mergeable_moves
 
 from lowerdeck_zoo import official
+from lowerdeck_zoo.shell import shell
 
-__all__ = ["payloads_have_no_mergeable_moves"]
+__all__ = ["payloads_have_no_mergeable_moves", "shell"]
 
 
 def pytest_report_header() -> str:
-    """Say which runtime judges, and beside which torch."""
+    """Name the runtime that judges, and the torch."""
     binding = official.binding_name()
     if binding is None:
         return f"official runtime: none; {official.REASON}"
@@ -30,7 +31,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip this folder without the runtime; warnings of torch and torchao are no matter here."""
+    """Skip this folder without the runtime; warnings of torch and torchao do not matter here."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:

@@ -1,10 +1,9 @@
-"""Kernels that may write where they read, and settings of memory, in the official runtime."""
+"""Kernels that may write where they read, in the official runtime."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone knows)
 from torch import Tensor, nn
 
-from lowerdeck.emitter import OFFICIAL_KERNELS, EmitConfig, EmittedProgram, emit, fast_and_large
+from lowerdeck.emitter import OFFICIAL_KERNELS, EmittedProgram, emit
 from lowerdeck.serializer import KernelCall
-from lowerdeck_zoo import Of, assert_close, exported, official, program
+from lowerdeck_zoo import Of, assert_close, exported, official
 
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     **{
@@ -67,9 +66,8 @@ def calls_of(emitted: EmittedProgram) -> list[tuple[str, list[str]]]:
 
 
 def compare(emitted: EmittedProgram, model: nn.Module, *calls: tuple[Any, ...]) -> None:
-    outcome = official.run(emitted.to_bytes(), [official.Call(call) for call in calls])
-    assert isinstance(outcome, official.Ran), outcome
-    for call, found in zip(calls, outcome.outputs, strict=True):
+    outputs = official.outputs(emitted.to_bytes(), calls)
+    for call, found in zip(calls, outputs, strict=True):
         assert_close(found, model(*call), atol=1e-5, rtol=1e-5)
 
 
@@ -99,28 +97,3 @@ def test_a_buffer_is_written_without_an_extra_copy(name: str) -> None:
     emitted = emit(exported(copy.deepcopy(module), *calls[0]))
     assert "clone" not in [kernel for kernel, _ in calls_of(emitted)]
     compare(emitted, module, *calls)
-
-
-SETTINGS = {
-    "a small fast memory": EmitConfig(memory_planner=fast_and_large(256)),
-    "inputs of the caller": EmitConfig(plan_inputs=False),
-    "outputs of the caller": EmitConfig(plan_outputs=False),
-    "weights in a file": EmitConfig(weights_file="weights"),
-}
-
-
-MODELS = ("push_peek_from_zero", "kv_cache", "channels_last_inside", "views_of_an_input")
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("model", MODELS)
-def test_settings_of_memory_do_not_change_numbers(model: str, name: str, tmp_path: Path) -> None:
-    chosen = program(model)
-    emit(chosen.exports(), config=SETTINGS[name]).save(tmp_path / "model.pte")
-    data = next(iter(tmp_path.glob("*.ptd")), None)
-    shared = len(chosen.methods) > 1 and data is None
-    calls = [official.Call(call.flat, call.method) for call in chosen.calls()]
-    outcome = official.run(tmp_path / "model.pte", calls, data=data, shared_arenas=shared)
-    assert isinstance(outcome, official.Ran), outcome
-    for found, result in zip(outcome.outputs, chosen.results(), strict=True):
-        chosen.compare(found, result.outputs)

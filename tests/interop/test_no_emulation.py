@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,16 +17,8 @@ from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Of
 
 
-def lowerdeck(*words: object) -> int:
-    """Run the installed script, as a user does."""
-    (script,) = entry_points(group="console_scripts", name="lowerdeck")
-    return int(script.load()(list(map(str, words))))
-
-
 @pytest.mark.parametrize(("delegated", "external"), [(False, True), (True, False)])
-def test_results_are_eagers(
-    delegated: bool, external: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_eagers(delegated: bool, external: bool, tmp_path: Path, shell: Any) -> None:
     layers = {"linear": torch.nn.Linear(4, 3)}
     model = Of(lambda self, x: (torch.relu(self.linear(x)), x.shape[0]), **layers).eval()
     x = torch.randn(2, 4)
@@ -39,37 +31,29 @@ def test_results_are_eagers(
     emit(program, config=EmitConfig(weights_file="w" if external else None)).save(file)
     data = ("--data", tmp_path / "w.ptd") if external else ()
     words = ("run", file, "--no-emulation", "--input", given, "--output", out, "--repeat", 2)
-    assert lowerdeck(*words, *data) == 0
+    told = shell(*words, *data).out
     found = torch.load(out, weights_only=True)
     torch.testing.assert_close(found[0], model(x)[0])
     assert found[1:] == [2]
-    told = capsys.readouterr().out
     assert re.search(r"\d ms a call in the official ExecuTorch runtime \(\d", told)
     assert "emulates" not in told
 
 
-def test_a_file_that_is_not_safe_is_not_given_to_the_runtime(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_not_safe_is_not_given_to_the_runtime(tmp_path: Path, shell: Any) -> None:
     program = emit(torch.export.export(torch.nn.ReLU(), (torch.ones(2),))).program
     plan = program.execution_plan[0]
     plan.chains[0].instructions[0].instr_args.args[-1] = 99
     file = tmp_path / "model.pte"
     write_pte(program, file)
-    assert lowerdeck("run", file, "--no-emulation") == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = shell("run", file, "--no-emulation", status=3).err.splitlines()
     assert line.startswith(f"lowerdeck run: {file}: IndexRangeError: ")
 
 
-def test_what_the_runtime_refuses_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_runtime_refuses_is_one_line(tmp_path: Path, shell: Any) -> None:
     model, inputs = BackendWithDelegateMappingDemo.get_test_model_and_inputs()
     lowered = to_backend(torch.export.export(model, inputs), DelegateMappingDemoPartitioner())
     file = tmp_path / "model.pte"
     emit(lowered).save(file)
-    assert lowerdeck("run", file) == 0
-    assert "in lowerdeck.runner, which emulates the runtime" in capsys.readouterr().out
-    assert lowerdeck("run", file, "--no-emulation") == 4
-    (line,) = capsys.readouterr().err.splitlines()
+    assert "in lowerdeck.runner, which emulates the runtime" in shell("run", file).out
+    (line,) = shell("run", file, "--no-emulation", status=4).err.splitlines()
     assert line.startswith(f"lowerdeck run: the official runtime refuses {file}: ")

@@ -1,15 +1,15 @@
-"""What the serializer tells of payloads and files that the official compiler made."""
+"""Contents of payloads and files of the official compiler, as the serializer reports them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck.script import main
 from lowerdeck.serializer.report.operators import contents_of
 
 HERE = Path(__file__).parent
@@ -46,9 +46,7 @@ def test_files_of_the_official_compiler_are_read_whole_and_have_no_hazards(folde
     assert schemes == (set() if folder == "corpus" else {"tensor", "channel", "token"})
 
 
-def test_weights_that_no_file_brings_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_no_file_brings_are_told(tmp_path: Path, shell: Any) -> None:
     whole = HERE / "corpus/conv_xnnpack.pte"
     made = pte.deserialize_pte(whole.read_bytes())
     data = pte.ExternalData({one.key: pte.ExternalEntry(one.data) for one in made.named_data})
@@ -59,7 +57,5 @@ def test_weights_that_no_file_brings_are_told(
     hazards: list[pte.Hazard] = []
     pte.verify_pte(path.read_bytes(), on_hazard=hazards.append)
     assert all("from a .ptd file" in str(hazard) and hazard.needs for hazard in hazards)
-    assert main(["verify", str(path)]) == 0
-    assert "without which the process ends" in capsys.readouterr().out
-    assert main(["verify", str(path), "--data", str(weights)]) == 0
-    assert "warning" not in capsys.readouterr().out
+    assert "without which the process ends" in shell("verify", path).out
+    assert "warning" not in shell("verify", path, "--data", weights).out

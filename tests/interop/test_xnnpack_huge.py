@@ -24,7 +24,7 @@ LAYERS, SEEN, WIDTH = 4, 8, 16384 + 256
 
 
 class Wide(nn.Module):
-    """Layers beside each other, each of a weight that is stored in a file; their last results."""
+    """Parallel layers, each of a weight that is stored in a file; their last results."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _anonymous() -> int:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux reports memory")
 @pytest.mark.parametrize("weights_file", [None, "weights"])
 def test_gigabytes_of_weights_are_lowered_and_found(
     weights_file: str | None, tmp_path: Path
@@ -108,8 +108,7 @@ def test_gigabytes_of_weights_are_lowered_and_found(
     stored = data or tmp_path / "model.pte"
     assert stored.stat().st_size > 4 << 30
     x, wanted = torch.load(tmp_path / "io")
-    outcome = official.run(
-        tmp_path / "model.pte", [official.Call((x,))], data=data, verify=False, timeout=900.0
+    outputs = official.outputs(
+        tmp_path / "model.pte", [(x,)], data=data, verify=False, timeout=900.0
     )
-    assert isinstance(outcome, official.Ran), outcome
-    torch.testing.assert_close(outcome.outputs[0][0], wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(outputs[0][0], wanted, rtol=1e-3, atol=1e-3)

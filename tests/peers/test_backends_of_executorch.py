@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -34,18 +35,22 @@ from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
 
 from lowerdeck.exir_compat import EdgeCompileConfig, EdgeProgramManager, to_edge  # noqa: E402
 from lowerdeck.lowered_module import (  # noqa: E402
+    LoweredBackendModule,
     PreprocessError,
     get_lowered_backend_modules,
     lower,
     to_backend,
 )
+from lowerdeck.lowered_module.testing import RunPartitioner  # noqa: E402
 from lowerdeck.runner import load  # noqa: E402
+from lowerdeck.serializer import deserialize_pte  # noqa: E402
 from lowerdeck_zoo import official, program  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Else programs are in the Edge dialect here, which has been imported.
 IN_TORCHS = EdgeCompileConfig(_use_edge_ops=False)
+UNCHECKED = exir.EdgeCompileConfig(_check_ir_validity=False)
 DEMOS = "executorch.exir.backend.test."
 PARTITIONERS = [
     (f"{DEMOS}op_partitioner_demo", "AddMulPartitionerDemo"),
@@ -66,6 +71,9 @@ PEER_FAILS = {
     ("ExamplePartitioner", "Products"),
     ("ExamplePartitioner", "State"),
 }
+
+
+THREE = tuple(torch.ones(2, 2) for _ in range(3))
 
 
 class Products(torch.nn.Module):
@@ -135,8 +143,7 @@ def test_the_demos_give_the_same_delegates_as_in_exir(model, module, name):
     for _ in range(2):
         torch.testing.assert_close(module(*x), eager(*x), atol=1e-5, rtol=1e-5)
     ours = [one.backend_id for one in delegates(lowered)]
-    config = exir.EdgeCompileConfig(_check_ir_validity=False)
-    peers = exir.to_edge(exported, compile_config=config)
+    peers = exir.to_edge(exported, compile_config=UNCHECKED)
     if (name, model.__name__) in PEER_FAILS:
         with pytest.raises(Exception):  # noqa: B017, PT011  (each fails in its own way)
             peers.to_backend(partitioner())
@@ -173,13 +180,12 @@ def test_backends_of_the_wheel_take_whole_models(name, model):
         wanted = eager(x)
         torch.testing.assert_close(lowered.programs["forward"].module()(x), wanted)
     if name == "XNNPACK" and official.available():
-        outcome = official.run(lowered.buffer, [official.Call((x,))])
-        assert isinstance(outcome, official.Ran), outcome
-        torch.testing.assert_close(outcome.outputs[0][0], wanted, atol=1e-5, rtol=1e-5)
+        outputs = official.outputs(lowered.buffer, [(x,)])
+        torch.testing.assert_close(outputs[0][0], wanted, atol=1e-5, rtol=1e-5)
 
 
 class Taking(PeerPartitioner):
-    """Takes all calls of an operator of the Edge dialect, and tells its backend of it."""
+    """Takes all calls of an operator of the Edge dialect, and names it to its backend."""
 
     def __init__(self, operator, spec):
         self.operator, self.told = operator, spec
@@ -212,11 +218,47 @@ class TellingBackend(PeerBackendDetails):
         )
 
 
+@pytest.mark.parametrize("state", [True, False], ids=["owned state", "passed state"])
+def test_to_executorch_accepts_our_lowered_program(state):
+    exported = torch.export.export(State().eval(), THREE)
+    program = exir.to_edge(exported, compile_config=UNCHECKED).exported_program()
+    ours = to_backend(program, RunPartitioner(lambda node: "sin" not in node.name, state=state))
+    found = exir.EdgeProgramManager(ours, compile_config=UNCHECKED).to_executorch()
+    content = deserialize_pte(bytes(found.buffer))
+    names = [delegate.id for delegate in content.execution_plan[0].delegates]
+    assert names == ["VerbatimBackend"] * len(delegates(ours))
+    blobs = {bytes(memoryview(blob.data)) for blob in content.backend_delegate_data}
+    assert blobs == {module.processed_bytes for module in delegates(ours)}
+    assert found.delegate_map
+
+
+def test_delegates_in_the_edge_dialect_are_kept_by_executorch_and_pickle():
+    eager = State().eval()
+    taking = Taking(exir_ops.edge.aten.add.Tensor, PeerCompileSpec("k", b"v"))
+    manager = to_edge(torch.export.export(copy.deepcopy(eager), THREE)).to_backend(taking)
+    program = manager.exported_program()
+    module = program.module()
+    for _ in range(3):
+        torch.testing.assert_close(module(*THREE), eager(*THREE))
+    assert bytes(exir.EdgeProgramManager(program, compile_config=UNCHECKED).to_executorch().buffer)
+    delegate = delegates(program)[0]
+    assert delegate.meta["debug_handle_map"] == {0: (1,)}
+    # ExecuTorch makes a class for each verifier inside of a function, which pickle cannot name.
+    assert delegate.original_module.dialect == "EDGE"
+    again = pickle.loads(pickle.dumps(delegate))
+    assert type(again) is LoweredBackendModule
+    assert again.original_module.dialect == "ATEN"
+    assert again.processed_bytes == delegate.processed_bytes
+    values = [torch.randn(2, 2) for _ in delegate.original_module.graph_signature.user_inputs]
+    for found, expected in zip(again(*values), delegate(*values), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert delegate.original_module.dialect == "EDGE"
+
+
 def test_results_of_every_form_reach_the_file():
     eager = Constants()
-    x = tuple(torch.ones(2, 2) for _ in range(3))
     spec = PeerCompileSpec("k", b"v")
-    lowered = lower(torch.export.export(eager, x), Taking(exir_ops.edge.aten.mul.Tensor, spec))
+    lowered = lower(torch.export.export(eager, THREE), Taking(exir_ops.edge.aten.mul.Tensor, spec))
     (delegate,) = delegates(lowered.programs["forward"])
     assert delegate.meta["_delegate_info_meta"] == {"seen": 4}
     assert [(one.key, one.value) for one in delegate.compile_specs] == [("k", b"changed")]
@@ -227,7 +269,7 @@ def test_results_of_every_form_reach_the_file():
 
 
 def test_what_a_backend_raises_names_the_partition_and_is_a_runtime_error():
-    program = torch.export.export(Products(), tuple(torch.ones(2, 2) for _ in range(3)))
+    program = torch.export.export(Products(), THREE)
     with pytest.raises(PreprocessError, match="no sine here") as caught:
         lower(program, Taking(exir_ops.edge.aten.sin.default, PeerCompileSpec("k", b"")))
     assert isinstance(caught.value, RuntimeError)
@@ -246,11 +288,11 @@ class NamesBackend(PeerBackendDetails):
 
 @pytest.mark.parametrize("model", [Products, State])
 def test_whole_programs_reach_backends_of_exir_in_its_dialect(model):
-    eager, x = model(), tuple(torch.ones(2, 2) for _ in range(3))
-    exported = torch.export.export(copy.deepcopy(eager), x)
+    eager = model()
+    exported = torch.export.export(copy.deepcopy(eager), THREE)
     program = to_edge(exported, compile_config=IN_TORCHS).exported_program()
     lowered = to_backend("NamesBackend", program, [])
-    made = exir.to_edge(torch.export.export(copy.deepcopy(eager), x)).exported_program()
+    made = exir.to_edge(torch.export.export(copy.deepcopy(eager), THREE)).exported_program()
     peers = exir.backend.backend_api.to_backend("NamesBackend", made, [])
     # exir writes a clone as an operator of dimension orders, and copies state back.
     ours, theirs = (
@@ -260,14 +302,14 @@ def test_whole_programs_reach_backends_of_exir_in_its_dialect(model):
     apart = {"aten.copy.default", "aten.clone.default"}
     assert [one for one in ours if one not in apart] == [one for one in theirs if one not in apart]
     assert lowered.original_module.dialect == "ATEN"
-    torch.testing.assert_close(lowered(*x), eager(*x))
+    torch.testing.assert_close(lowered(*THREE), eager(*THREE))
 
 
 def test_programs_of_the_edge_dialect_become_files_under_exirs_names():
-    eager, x = Gates(), tuple(torch.ones(2, 2) for _ in range(3))
-    program = exir.to_edge(torch.export.export(eager, x)).exported_program()
+    eager = Gates()
+    program = exir.to_edge(torch.export.export(eager, THREE)).exported_program()
     before = str(program.graph)
-    found = load(EdgeProgramManager(program).to_executorch().buffer).run("forward", *x)
-    torch.testing.assert_close(found, eager(*x))
+    found = load(EdgeProgramManager(program).to_executorch().buffer).run("forward", *THREE)
+    torch.testing.assert_close(found, eager(*THREE))
     assert str(program.graph) == before
     assert program.dialect == "EDGE"

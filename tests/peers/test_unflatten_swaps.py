@@ -11,7 +11,7 @@ import torch
 
 from lowerdeck.unflatten import UnflattenError, unflatten
 from lowerdeck_zoo.models.transformers_small import CONFIGURED, Configured
-from tests.peers.module_swaps import all_calls, is_same, sweep
+from tests.peers.unflatten_swaps import all_calls, is_same, sweep
 
 transformers = pytest.importorskip("transformers")
 

@@ -38,6 +38,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
+from lowerdeck_zoo import official
 from tests.soak.raw_programs import RawProgram, raw_program
 
 REFUSALS = (EmitterError, LoweringError, GraphFuserError)
@@ -210,7 +211,7 @@ def _everywhere(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pte"
         path.write_bytes(data)
-        for where, source in (("bytes", data), ("a path", str(path))):
+        for where, source in (("bytes", data), ("a path", path)):
             yield f"official from {where}", _in_official(lib, program, source)
 
 
@@ -226,26 +227,16 @@ def _in_runner(
     return found
 
 
-def _in_official(lib: Any, program: RawProgram, source: bytes | str) -> Results:
+def _in_official(lib: Any, program: RawProgram, source: bytes | Path) -> Results:
+    made = [
+        official.Call([value.clone() for value in inputs], name) for name, inputs in program.calls
+    ]
     # Methods share their state in the Program API only; the Module API maps the file as apps do.
-    run: Callable[[str, tuple[Tensor, ...]], Any]
-    if len(program.methods) > 1:
-        read = lib._load_program if isinstance(source, str) else lib._load_program_from_buffer
-        file = read(source)
-        methods = {name: file.load_method(name) for name in program.methods}
-
-        def run(name: str, inputs: tuple[Tensor, ...]) -> Any:
-            return methods[name].call(inputs)
-    else:
-        one = isinstance(source, str)
-        read = lib._load_for_executorch if one else lib._load_for_executorch_from_buffer
-        run = read(source).run_method
-    found: Results = []
-    for name, inputs in program.calls:
-        own = [value.clone() for value in inputs]
-        outputs = run(name, tuple(own))
-        found.append(([value.clone() for value in outputs], own))
-    return found
+    shared = len(program.methods) > 1
+    case = official.Case(source, made, verify=False, shared_arenas=shared)
+    ran = official.run_here(lib, case)
+    assert isinstance(ran, official.Ran), ran
+    return list(zip(ran.outputs, ran.inputs, strict=True))
 
 
 def _partitions(

@@ -91,28 +91,6 @@ def test_out_variants_are_found_by_schema(target: torch._ops.OpOverload, expecte
     assert expected in OFFICIAL_KERNELS
 
 
-def test_almost_all_of_core_aten_has_an_out_variant() -> None:
-    core = [
-        overload
-        for name in dir(ATEN)
-        if isinstance(packet := getattr(ATEN, name), torch._ops.OpOverloadPacket)
-        for overload in (getattr(packet, o) for o in dir(packet) if not o.startswith("_"))
-        if isinstance(overload, torch._ops.OpOverload)
-        if torch.Tag.core in overload.tags
-    ]
-    without = {str(target) for target in core if out_variant(target) is None}
-    numbers = {
-        "aten._local_scalar_dense.default",
-        "aten.sym_is_contiguous.default",
-        "aten.sym_numel.default",
-        "aten.sym_size.int",
-        "aten.sym_storage_offset.default",
-        "aten.sym_stride.int",
-    }
-    assert len(core) > 180
-    assert len(without - numbers) <= 3, without
-
-
 def test_operators_that_do_not_alias_keep_their_name() -> None:
     assert copying_name("aten::add") == "aten::add"
     assert copying_name("mylib::view") == "mylib::view"

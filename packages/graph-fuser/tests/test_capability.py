@@ -1,4 +1,4 @@
-"""The partitioner class beside torch's."""
+"""The partitioner class compared with torch's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from fuser_graphs import random_graph
-from fuser_oracle import contracted, is_acyclic
+from fuser_oracle import border, contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra import partitioner as torch_partitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from lowerdeck.graph_fuser import CapabilityBasedPartitioner
+from lowerdeck.graph_fuser import CapabilityBasedPartitioner, propose_partitions
 from lowerdeck_zoo.seeds import NIGHTLY, seeds
 
 aten = torch.ops.aten
@@ -136,6 +136,9 @@ def test_never_more_partitions_than_torch_makes(vertical: bool) -> None:
             # torch proposes what cannot be fused now and then.
             continue
         assert len(mine) <= len(peer), seed
+        if len(mine) == len(peer) and not vertical:
+            assert len(propose_partitions(gm, support, min_nodes=0)) == len(mine)
+            assert border(part.nodes for part in mine) <= border(part.nodes for part in peer), seed
         mine, peer = both(gm, support, **options)
         if len(mine) > len(peer):
             # Where what is small is dropped, torch may drop more of them: it fuses fewer nodes.

@@ -37,42 +37,45 @@ def graph_of(*calls: tuple[object, tuple[object, ...]]) -> tuple[GraphModule, li
     return GraphModule(torch.nn.Module(), graph), nodes
 
 
-def test_a_positional_inplace_is_seen_whatever_came_first() -> None:
-    relu = torch.nn.functional.relu
-    gm, (_, write, _) = graph_of((relu, ("x",)), (relu, ("x", True)), (torch.sin, ("x",)))
-    marked = {node for pair in order_hazards(gm.graph, gm) for node in pair}
-    assert write in marked
+RELU = torch.nn.functional.relu
+SIN, COS = (aten.sin.default, ("x",)), (aten.cos.default, ("x",))
+DRAWN = (aten.rand.default, ([2],))
 
 
-def test_random_nodes_are_not_fused_past_each_other() -> None:
-    gm, (first, _, last) = graph_of(
-        (aten.rand.default, ([2],)), (aten.rand.default, ([2],)), (aten.rand.default, ([2],))
-    )
-    assert not validate_partition([first, last])
-    with pytest.raises(CycleError):
-        fuse_partitions(gm, {"p": [first, last]})
-
-
-def test_a_read_before_and_one_after_a_write_do_not_meet() -> None:
-    gm, (sin, write, cos) = graph_of(
-        (aten.sin.default, ("x",)), (aten.add_.Tensor, ("x", 1)), (aten.cos.default, ("x",))
-    )
-    assert not validate_partition([sin, cos])
-    assert validate_partition([sin, write, cos])
-    proposal = propose_partitions(gm, lambda node: node is not write)
-    assert proposal.partitions == ((sin,), (cos,))
-
-
-def test_a_write_through_a_view_counts() -> None:
-    gm, (sin, view, _write, cos) = graph_of(
-        (aten.sin.default, ("x",)),
-        (aten.view.default, ("x", [-1])),
-        (aten.add_.Tensor, (Earlier(1), 1)),
-        (aten.cos.default, ("x",)),
-    )
-    assert not validate_partition([sin, cos])
-    assert validate_partition([sin, view])
-    assert gm is not None
+@pytest.mark.parametrize(
+    ("calls", "pairs"),
+    [
+        ([SIN, (aten.view.default, ("x", [-1]))], []),
+        ([(RELU, ("x",)), (RELU, ("x", True)), SIN], [(0, 1), (1, 2)]),
+        ([SIN, (aten.add_.Tensor, ("x", 1)), COS], [(0, 1), (1, 2)]),
+        (
+            [
+                *(SIN, (aten.view.default, ("x", [-1]))),
+                *((aten.add_.Tensor, (Earlier(1), 1)), COS),
+            ],
+            [(0, 2), (2, 3)],
+        ),
+        ([DRAWN, DRAWN, DRAWN], [(0, 1), (1, 2)]),
+        ([SIN, (torch._C._set_grad_enabled, (False,)), COS], [(0, 1), (1, 2)]),
+        ([SIN, (aten._assert_async.msg, ("x", "first")), COS], []),
+    ],
+)
+def test_what_has_an_effect_stays_between_its_neighbours(
+    calls: list[tuple[object, tuple[object, ...]]], pairs: list[tuple[int, int]]
+) -> None:
+    gm, nodes = graph_of(*calls)
+    found = {*order_hazards(gm.graph, gm)}
+    assert {(nodes[a], nodes[b]) for a, b in pairs} <= found
+    assert pairs or not found
+    ends = [nodes[0], nodes[-1]]
+    assert validate_partition(ends) == (not pairs)
+    assert validate_partition(nodes)
+    if pairs:
+        with pytest.raises(CycleError):
+            fuse_partitions(gm, {"p": ends})
+        between = nodes[pairs[0][1]]
+        proposal = propose_partitions(gm, lambda node: node is not between)
+        assert not any({*ends} <= {*part} for part in proposal)
 
 
 def test_two_reads_of_one_attribute_share_its_memory() -> None:
@@ -84,32 +87,6 @@ def test_two_reads_of_one_attribute_share_its_memory() -> None:
     write = graph.call_function(aten.add_.Tensor, (second, 1))
     graph.output((sin, write))
     assert (sin, write) in order_hazards(graph, root)
-
-
-def test_a_change_of_mode_stays_where_it_is() -> None:
-    gm, (sin, _, cos) = graph_of(
-        (aten.sin.default, ("x",)),
-        (torch._C._set_grad_enabled, (False,)),
-        (aten.cos.default, ("x",)),
-    )
-    assert not validate_partition([sin, cos])
-    assert gm is not None
-
-
-def test_checks_do_not_forbid_fusing() -> None:
-    gm, (sin, _, cos, _) = graph_of(
-        (aten.sin.default, ("x",)),
-        (aten._assert_async.msg, ("x", "first")),
-        (aten.cos.default, ("x",)),
-        (aten._assert_async.msg, ("x", "second")),
-    )
-    assert validate_partition([sin, cos])
-    assert gm is not None
-
-
-def test_a_pure_graph_has_no_hazards() -> None:
-    gm, _ = graph_of((aten.sin.default, ("x",)), (aten.view.default, ("x", [-1])))
-    assert order_hazards(gm.graph, gm) == []
 
 
 def test_a_fused_module_with_an_effect_survives_dead_code_elimination() -> None:

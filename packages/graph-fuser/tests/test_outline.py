@@ -98,14 +98,6 @@ def test_first_use_counts_the_reads_of_nested_regions() -> None:
     assert done[region].inputs == (n["a"], n["b"])
 
 
-def test_always_return_tuple_wraps_a_lone_output() -> None:
-    gm, n = chain()
-    fused = fuse_partitions(gm, {"p": [n["add"]]}, always_return_tuple=True)["p"]
-    assert fused.outputs[0].target is operator.getitem
-    assert isinstance(fused.module(X), tuple)
-    torch.testing.assert_close(gm(X), CHAIN)
-
-
 def test_a_region_that_reads_nothing_and_one_that_nobody_reads() -> None:
     graph = Graph()
     x = graph.placeholder("x")
@@ -250,21 +242,6 @@ def test_hooks_on_the_parent_see_every_change_and_results_carry_their_values() -
 # --- hierarchies ---------------------------------------------------------------------------------
 
 
-def test_regions_nest() -> None:
-    gm, n = chain()
-    inner = Region("inner", [n["add"]])
-    outer = Region("outer", [n["sin"], n["cos"]], children=[inner])
-    done = outline(gm, [outer])
-    assert [node.name for node in gm.graph.nodes] == ["x", "outer", "neg", "output"]
-    module = done[outer].module
-    assert isinstance(module, GraphModule)
-    assert [node.name for node in module.graph.nodes] == ["x", "sin", "inner", "cos", "output"]
-    assert gm.get_submodule("outer.inner") is done[inner].module
-    assert done[inner].inputs == (n["sin"],)
-    assert done[inner].call_node.graph is module.graph
-    torch.testing.assert_close(gm(X), CHAIN)
-
-
 def test_a_value_passes_through_every_region_on_its_way() -> None:
     gm = symbolic_trace(lambda x, y: ((x.sin() + y).cos(), y))
     n = named(gm)
@@ -274,6 +251,8 @@ def test_a_value_passes_through_every_region_on_its_way() -> None:
     done = outline(gm, [outer])
     assert done[outer].inputs == (n["x"], n["y"])
     assert done[middle].inputs == done[inner].inputs == (n["y"], n["sin"])
+    assert gm.get_submodule("outer.middle.inner") is done[inner].module
+    assert done[middle].call_node.graph is done[outer].module.graph
     assert all(done[region].outputs == (n["add"],) for region in (inner, middle, outer))
     torch.testing.assert_close(gm(X, X)[0], (X.sin() + X).cos())
 

@@ -9,10 +9,8 @@ import random
 import pytest
 import torch
 from fuser_graphs import random_graph
-from fuser_oracle import border, contracted, is_acyclic
+from fuser_oracle import contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner as TorchPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser import (
     Proposal,
@@ -25,49 +23,8 @@ from lowerdeck_zoo.seeds import seeds
 aten = torch.ops.aten
 
 
-class Support(OperatorSupportBase):
-    def __init__(self, refused: set[str]) -> None:
-        self.refused = refused
-
-    def is_node_supported(self, submodules: object, node: Node) -> bool:
-        return node.op == "call_function" and node.name not in self.refused
-
-
-def refused_names(gm: GraphModule, rng: random.Random) -> set[str]:
-    """Return names to refuse; elements go with their producers, as both partitioners have it."""
-    share = rng.choice([0.1, 0.2, 0.4])
-    return {
-        node.name
-        for node in gm.graph.nodes
-        if node.target is not operator.getitem and rng.random() < share
-    } | {
-        node.name
-        for node in gm.graph.nodes
-        if node.target is operator.getitem and node.args[0].target is operator.getitem
-    }
-
-
 def names(proposal: Proposal) -> list[list[str]]:
     return [[node.name for node in part] for part in proposal]
-
-
-def test_as_few_partitions_as_torch_and_no_more_border_values_on_300_graphs() -> None:
-    for seed in seeds(300):
-        rng = random.Random(seed)
-        gm = random_graph(seed, rng.choice([10, 20, 35]))
-        refused = refused_names(gm, rng)
-        for node in gm.graph.nodes:
-            # torch assigns elements after it has merged, so that refused ones cost it partitions.
-            if node.target is operator.getitem and node.args[0].name in refused:
-                refused.add(node.name)
-        support = Support(refused)
-        peer = TorchPartitioner(gm, support, allows_single_node_partition=True)
-        theirs = [list(part.nodes) for part in peer.propose_partitions()]
-        ours = propose_partitions(gm, support, min_nodes=0)
-        assert len(ours) == len(theirs)
-        assert sum(map(len, ours)) == sum(map(len, theirs))
-        assert border(ours) <= border(theirs)
-        assert is_acyclic(contracted(gm.graph, ours.partitions))
 
 
 def fewest(gm: GraphModule, wanted: list[Node]) -> int:
@@ -107,48 +64,33 @@ def test_all_or_nothing_is_supported() -> None:
     assert propose_partitions(gm, lambda node: False).partitions == ()
 
 
-def two_branches() -> GraphModule:
-    return symbolic_trace(lambda x, y: (x.sin().cos(), y.neg()))
-
-
-def test_min_nodes_leaves_small_partitions_out_and_says_so() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().tanh().neg())
-    n = {node.name: node for node in gm.graph.nodes}
-    proposal = propose_partitions(gm, lambda node: node.name != "tanh", min_nodes=2)
-    assert names(proposal) == [["sin", "cos"]]
-    assert proposal.left_out[n["neg"]].reason is Reason.TOO_SMALL
-    assert "1 computing nodes" in proposal.left_out[n["neg"]].detail
-
-
-def test_groups_stay_whole_or_are_left_out_with_the_reason() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().neg().exp().abs())
-    n = {node.name: node for node in gm.graph.nodes}
-    supported = {"sin", "cos", "exp", "abs"}
-    proposal = propose_partitions(
-        gm, lambda node: node.name in supported, groups=[[n["cos"], n["neg"]]]
-    )
-    assert names(proposal)[0] == ["sin"]
-    assert proposal.left_out[n["cos"]].reason is Reason.GROUP_NOT_SUPPORTED
-    assert "neg" in proposal.left_out[n["cos"]].detail
-
-
-def test_a_group_that_would_need_its_own_result_is_left_out() -> None:
-    gm = symbolic_trace(lambda x: x.sin().cos().neg())
-    n = {node.name: node for node in gm.graph.nodes}
-    proposal = propose_partitions(
-        gm, lambda node: node.name != "cos", groups=[[n["sin"], n["neg"]]]
-    )
-    assert names(proposal) == []
-    assert proposal.left_out[n["sin"]].reason is Reason.GROUP_IN_CYCLE
-
-
-def test_groups_that_need_each_other_share_a_partition() -> None:
+@pytest.mark.parametrize(
+    ("refused", "groups", "min_nodes", "partitions", "left_out", "why"),
+    [
+        ("neg", [], 2, ["sin cos"], "exp", (Reason.TOO_SMALL, "1 computing nodes")),
+        ("neg", ["cos neg"], 1, ["sin", "exp"], "cos", (Reason.GROUP_NOT_SUPPORTED, "neg")),
+        ("cos", ["sin neg"], 1, ["exp"], "sin", (Reason.GROUP_IN_CYCLE, "sin")),
+        ("", ["sin neg", "cos exp"], 1, ["sin cos neg exp"], "x", (Reason.NOT_COMPUTED, "x")),
+    ],
+)
+def test_groups_stay_whole_or_are_left_out_and_small_partitions_too(
+    refused: str,
+    groups: list[str],
+    min_nodes: int,
+    partitions: list[str],
+    left_out: str,
+    why: tuple[Reason, str],
+) -> None:
     gm = symbolic_trace(lambda x: x.sin().cos().neg().exp())
     n = {node.name: node for node in gm.graph.nodes}
-    groups = [[n["sin"], n["neg"]], [n["cos"], n["exp"]]]
-    assert names(propose_partitions(gm, lambda node: True, groups=groups)) == [
-        ["sin", "cos", "neg", "exp"]
-    ]
+    wanted = [[n[name] for name in group.split()] for group in groups]
+    proposal = propose_partitions(
+        gm, lambda node: node.name != refused, groups=wanted, min_nodes=min_nodes
+    )
+    assert names(proposal) == [part.split() for part in partitions]
+    found = proposal.left_out[n[left_out]]
+    assert found.reason is why[0]
+    assert why[1] in found.detail
 
 
 def test_elements_follow_their_producer() -> None:
@@ -162,16 +104,6 @@ def test_elements_follow_their_producer() -> None:
     assert refused.left_out[first].reason is Reason.FOLLOWS_PRODUCER
     taken = propose_partitions(gm, lambda node: node is not first)
     assert first in taken.partitions[0]
-
-
-def test_every_node_left_out_has_a_reason_and_a_sentence() -> None:
-    gm = random_graph(3, 30)
-    before = str(gm.graph)
-    proposal = propose_partitions(gm, lambda node: "mul" not in node.name)
-    assert str(gm.graph) == before
-    inside = {node for part in proposal for node in part}
-    assert set(proposal.left_out) == set(gm.graph.nodes) - inside
-    assert all(node.name in left.detail for node, left in proposal.left_out.items())
 
 
 def test_wrong_lists_have_their_own_errors() -> None:

@@ -122,6 +122,7 @@ def test_every_proposal_can_be_fused_and_computes_the_same() -> None:
         inside = [node for part in proposal for node in part]
         assert len(set(inside)) == len(inside)
         assert set(inside).isdisjoint(proposal.left_out)
+        assert all(node.name in left.detail for node, left in proposal.left_out.items())
         assert set(inside) | set(proposal.left_out) == set(gm.graph.nodes)
         for group in groups:
             parts = {number for number, part in enumerate(proposal) if {*part} & {*group}}

@@ -1,4 +1,4 @@
-"""The drop-ins beside torch's own functions."""
+"""The drop-ins compared with torch's functions."""
 
 from __future__ import annotations
 
@@ -168,18 +168,6 @@ def test_legalize_puts_inputs_first_as_torch_does() -> None:
         inputs = [[n.name for n in gm.graph.find_nodes(op="placeholder")] for gm in (ours, theirs)]
         assert inputs[0] == inputs[1]
         same_results(ours, results(theirs))
-
-
-def test_an_input_alone_after_what_it_does_not_feed_moves_to_the_front() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    sin = graph.call_function(torch.sin, (x,))
-    y = graph.placeholder("y")
-    add = graph.call_function(torch.add, (sin, y))
-    output = graph.output(add)
-    gm = legalize_graph(GraphModule(torch.nn.Module(), graph))
-    assert list(gm.graph.nodes) == [x, y, sin, add, output]
-    torch.testing.assert_close(gm(torch.zeros(1), torch.ones(1)), torch.ones(1))
 
 
 def test_writes_keep_their_order_when_a_graph_is_legalized() -> None:

@@ -1,4 +1,4 @@
-"""What all tests of this package use."""
+"""Fixtures of all tests of this package."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ with warnings.catch_warnings():
     from folders import save_folder
 
     import lowerdeck.language_models  # noqa: F401
+    from lowerdeck_zoo.shell import shell
+
+__all__ = ["shell"]
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lowerdeck.script import main
-
 PROMPT = "the quick brown fox"
 VOCABULARY = 300
 
@@ -102,8 +100,3 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
         )
     tokens: list[int] = found[0, len(prompt) :].tolist()
     return tokens
-
-
-def lowerdeck(*words: object) -> int:
-    """Run the command, as a user does."""
-    return int(main([str(word) for word in words]))

@@ -16,7 +16,6 @@ from folders import (
     PROMPT,
     SMALL,
     greedy,
-    lowerdeck,
     save_folder,
     saved,
     small_model,
@@ -58,12 +57,10 @@ def tokens_of(program: Any) -> list[int]:
     return text[len(IDS) :]
 
 
-def assert_checks(folder: Path, tmp_path: Path, *words: object) -> Path:
+def checked(shell: Any, folder: Path, file: Path, words: str) -> str:
     """Export a folder with ``--check``, which compares with the same weights in eager."""
-    file = tmp_path / "model.pte"
     common = ("-o", file, "--context", CONTEXT, "--quiet", "--check", PROMPT)
-    assert lowerdeck("lm", "export", folder, *words, *common) == ExitStatus.DONE
-    return file
+    return str(shell("lm", "export", folder, *words.split(), *common).out)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,10 +107,12 @@ _CUSTOM = "--attention custom-kernel"
     ],
 )
 def test_every_mode_is_near_the_model_with_the_same_weights(
-    words: str, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, llama: Path, tmp_path: Path, shell: Any
 ) -> None:
-    file = assert_checks(llama, tmp_path, *words.split())
-    text = capsys.readouterr().out.partition("needs kernels  ")[2].partition(": link")[0]
+    file = tmp_path / "model.pte"
+    text = (
+        checked(shell, llama, file, words).partition("needs kernels  ")[2].partition(": link")[0]
+    )
     kernels = set(text.split(", ")) - {""}
     assert bool(kernels) == ("custom" in words or "embedding" in words)
     with open_pte(file) as opened:
@@ -155,14 +154,12 @@ OTHERS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_families_are_near_the_model(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_families_are_near_the_model(case: str, tmp_path: Path, shell: Any) -> None:
     family, settings, words = OTHERS[case]
     saved(small_model(family, **settings), tmp_path / "in")
-    assert_checks(tmp_path / "in", tmp_path, *words.split())
+    text = checked(shell, tmp_path / "in", tmp_path / "model.pte", words)
     if family == "GPT2":
-        assert "floats stay" in (text := capsys.readouterr().out)
+        assert "floats stay" in text
         assert "linear layers" not in text.partition("floats stay")[2]
 
 
@@ -273,10 +270,7 @@ def test_another_text_begins_at_the_first_position() -> None:
 
 
 def test_a_file_with_other_numbers_fails_the_check(
-    llama: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    llama: Path, tmp_path: Path, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, file = CachedDecoder.without_cache, tmp_path / "model.pte"
 
@@ -286,8 +280,7 @@ def test_a_file_with_other_numbers_fails_the_check(
 
     monkeypatch.setattr(CachedDecoder, "without_cache", without_cache)
     words = ("-o", file, "--context", CONTEXT, "--check", PROMPT)
-    assert lowerdeck("lm", "export", llama, *words) == ExitStatus.DIFFERS
-    assert "check failed" in capsys.readouterr().out
+    assert "check failed" in shell("lm", "export", llama, *words, status=ExitStatus.DIFFERS).out
 
 
 LONGROPE = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import PROMPT, greedy, lowerdeck, save_folder, tokenizer
+from folders import PROMPT, greedy, save_folder, tokenizer
 from transformers.utils import logging
 
 from lowerdeck.serializer import ExitStatus
@@ -25,16 +25,14 @@ def export(llama: Path, tmp_path: Path) -> tuple[object, ...]:
     return "lm", "export", llama, "-o", tmp_path / "model.pte"
 
 
-def test_from_a_folder_to_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_a_folder_to_a_text(tmp_path: Path, shell: Any) -> None:
     model = save_folder(tmp_path / "folder")
     file = tmp_path / "model.pte"
     given = ("lm", "export", tmp_path / "folder", "-o", file, "--context", 64, "--check", PROMPT)
-    assert lowerdeck(*given) == ExitStatus.DONE
-    told = capsys.readouterr().out
+    told = shell(*given).out
     assert "16 of 16 tokens as the model's own" in told
     assert (file.parent / "model.tokenizer.json").is_file()
-    assert lowerdeck("lm", "run", file, PROMPT, "--tokens", 8, "--runtime", "lowerdeck") == 0
-    said = capsys.readouterr().out
+    said = shell("lm", "run", file, PROMPT, "--tokens", 8, "--runtime", "lowerdeck").out
     words = tokenizer()
     wanted = words.decode(greedy(model, words.encode(PROMPT).ids, 8))
     plain = "".join(each for each in wanted if each.isalnum())
@@ -70,7 +68,7 @@ def test_what_cannot_be_done_is_one_line_before_the_work(
     told: str,
     llama: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    shell: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,8 +80,7 @@ def test_what_cannot_be_done_is_one_line_before_the_work(
         places[name] = shutil.copytree(llama, tmp_path / name)
         (places[name] / "tokenizer.json").write_text(text)
     before = {path.name: path.read_bytes() for path in llama.iterdir()}
-    assert lowerdeck(*(word.format(**places) for word in words)) == status
-    error = capsys.readouterr().err
+    error = shell(*(word.format(**places) for word in words), status=status).err
     assert told in error
     assert "Traceback" not in error
     assert not list(tmp_path.glob("*.pte"))
@@ -91,22 +88,22 @@ def test_what_cannot_be_done_is_one_line_before_the_work(
 
 
 def test_what_a_file_of_a_model_cannot_do_is_one_line(
-    export: Any, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    export: Any, llama: Path, tmp_path: Path, shell: Any
 ) -> None:
-    assert lowerdeck(*export, "--context", 32) == 0
-    capsys.readouterr()
+    shell(*export, "--context", 32)
     for words, told in {
         (tmp_path / "model.pte", ""): "the prompt has no tokens",
         (tmp_path / "model.pte", PROMPT, "--tokens", 64): "64 more are asked for",
         (llama / "tokenizer.json", "a", "--tokenizer", llama): "cannot be loaded",
     }.items():
-        assert lowerdeck("lm", "run", *words, "--runtime", "lowerdeck") == 3
-        assert told in capsys.readouterr().err
+        assert told in shell("lm", "run", *words, "--runtime", "lowerdeck", status=3).err
 
 
-def test_a_prompt_may_have_any_letters_in_the_c_locale(export: Any, tmp_path: Path) -> None:
+def test_a_prompt_may_have_any_letters_in_the_c_locale(
+    export: Any, tmp_path: Path, shell: Any
+) -> None:
     script = "import sys; from lowerdeck.script import main; sys.exit(main())"
-    assert lowerdeck(*export, "--context", 32) == 0
+    shell(*export, "--context", 32)
     words = ["lm", "run", str(tmp_path / "model.pte"), "--tokens", "2", "--runtime", "lowerdeck"]
     good = f"na\u00efve {PROMPT}".encode()
     for prompt, status, told in ((good, 0, b"more at"), (b"\xff", 2, b"UTF-8")):
@@ -122,22 +119,19 @@ def test_a_prompt_may_have_any_letters_in_the_c_locale(export: Any, tmp_path: Pa
 
 
 def test_an_interrupt_leaves_nothing_half_written(
-    export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export: Any, tmp_path: Path, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("torch.export.export", interrupted)
-    assert lowerdeck(*export) == ExitStatus.INTERRUPTED
+    shell(*export, status=ExitStatus.INTERRUPTED)
     assert not list(tmp_path.iterdir())
 
 
-def test_steps_are_reported_while_they_go_on(
-    export: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_are_reported_while_they_go_on(export: Any, tmp_path: Path, shell: Any) -> None:
     words = ("--context", 32, "--check", "the", "--separate-decode", "--quantize", "8da8w")
-    assert lowerdeck(*export, *words) == ExitStatus.DONE
-    told = capsys.readouterr()
+    told = shell(*export, *words)
     lines = [line.split(" s  ")[1] for line in told.err.splitlines() if " s  " in line]
     assert lines == [
         "loading the model",
@@ -154,7 +148,7 @@ def test_steps_are_reported_while_they_go_on(
     assert "export 0.00 s" not in time
 
 
-def test_quiet_is_quiet(export: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_is_quiet(export: Any, shell: Any) -> None:
     drawn = []
 
     def seen(factory: Any, given: Any, named: Any) -> Any:
@@ -163,23 +157,19 @@ def test_quiet_is_quiet(export: Any, capsys: pytest.CaptureFixture[str]) -> None
 
     before = logging.set_tqdm_hook(seen)
     try:
-        assert lowerdeck(*export, "--context", 32) == ExitStatus.DONE
+        shell(*export, "--context", 32)
         assert drawn
         drawn.clear()
-        capsys.readouterr()
-        assert lowerdeck(*export, "--context", 32, "--quiet") == ExitStatus.DONE
+        assert not shell(*export, "--context", 32, "--quiet").err
         assert not drawn
-        assert not capsys.readouterr().err
     finally:
         assert logging.set_tqdm_hook(before) is seen
 
 
 def test_a_context_that_is_cut_and_what_was_quantised_are_reported(
-    export: Any, capsys: pytest.CaptureFixture[str]
+    export: Any, shell: Any
 ) -> None:
-    assert lowerdeck(*export, "--context", 100_000, "--quantize", "8da4w") == ExitStatus.DONE
-    told = capsys.readouterr().out
+    told = shell(*export, "--context", 100_000, "--quantize", "8da4w").out
     assert "context        128, all that the model was made for, not 100000" in told
     assert "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings" in told
-    assert lowerdeck(*export, "--context", 128) == ExitStatus.DONE
-    assert "made for" not in capsys.readouterr().out
+    assert "made for" not in shell(*export, "--context", 128).out

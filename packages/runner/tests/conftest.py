@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from lowerdeck import serializer as pte
+from lowerdeck_zoo.shell import shell
+
+__all__ = ["shell"]
 
 _TYPES = {
     torch.float32: pte.ScalarType.FLOAT,

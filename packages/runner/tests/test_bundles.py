@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,12 @@ from lowerdeck.serializer import (
     write_pte,
 )
 
-
-def lowerdeck(*words: str) -> int:
-    """Run the installed script, as a user does."""
-    (script,) = entry_points(group="console_scripts", name="lowerdeck")
-    return int(script.load()(list(words)))
-
-
 X = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
 
 
 @pytest.fixture
 def program(method: Any) -> Program:
-    """x + y, and a number that nobody reads."""
+    """x + y, and a number that no instruction reads."""
     x, y, out = method.tensor([2, 2]), method.tensor([2, 2]), method.tensor([2, 2])
     method.call("aten::add.out", x, y, method.integer(1), out, out)
     made: Program = method.ends([x, y], [out])
@@ -150,24 +142,17 @@ def file(program: Program, tmp_path: Path) -> Path:
     return path
 
 
-def test_the_command_writes_and_tries(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_and_tries(file: Path, tmp_path: Path, shell: Any) -> None:
     bundled, again = tmp_path / "model.bpte", tmp_path / "again.pte"
-    words = [str(file), "-o", str(bundled), "--input", "ones", "--cases", "3"]
-    assert lowerdeck("bundle", *words) == 0
-    assert "3 test cases of forward, results computed by the program itself" in _said(capsys)
-    assert lowerdeck("bundle", str(bundled), "-o", str(again)) == 0
-    assert "forward, test case 2: right, off by up to 0\n3 test cases, 0 wrong" in _said(capsys)
+    said = shell("bundle", file, "-o", bundled, "--input", "ones", "--cases", 3).out
+    assert "3 test cases of forward, results computed by the program itself" in said
+    said = shell("bundle", bundled, "-o", again).out
+    assert "forward, test case 2: right, off by up to 0\n3 test cases, 0 wrong" in said
     assert again.read_bytes() == file.read_bytes()
     first, second = _cases(deserialize_bundle(bundled.read_bytes()))[:2]
     # What is random differs from case to case.
     assert first.inputs[0] == second.inputs[0]
     assert first.inputs[1] != second.inputs[1]
-
-
-def _said(capsys: pytest.CaptureFixture[str]) -> str:
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -181,32 +166,17 @@ def _said(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_wrong_words_are_told_in_a_line(
-    file: Path,
-    words: list[str],
-    status: int,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    file: Path, words: list[str], status: int, told: str, monkeypatch: Any, shell: Any
 ) -> None:
     monkeypatch.chdir(file.parent)
-    try:
-        found = lowerdeck("bundle", "model.pte", *words)
-    except SystemExit as ended:
-        found = int(ended.code or 0)
-    err = capsys.readouterr().err
-    assert found == status, err
-    assert told in err
+    assert told in shell("bundle", "model.pte", *words, status=status).err
     assert not Path("x.bpte").exists()
 
 
-def test_results_are_given_in_a_file(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_given_in_a_file(file: Path, tmp_path: Path, shell: Any) -> None:
     bundled, results = tmp_path / "model.bpte", tmp_path / "results"
     torch.save([torch.full((2, 2), 2.5)], results)
-    words = ["bundle", str(file), "--input", "ones", "--input", "ones", "-o", str(bundled)]
-    assert lowerdeck(*words, "--expected", str(results)) == 0
-    assert "results given" in _said(capsys)
-    assert lowerdeck("bundle", str(bundled)) == 1
-    assert "test case 0: WRONG, off by up to 0.5" in _said(capsys)
-    assert lowerdeck("bundle", str(bundled), "--atol", "0.5") == 0
+    words = ["bundle", file, "--input", "ones", "--input", "ones", "-o", bundled]
+    assert "results given" in shell(*words, "--expected", results).out
+    assert "test case 0: WRONG, off by up to 0.5" in shell("bundle", bundled, status=1).out
+    shell("bundle", bundled, "--atol", "0.5")

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from lowerdeck.runner import ProgramError
 from lowerdeck.runner.commands import BackendsCommand
 from lowerdeck.runner.delegates import find_runtime
 from lowerdeck.serializer import write_pte
-
-
-def lowerdeck(*words: str) -> int:
-    """Run the installed script, as a user does."""
-    (script,) = entry_points(group="console_scripts", name="lowerdeck")
-    return int(script.load()(list(words)))
 
 
 def call(command: Any, *words: str) -> int:
@@ -40,46 +34,40 @@ def file(method: Any, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_shows_results(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lowerdeck("run", str(file), "--input", "ones", "--input", "zeros:2x2") == 0
-    out = capsys.readouterr().out
+def test_a_run_shows_results(file: Path, shell: Any) -> None:
+    out = shell("run", file, "--input", "ones", "--input", "zeros:2x2").out
     assert "output 0: float32[2x2] = [1, 1, 1, 1], min 1, mean 1, max 1" in out
     assert "ms a call in lowerdeck.runner, which emulates the runtime" in out
     assert "random" not in out
-    assert lowerdeck("run", str(file), "--input", "ones", "--seed", "3") == 0
-    assert "no --input for input 1: random (seed 3)\n" in capsys.readouterr().out
+    out = shell("run", file, "--input", "ones", "--seed", "3").out
+    assert "no --input for input 1: random (seed 3)\n" in out
 
 
 def test_without_the_official_runtime_no_emulation_refuses(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    file: Path, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert lowerdeck("run", str(file), "--no-emulation") == 4
-    told = capsys.readouterr()
+    told = shell("run", file, "--no-emulation", status=4)
     assert told.out == ""
     assert told.err.startswith("lowerdeck run: --no-emulation wants the official runtime, which")
     assert "pip install executorch" in told.err
 
 
-def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path) -> None:
+def test_random_inputs_depend_on_the_seed_only(file: Path, tmp_path: Path, shell: Any) -> None:
     results = []
     for seed in ("1", "1", "2"):
-        assert lowerdeck("run", str(file), "--seed", seed, "--output", str(tmp_path / "o")) == 0
+        shell("run", file, "--seed", seed, "--output", tmp_path / "o")
         results.append(torch.load(tmp_path / "o")[0])
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
 
 
-def test_inputs_come_from_files(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inputs_come_from_files(file: Path, tmp_path: Path, shell: Any) -> None:
     saved = tmp_path / "inputs.pt"
     torch.save([torch.ones(2, 2), torch.full((2, 2), 4.0)], saved)
-    assert lowerdeck("run", str(file), "--input", str(saved)) == 0
-    assert "[5, 5, 5, 5]" in capsys.readouterr().out
+    assert "[5, 5, 5, 5]" in shell("run", file, "--input", saved).out
     torch.save(torch.full((2, 2), 7.0), saved)
-    assert lowerdeck("run", str(file), "--input", str(saved), "--input", "ones") == 0
-    assert "[8, 8, 8, 8]" in capsys.readouterr().out
+    assert "[8, 8, 8, 8]" in shell("run", file, "--input", saved, "--input", "ones").out
 
 
 @pytest.mark.parametrize(
@@ -101,37 +89,28 @@ def test_inputs_come_from_files(
     ids=repr,
 )
 def test_a_file_of_inputs_that_does_not_fit_is_named_with_what_it_holds(
-    file: Path,
-    content: object,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, content: object, message: str, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(file.parent)
     if isinstance(content, bytes):
         Path("bad.pt").write_bytes(content)
     else:
         torch.save(content, "bad.pt")
-    assert lowerdeck("run", str(file), "--input", "bad.pt") == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = shell("run", file, "--input", "bad.pt", status=3).err.splitlines()
     assert message in line
 
 
-def test_profile_and_trace(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_and_trace(file: Path, tmp_path: Path, shell: Any) -> None:
     trace = tmp_path / "trace.json"
-    assert lowerdeck("run", str(file), "--profile", "--trace", str(trace)) == 0
-    out = capsys.readouterr().out
+    out = shell("run", file, "--profile", "--trace", trace).out
     assert "aten::add.out" in out
     assert str(trace) in out
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2
 
 
-def test_an_etdump_of_all_calls(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
     path = tmp_path / "calls.etdp"
-    assert lowerdeck("run", str(file), "--repeat", "3", "--etdump", str(path)) == 0
-    assert str(path) in capsys.readouterr().out
+    assert str(path) in shell("run", file, "--repeat", "3", "--etdump", path).out
     content = path.read_bytes()
     assert content[8:12] == b"ED00"
     assert content.count(b"native_call_add.out\0") == 1  # a text that comes again is there once
@@ -168,12 +147,7 @@ def test_an_etdump_of_all_calls(
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_changes_no_file(
-    file: Path,
-    words: str,
-    status: int,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, words: str, status: int, message: str, shell: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(file.parent)
     Path("hard.pte").hardlink_to("model.pte")
@@ -181,8 +155,7 @@ def test_what_cannot_be_done_is_one_line_and_changes_no_file(
     torch.save(torch.ones(2, 2), "x.pt")
     Path("soft.pt").symlink_to("x.pt")
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    assert lowerdeck("run", "model.pte", *words.split()) == status
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = shell("run", "model.pte", *words.split(), status=status).err.splitlines()
     assert line.startswith("lowerdeck run: ")
     assert message in line
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
@@ -201,13 +174,8 @@ def test_what_cannot_be_done_is_one_line_and_changes_no_file(
         [],
     ],
 )
-def test_wrong_options_are_usage_errors(
-    file: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        lowerdeck("run", *([str(file), *words] if words else []))
-    assert caught.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+def test_wrong_options_are_usage_errors(file: Path, words: list[str], shell: Any) -> None:
+    assert "usage:" in shell("run", *([file, *words] if words else []), status=2).err
 
 
 @pytest.mark.parametrize(
@@ -227,13 +195,12 @@ def test_wrong_options_are_usage_errors(
     ids=range(12),
 )
 def test_inputs_of_any_length_are_bad_input_in_a_short_line(
-    method: Any, tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    method: Any, tmp_path: Path, text: str, told: str, shell: Any
 ) -> None:
     x = method.tensor([] if "fit torch" in told else [2], torch.int64)
     path = tmp_path / "model.pte"
     write_pte(method.ends([x], [x]), path)
-    assert lowerdeck("run", str(path), "--input", text) == 3
-    error = capsys.readouterr().err
+    error = shell("run", path, "--input", text, status=3).err
     assert told in error
     assert len(error) < 900
     assert len(error.splitlines()) == 1
@@ -273,14 +240,11 @@ def test_names_from_a_file_are_printed_harmlessly(
     assert b"a\\x1b[31m" in told
 
 
-def test_a_missing_or_broken_file_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_or_broken_file_is_one_line(tmp_path: Path, shell: Any) -> None:
     broken = tmp_path / "broken.pte"
     broken.write_bytes(b"x" * 100)
     for path in (tmp_path / "none.pte", broken):
-        assert lowerdeck("run", str(path)) == 3
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = shell("run", path, status=3).err.splitlines()
         assert str(path) in line
 
 

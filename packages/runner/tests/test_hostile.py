@@ -106,59 +106,61 @@ def attempt(program: Any, memory: Any) -> str:
 @pytest.mark.parametrize("memory", ["strict", "poison"])
 def test_the_undamaged_program_runs(build: Any, memory: Any) -> None:
     program = varied(build)
-    results = load(program, memory=memory).method().run_flat(INPUTS)
-    assert results[0].tolist() == [2.0] * 6
-    assert results[-1] == 6
-    assert attempt(serialize_pte(program), memory) == "ran"
+    image = torch.randn(1, 3, 4, 4)
+    one = torch.ones(3)
+    for rows, doubles in ((3, True), (4, False)):
+        x = torch.randn(rows, 2)
+        method = load(serialize_pte(program), memory=memory).method()
+        results = method.run_flat([torch.tensor(doubles), x, image])
+        wanted = [
+            *((x + x if doubles else x).flatten(), x[:, :1], x[:, 1:], x[:2]),
+            torch.nn.functional.max_pool2d(image, 2),
+            torch.nn.functional.batch_norm(image, one, one, one, one),
+            torch.tensor([2.0, 3.0]),
+        ]
+        for found, expected in zip(results, wanted, strict=False):
+            torch.testing.assert_close(found, expected)
+        assert results[len(wanted) :] == [2 * rows]
 
 
-@pytest.mark.parametrize(
-    "examples", [50, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
-)
-def test_damaged_programs_give_typed_errors(
-    build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
+def damaged(program: Program, data: st.DataObject) -> Program:
+    """Change numbers of a program."""
+    found = positions(program.execution_plan)
+    for _ in range(data.draw(st.integers(1, 3))):
+        item, position = data.draw(st.sampled_from(found))
+        if isinstance(item, list):
+            item[position] = changed(item[position], data)
+        else:
+            setattr(item, position, changed(getattr(item, position), data))
+    return program
+
+
+def damaged_file(program: Program, data: st.DataObject) -> bytes:
+    """Change words of a file."""
+    content = bytearray(serialize_pte(program))
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content) - 4)) & ~3
+        word = int.from_bytes(content[start : start + 4], "little")
+        new = changed(word, data) & 0xFFFFFFFF
+        content[start : start + 4] = new.to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(5000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("damage", [damaged, damaged_file])
+def test_what_is_damaged_gives_typed_errors(
+    build: Any, monkeypatch: pytest.MonkeyPatch, damage: Any, examples: int
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
     monkeypatch.setattr("lowerdeck.runner.values.arena.MAX_BYTES", 2**24)
 
     @given(st.data())
     @settings(max_examples=examples, deadline=None)
-    def damage(data: st.DataObject) -> None:
-        program = varied(type(build)())
-        found = positions(program.execution_plan)
-        for _ in range(data.draw(st.integers(1, 3))):
-            item, position = data.draw(st.sampled_from(found))
-            if isinstance(item, list):
-                item[position] = changed(item[position], data)
-            else:
-                setattr(item, position, changed(getattr(item, position), data))
+    def tried(data: st.DataObject) -> None:
+        program = damage(varied(type(build)()), data)
         attempt(program, data.draw(st.sampled_from(["strict", "poison"])))
 
-    damage()
-
-
-@pytest.mark.parametrize(
-    "examples", [60, pytest.param(5000, marks=pytest.mark.heavy)], ids=["some", "many"]
-)
-def test_damaged_files_give_typed_errors(
-    build: Any, monkeypatch: pytest.MonkeyPatch, examples: int
-) -> None:
-    monkeypatch.setattr("lowerdeck.runner.method.MAX_INSTRUCTIONS", 500)
-    monkeypatch.setattr("lowerdeck.runner.values.arena.MAX_BYTES", 2**24)
-    whole = serialize_pte(varied(build))
-
-    @given(st.data())
-    @settings(max_examples=examples, deadline=None)
-    def damage(data: st.DataObject) -> None:
-        content = bytearray(whole)
-        for _ in range(data.draw(st.integers(1, 3))):
-            start = data.draw(st.integers(0, len(content) - 4)) & ~3
-            word = int.from_bytes(content[start : start + 4], "little")
-            new = changed(word, data) & 0xFFFFFFFF
-            content[start : start + 4] = new.to_bytes(4, "little")
-        attempt(bytes(content), "strict")
-
-    damage()
+    tried()
 
 
 def test_a_truncated_file_is_refused(build: Any) -> None:

@@ -155,19 +155,3 @@ def test_clones_share_constants_and_not_state(build: Any) -> None:
         )
         addresses.append(frame.registers[constant].data_ptr())
     assert addresses[0] == addresses[1]
-
-
-def test_a_clone_for_each_thread_gives_right_numbers(method: Any) -> None:
-    program = load(doubling(method), memory="poison")
-
-    def calls(number: int) -> bool:
-        mine = program.clone()  # loaded by several threads at once, too
-        values = [float(number * 100 + step) for step in range(40)]
-        results = [mine.run("forward", torch.full((64,), value))[0] for value in values]
-        return all(
-            bool((result == (2 * value + 3) * 3).all())
-            for result, value in zip(results, values, strict=True)
-        )
-
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(calls, range(6)))

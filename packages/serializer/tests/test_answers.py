@@ -1,4 +1,4 @@
-"""What commands answer: to bad input, to names that attack a terminal, on any output."""
+"""Answers of commands: to bad input, to names that attack a terminal, on any output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
-from lowerdeck.script import main
 from lowerdeck.serializer import command_line
 
 _EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
@@ -60,7 +60,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
         whole = found[f"good.{name}"].read_bytes()
         found[f"cut.{name}"].write_bytes(whole[: len(whole) - 30])
     found["empty"].touch()
-    found["text"].write_text("this is no program, but a text that is long enough to be one " * 3)
+    found["text"].write_text(
+        "these bytes are a text, long enough for the header of a program " * 3
+    )
     found["folder"].mkdir()
     found["hostile"] = _hostile(tmp_path / "hostile.pte")
     return found
@@ -96,14 +98,13 @@ def test_bad_input_gets_one_line_that_names_it(
     status: int,
     named: str,
     files: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    shell: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = files["no"].parent
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
-    assert main(arguments) == status
-    shown = capsys.readouterr().err
+    shown = shell(*arguments, status=status).err
     assert shown.startswith(f"lowerdeck {arguments[0]}: ")
     assert shown.count("\n") == 1
     assert named in shown
@@ -129,7 +130,7 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
     arguments: list[str],
     name: str,
     files: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    shell: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = files["no"].parent
@@ -140,8 +141,7 @@ def test_an_output_that_is_an_input_is_refused_under_every_name(
     Path("soft.pte").symlink_to(model)
     Path("chain.pte").symlink_to(folder / "soft.pte")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main([name if word == "OUT" else word for word in arguments]) == 2
-    shown = capsys.readouterr()
+    shown = shell(*(name if word == "OUT" else word for word in arguments), status=2)
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     path = Path(name if arguments[-1] == "OUT" else "model.pte")
@@ -164,9 +164,7 @@ def test_outputs_to_one_path_are_refused_but_for_devices(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_help_version_and_wrong_arguments(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_version_and_wrong_arguments(command: str, shell: Any) -> None:
     installed = f"lowerdeck-serializer {version('lowerdeck-serializer')}"
     for arguments, status, text in (
         (["--help"], 0, "130 interrupted"),
@@ -175,24 +173,18 @@ def test_help_version_and_wrong_arguments(
         (["--nonsense"], 2, ""),
         (["a", "b", "c", "--html"], 2, ""),
     ):
-        with pytest.raises(SystemExit) as stop:
-            main([command, *arguments])
-        assert stop.value.code == status
-        assert text in " ".join(capsys.readouterr().out.split())
-    assert main(["--version"]) == 0
-    assert f"{installed}\n" in capsys.readouterr().out
+        shown = shell(command, *arguments, status=status).out
+        assert text in " ".join(shown.split())
+    assert f"{installed}\n" in shell("--version").out
 
 
 @pytest.mark.parametrize("text", [_EVIL, "a" * 5000 + _EVIL])
 @pytest.mark.parametrize("words", [["ops", "a"], ["extract", "a"], []])
 def test_wrong_arguments_are_told_short_and_harmlessly(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], text: str, shell: Any
 ) -> None:
     for word in (f"--{text}", text):
-        with pytest.raises(SystemExit) as stop:
-            main([*words, word])
-        assert stop.value.code == 2
-        shown = capsys.readouterr()
+        shown = shell(*words, word, status=2)
         assert shown.out == ""
         assert len(shown.err) < 3000
         assert "error: " in shown.err or not words
@@ -246,29 +238,25 @@ _FAULT = "a fault of ours"
     ],
 )
 def test_an_error_of_any_package_becomes_a_status(
-    command: _Failing,
-    status: int,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: _Failing, status: int, message: str, monkeypatch: pytest.MonkeyPatch, shell: Any
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(command_line, "_OWN", {"fail": command})
-    assert main(["fail"]) == status
-    shown = capsys.readouterr().err
+    shown = shell("fail", status=status).err
     assert re.fullmatch(f"lowerdeck fail: .*{message}.*\n", shown)
-    assert main(["fail", "--debug"]) == status
-    traced = capsys.readouterr().err
+    traced = shell("fail", "--debug", status=status).err
     assert traced.startswith("Traceback (most recent call last):\n")
     assert traced.endswith(shown)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_host_that_takes_interrupts_goes_on_taking_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_takes_interrupts_goes_on_taking_them(
+    monkeypatch: pytest.MonkeyPatch, shell: Any
+) -> None:
     monkeypatch.setattr(command_line, "_OWN", {"fail": _FORGOTTEN})
     taken: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: taken.append(number))
-    assert main(["fail"]) == 0
+    shell("fail")
     assert taken == [signal.SIGINT]
 
 
@@ -413,25 +401,23 @@ def test_closed_streams_are_told_where_they_can_be(
 
 
 def test_a_command_that_cannot_be_loaded_is_told_with_its_entry_point(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, shell: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "leaving_command.py").write_text("import sys; sys.exit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = EntryPoint("leave", "leaving_command:leave", command_line.GROUP)
     monkeypatch.setattr(command_line, "installed_entries", lambda group: [entry])
-    assert main(["leave"]) == 4
     told = "this command (leaving_command:leave) cannot be loaded: SystemExit: 0"
-    assert told in capsys.readouterr().err
+    assert told in shell("leave", status=4).err
     # A shell that starts completes its name, and says nothing.
-    assert main(["completion", "bash"]) == 0
-    shown = capsys.readouterr()
+    shown = shell("completion", "bash")
     assert shown.err == ""
     assert " leave " in shown.out
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o077])
 def test_extract_makes_folders_as_umask_says_and_writes_equal_data_once(
-    mask: int, files: dict[str, Path]
+    mask: int, files: dict[str, Path], shell: Any
 ) -> None:
     target = files["no"].parent / "parts"
     program = pte.deserialize_pte(files["hostile"].read_bytes())
@@ -439,7 +425,7 @@ def test_extract_makes_folders_as_umask_says_and_writes_equal_data_once(
     pte.write_pte(program, files["hostile"])
     before = os.umask(mask)
     try:
-        assert main(["extract", str(files["hostile"]), "-o", str(target)]) == 0
+        shell("extract", files["hostile"], "-o", target)
     finally:
         os.umask(before)
     assert stat.S_IMODE(target.stat().st_mode) == 0o777 & ~mask

@@ -13,7 +13,6 @@ import pytest
 from serializer_programs import add_delegates, add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
-from lowerdeck.script import main
 from lowerdeck.serializer.commands.sizes import size_text
 
 
@@ -38,36 +37,23 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_menu_and_an_unknown_command_list_the_commands(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([]) == 0
-    assert "inspect" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["frobnicate"])
-    assert stop.value.code == 2
-    shown = capsys.readouterr().err
+def test_the_menu_and_an_unknown_command_list_the_commands(shell: Any) -> None:
+    assert "inspect" in shell().out
+    shown = shell("frobnicate", status=2).err
     assert all(word in shown for word in ("frobnicate", "inspect", "verify", "diff", "extract"))
 
 
-def test_inspect_tells_what_a_person_wants_to_see(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_tells_what_a_person_wants_to_see(model: Path, shell: Any) -> None:
     page = model.with_name("report.html")
-    assert main(["inspect", str(model)]) == 0
-    assert main(["inspect", "--html", str(page), str(model)]) == 0
-    shown = capsys.readouterr().out
+    shown = shell("inspect", model).out
     for text in ("forward", "float32[3]", "aten::add.out", "SomeBackend", "speed='fast'", "32 B"):
         assert text in shown
-    assert "report.html" in shown
+    assert "report.html" in shell("inspect", "--html", page, model).out
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_inspect_json_is_stable_for_machines(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", "--json", str(model)]) == 0
-    summary = json.loads(capsys.readouterr().out)
+def test_inspect_json_is_stable_for_machines(model: Path, shell: Any) -> None:
+    summary = json.loads(shell("inspect", "--json", model).out)
     assert summary["summary_version"] == 1
     assert summary["size"] == model.stat().st_size
     (method,) = summary["methods"]
@@ -108,23 +94,18 @@ def _twice_delegated() -> Any:
     ],
 )
 def test_diff_says_each_thing_once(
-    other: Any,
-    options: dict[str, Any],
-    lines: list[str],
-    model: Path,
-    capsys: pytest.CaptureFixture[str],
+    other: Any, options: dict[str, Any], lines: list[str], model: Path, shell: Any
 ) -> None:
     path = model.with_name("other.pte")
     pte.write_pte(other, path, **options)
-    assert main(["diff", str(model), str(path)]) == (lines != ["no difference"])
-    shown = capsys.readouterr().out.splitlines()
+    shown = shell("diff", model, path, status=lines != ["no difference"]).out.splitlines()
     for line in lines:
         assert len([one for one in shown if re.search(line, one)]) == 1, shown
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_diff_compares_the_structure_of_inputs_and_outputs(
-    side: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    side: str, tmp_path: Path, shell: Any
 ) -> None:
     paths = [tmp_path / "a.pte", tmp_path / "b.pte"]
     for path, text in zip(paths, ("one\x1b", "two" + "x" * 1000), strict=True):
@@ -132,18 +113,16 @@ def test_diff_compares_the_structure_of_inputs_and_outputs(
         texts = (text, "same") if side == "inputs" else ("same", text)
         made.execution_plan[0].container_meta_type = pte.ContainerMetadata(*texts)
         path.write_bytes(pte.serialize_pte(made))
-    assert main(["diff", *map(str, paths)]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = shell("diff", *paths, status=1).out.splitlines()
     assert line.startswith(f"method forward: structure of {side}: one\\x1b -> two")
     assert len(line) < 600
 
 
 def test_extract_writes_arrays_blobs_and_a_manifest(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, shell: Any
 ) -> None:
     folder = tmp_path / "parts"
-    assert main(["extract", str(model), "-o", str(folder)]) == 0
-    assert str(folder) in capsys.readouterr().out
+    assert str(folder) in shell("extract", model, "-o", folder).out
     manifest = json.loads((folder / "manifest.json").read_text())
     by_name = {entry["name"]: entry for entry in manifest}
     assert (folder / by_name["forward-SomeBackend"]["file"]).read_bytes() == b"blob bytes"
@@ -159,14 +138,13 @@ def test_extract_writes_arrays_blobs_and_a_manifest(
     assert all((folder / entry["file"]).resolve().is_relative_to(folder) for entry in manifest)
 
 
-def test_verify_tells_right_from_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_tells_right_from_wrong(tmp_path: Path, shell: Any) -> None:
     good, bad = tmp_path / "good.pte", tmp_path / "bad.pte"
     made = _program()
     pte.write_pte(made, good)
     made.execution_plan[0].outputs = [99]
     pte.write_pte(made, bad)
-    assert main(["verify", str(good), str(bad)]) == 3
-    shown = capsys.readouterr()
+    shown = shell("verify", good, bad, status=3)
     assert shown.out == f"{good}: ok\n"
     assert "IndexRangeError: method 'forward'.outputs" in shown.err
 
@@ -182,18 +160,16 @@ OFFICIAL = Path(__file__).parent / "data/external_ptd.ptd"
 PROGRAM = OFFICIAL.with_suffix(".pte")
 
 
-def test_inspect_tells_the_entries_largest_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(OFFICIAL)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_inspect_tells_the_entries_largest_first(shell: Any) -> None:
+    lines = shell("inspect", OFFICIAL).out.splitlines()
     assert lines[0] == "external_ptd.ptd: 23.7 kB, external data, schema version 0, 11 entries"
     assert lines[2].split(maxsplit=4)[:4] == ["18.4", "kB", "77.8", "%"]
     assert lines[2].endswith("  float32[32, 16, 3, 3]  c2.weight")
     assert lines[-1].endswith("  int64[]                b1.num_batches_tracked")
 
 
-def test_inspect_tells_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--json", str(OFFICIAL)]) == 0
-    told = json.loads(capsys.readouterr().out)
+def test_inspect_tells_machines(shell: Any) -> None:
+    told = json.loads(shell("inspect", "--json", OFFICIAL).out)
     assert told["kind"] == "ptd"
     assert told["size"] == OFFICIAL.stat().st_size
     assert told["entries"][0] == {
@@ -208,44 +184,36 @@ def test_inspect_tells_machines(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_inspect_cuts_long_lists_and_shields_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_cuts_long_lists_and_shields_the_terminal(tmp_path: Path, shell: Any) -> None:
     path = tmp_path / "many.bin"  # the name tells nothing, the identifier does
     entries = {f"{i:02}": pte.ExternalEntry(bytes(4)) for i in range(24)}
     pte.write_ptd(entries | {"\x1b[2Jgone": pte.ExternalEntry(bytes(8))}, path)
-    assert main(["inspect", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = shell("inspect", path).out
     assert "\x1b" not in out
     assert "\\x1b[2Jgone" in out
     assert out.splitlines()[-1] == "    ... and 5 more (--json shows all)"
 
 
-def test_empty_data_are_shown_and_have_no_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_data_are_shown_and_have_no_page(tmp_path: Path, shell: Any) -> None:
     path = str(tmp_path / "none.ptd")
     pte.write_ptd({}, path)
-    assert main(["inspect", path]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith("0 entries")
-    assert main(["verify", path]) == 0
-    assert main(["inspect", path, "--html", str(tmp_path / "page.html")]) == 2
-    assert "leave --html away" in capsys.readouterr().err
+    assert shell("inspect", path).out.splitlines()[0].endswith("0 entries")
+    shell("verify", path)
+    told = shell("inspect", path, "--html", tmp_path / "page.html", status=2).err
+    assert "leave --html away" in told
     assert [one.name for one in tmp_path.iterdir()] == ["none.ptd"]
 
 
-def test_verify_takes_both_kinds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(OFFICIAL), str(PROGRAM)]) == 0
-    assert capsys.readouterr().out == f"{OFFICIAL}: ok\n{PROGRAM}: ok\n"
+def test_verify_takes_both_kinds(shell: Any) -> None:
+    assert shell("verify", OFFICIAL, PROGRAM).out == f"{OFFICIAL}: ok\n{PROGRAM}: ok\n"
 
 
-def test_verify_tells_whether_data_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "-q", str(PROGRAM), "--data", str(OFFICIAL)]) == 0
+def test_verify_tells_whether_data_fit(tmp_path: Path, shell: Any) -> None:
+    shell("verify", "-q", PROGRAM, "--data", OFFICIAL)
     other = tmp_path / "other.ptd"
     layout = pte.TensorLayout(pte.ScalarType.FLOAT, [2], [0])
     pte.write_ptd({"c2.weight": pte.ExternalEntry(bytes(8), layout)}, other)
-    assert main(["verify", "-q", str(PROGRAM), "--data", str(other)]) == 3
-    told = capsys.readouterr().err
+    told = shell("verify", "-q", PROGRAM, "--data", other, status=3).err
     assert told.startswith(f"lowerdeck verify: {PROGRAM}: ContentError: external data: ")
 
 
@@ -258,31 +226,27 @@ CALLS = [("mine::cat.out", args) for args in ([3, 2, 0], [3, 2, 0], [4, 0], [5, 
 KEYS = ["v1", "v1/4;0|6;0,1", "v1/6;0,1|6;0,1", "v1/7;"]
 
 
-def shown(capsys: pytest.CaptureFixture[str], made: Any, *words: str) -> str:
+def shown(shell: Any, made: Any, *words: str) -> str:
     pte.write_pte(made, "model.pte")
-    assert main([*words, "model.pte"]) == 0
-    return capsys.readouterr().out
+    return str(shell(*words, "model.pte").out)
 
 
-def test_each_way_of_calling_is_listed_once_and_names_stay_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_way_of_calling_is_listed_once_and_names_stay_text(shell: Any) -> None:
     made = program(VALUES, *CALLS)
     odd = 'a: "b"\n- c'
     made.execution_plan[0].operators.append(pte.Operator(odd))
-    lines = shown(capsys, made, "ops", "--yaml").splitlines()
+    lines = shown(shell, made, "ops", "--yaml").splitlines()
     assert lines.count(f"  {json.dumps(odd)}:") == 1
     first = lines.index('  "mine::cat.out":', lines.index("et_kernel_metadata:"))
     assert [line.strip("- \"'") for line in lines[first + 1 : first + 5]] == KEYS
-    assert all(key in shown(capsys, made, "ops") for key in KEYS)
+    assert all(key in shown(shell, made, "ops") for key in KEYS)
 
 
-def test_a_file_without_calls_and_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, program([]), "ops", "--yaml").splitlines()
+def test_a_file_without_calls_and_no_file(shell: Any) -> None:
+    lines = shown(shell, program([]), "ops", "--yaml").splitlines()
     assert {"operators: {}", "et_kernel_metadata: {}"} <= set(lines)
     Path("model.pte").write_bytes(b"nothing of the kind")
-    assert main(["ops", "model.pte"]) == 3
-    assert "model.pte" in capsys.readouterr().err
+    assert "model.pte" in shell("ops", "model.pte", status=3).err
 
 
 @pytest.mark.parametrize(
@@ -294,12 +258,10 @@ def test_a_file_without_calls_and_no_file(capsys: pytest.CaptureFixture[str]) ->
         ("aten::add", ""),
     ],
 )
-def test_kernels_beside_the_runtimes_are_named(
-    name: str, library: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_beside_the_runtimes_are_named(name: str, library: str, shell: Any) -> None:
     made: pte.Program = add_program()
     made.execution_plan[0].operators[0] = pte.Operator(name, "out")
-    libraries = json.loads(shown(capsys, made, "inspect", "--json"))["kernel_libraries"]
+    libraries = json.loads(shown(shell, made, "inspect", "--json"))["kernel_libraries"]
     assert libraries == ({library: [f"{name}.out"]} if library else {})
-    text = shown(capsys, made, "inspect")
+    text = shown(shell, made, "inspect")
     assert (f"  {library}: {name}.out" in text) if library else ("must link" not in text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 
-from lowerdeck.script import main
 from lowerdeck.serializer.commands.completion import completion_script
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -63,18 +63,14 @@ def test_bash_completes(words: str, expected: list[str], script: str) -> None:
     assert _answers(script, "lowerdeck", *words.split(" ")) == expected
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_installed_commands_are_completed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    told = capsys.readouterr().out
-    assert ("bashcompinit" in told) == (shell == "zsh")
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_installed_commands_are_completed(name: str, shell: Any) -> None:
+    told = shell("completion", name).out
+    assert ("bashcompinit" in told) == (name == "zsh")
     rest = "".join(line for line in told.splitlines(True) if "compinit" not in line)
     assert _answers(rest, "lowerdeck", "inspect", "--ht") == ["--html"]
     assert rest.endswith("complete -o default -F _lowerdeck lowerdeck\n")
 
 
-def test_another_shell_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["completion", "tcsh"])
-    assert ended.value.code == 2
-    assert "invalid choice: 'tcsh'" in capsys.readouterr().err
+def test_another_shell_is_a_wrong_argument(shell: Any) -> None:
+    assert "invalid choice: 'tcsh'" in shell("completion", "tcsh", status=2).err

@@ -1,4 +1,4 @@
-"""What ``lowerdeck doctor`` says of environments."""
+"""Reports of ``lowerdeck doctor`` about environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.script import main
 from lowerdeck.serializer.commands import doctor
 from lowerdeck.serializer.commands.loading import Failure, failures
 
@@ -32,23 +31,21 @@ class Installed(Distribution):
 
 
 def diagnosis(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    *there: Installed,
-    broken: Failure | None = None,
+    monkeypatch: pytest.MonkeyPatch, shell: Any, *there: Installed, broken: Failure | None = None
 ) -> tuple[int, list[str]]:
     monkeypatch.setattr(doctor, "distributions", lambda: there)
     # No folder holds these, so that nothing can be loaded.
     monkeypatch.setattr(
         doctor, "failures", lambda parts: dict.fromkeys(parts, broken) if broken else {}
     )
-    status = main(["doctor"])
-    return status, capsys.readouterr().out.splitlines()
+    printed = shell("doctor", status=None)
+    return printed.status, printed.out.splitlines()
 
 
-def test_what_is_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) in (0, 4)
-    lines = capsys.readouterr().out.splitlines()
+def test_what_is_here_is_told(shell: Any) -> None:
+    printed = shell("doctor", status=None)
+    assert printed.status in (0, 4)
+    lines = printed.out.splitlines()
     assert lines[0].startswith("Python 3.")
     assert any(line.startswith("lowerdeck-serializer ") for line in lines)
     assert lines[-1].startswith("official runtime: ")
@@ -96,10 +93,10 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_installed_and_what_lacks_is_told(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, shell: Any
 ) -> None:
     there, first, runtime = CASES[name]
-    status, lines = diagnosis(monkeypatch, capsys, *there)
+    status, lines = diagnosis(monkeypatch, shell, *there)
     assert status == 0
     assert lines[1 : 1 + len(first)] == first
     assert lines[-1].startswith(runtime)
@@ -115,14 +112,10 @@ def test_what_is_installed_and_what_lacks_is_told(
     ],
 )
 def test_versions_keep_their_bounds(
-    version: str,
-    bounds: str,
-    fits: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    version: str, bounds: str, fits: bool, monkeypatch: pytest.MonkeyPatch, shell: Any
 ) -> None:
     there = (Installed("lowerdeck-x", "1", f"Torch_X {bounds}"), Installed("torch-x", version))
-    status, lines = diagnosis(monkeypatch, capsys, *there)
+    status, lines = diagnosis(monkeypatch, shell, *there)
     missing = [line for line in lines if "MISSING" in line]
     assert (status, len(missing)) == ((0, 0) if fits else (4, 1))
     assert all(f"found {version}: pip install" in line for line in missing)
@@ -140,15 +133,11 @@ def test_versions_keep_their_bounds(
     ],
 )
 def test_a_part_that_cannot_be_loaded_is_no_part_that_is_there(
-    reason: str,
-    culprit: str,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    reason: str, culprit: str, told: str, monkeypatch: pytest.MonkeyPatch, shell: Any
 ) -> None:
     there = [Installed("torch", "2.13.0"), Installed("torchvision", "0.29.0")]
     there.append(Installed("lowerdeck-x", "1", commands="lm"))
-    status, lines = diagnosis(monkeypatch, capsys, *there, broken=Failure(reason, culprit))
+    status, lines = diagnosis(monkeypatch, shell, *there, broken=Failure(reason, culprit))
     assert (status, lines[1]) == (4, "lowerdeck-x 1  (lowerdeck lm)")
     assert lines[2].startswith(f"  INSTALLED BUT CANNOT BE LOADED: {reason}")
     assert told in lines[2]

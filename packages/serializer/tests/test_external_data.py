@@ -171,16 +171,6 @@ def test_equal_blobs_share_a_buffer(
     assert output.pte_data == expected
 
 
-def test_tags_go_to_their_own_files() -> None:
-    layout = pte.TensorLayout(pte.ScalarType.INT, [1], [0])
-    output = stored(("a", b"data", 1, "one", layout), ("b", b"more", 1, "two"))
-    assert output.pte_data == {}
-    assert output.external_data == {
-        "one": {"a": pte.DataEntry(0, 1, layout)},
-        "two": {"b": pte.DataEntry(1, 1)},
-    }
-
-
 def test_merging_brings_everything_over_or_changes_nothing() -> None:
     store = pte.NamedDataStore()
     before = store.get_named_data_store_output()

@@ -11,7 +11,6 @@ import pytest
 from serializer_programs import program as _program  # type: ignore[import-not-found]
 from serializer_programs import tensor
 
-from lowerdeck.script import main
 from lowerdeck.serializer import (
     Bool,
     ContentError,
@@ -169,17 +168,13 @@ def test_a_number_is_not_written_over_another_kind(name: str, right: Any, wrong:
         verify_pte(serialize_pte(numbers(name, Int(4), Int(3), result=wrong)))
 
 
-def test_the_command_prints_warnings_and_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_warnings_and_is_done(tmp_path: Path, shell: Any) -> None:
     path = tmp_path / "divides.pte"
     path.write_bytes(serialize_pte(HAZARDS["floordiv by what is computed"][0]))
-    assert main(["verify", str(path)]) == 0
-    first, last = capsys.readouterr().out.splitlines()
+    first, last = shell("verify", path).out.splitlines()
     assert first.startswith(f"{path}: warning: method 'forward'.chains[0].instructions[1] at byte")
     assert last == f"{path}: ok"
-    assert main(["verify", "-q", str(path)]) == 0
-    assert capsys.readouterr().out == ""
+    assert shell("verify", "-q", path).out == ""
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""What is inside a delegate is told by every command, whoever compiled it."""
+"""Each command shows the contents of delegates of any compiler."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,6 @@ from serializer_programs import add_delegates  # type: ignore[import-not-found]
 from serializer_programs import program as made
 
 from lowerdeck import serializer as pte
-from lowerdeck.script import main
 from lowerdeck.serializer.report import operators
 from lowerdeck.serializer.report.operators import contents_of
 
@@ -24,35 +24,25 @@ def written(path: Path, *blobs: bytes, backend: str = "XnnpackBackend") -> str:
     return str(path)
 
 
-def test_inspect_and_verify_name_the_release_that_a_file_needs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_and_verify_name_the_release_that_a_file_needs(tmp_path: Path, shell: Any) -> None:
     narrow = {"datatype": int(pte.XnnDatatype.BF16)}
     values = [value(0, external_id=0, flags=1, **narrow), value(1, external_id=1, flags=2)]
     sine = graph(values, [node(pte.XnnOperator.SIN, input_id=0, output_id=1)])
     path = tmp_path / "a.pte"
     types = (pte.ScalarType.BFLOAT16, pte.ScalarType.FLOAT)
     path.write_bytes(pte.serialize_pte(program(payload(sine), types)))
-    assert main(["inspect", str(path)]) == 0
-    assert "needs ExecuTorch 1.5 or later: Sin of BF16, FP32" in capsys.readouterr().out
-    assert main(["inspect", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["needs"]["release"] == "1.5"
-    assert main(["verify", str(path)]) == 0
-    assert "warning: method 'forward'.delegates[0]" in capsys.readouterr().out
-    assert main(["inspect", written(path, payload(relu()))]) == 0
-    assert "needs ExecuTorch" not in capsys.readouterr().out
+    assert "needs ExecuTorch 1.5 or later: Sin of BF16, FP32" in shell("inspect", path).out
+    assert json.loads(shell("inspect", path, "--json").out)["needs"]["release"] == "1.5"
+    assert "warning: method 'forward'.delegates[0]" in shell("verify", path).out
+    assert "needs ExecuTorch" not in shell("inspect", written(path, payload(relu()))).out
 
 
-def test_inspect_tells_operators_types_scales_and_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_tells_operators_types_scales_and_bytes(tmp_path: Path, shell: Any) -> None:
     path = written(tmp_path / "a.pte", payload(convolution(), bytes(64)), payload(linear()), b"x")
-    assert main(["inspect", path]) == 0
-    text = capsys.readouterr().out
+    text = shell("inspect", path).out
     assert "; 1 Conv2d; constants 62 B" in text
     assert "; 1 Convert, 1 FullyConnected; constants 72 B" in text
-    assert main(["inspect", path, "--json"]) == 0
-    first, second, third = json.loads(capsys.readouterr().out)["delegates"]
+    first, second, third = json.loads(shell("inspect", path, "--json").out)["delegates"]
     assert first["payload"]["operators"] == {"Conv2d": 1}
     assert first["payload"]["constant_bytes"] == 54 + 8
     (line,) = first["payload"]["nodes"]
@@ -64,17 +54,14 @@ def test_inspect_tells_operators_types_scales_and_bytes(
     assert (first["closed"], second["closed"]) == ("", "")
 
 
-def test_diff_tells_which_operators_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_tells_which_operators_changed(tmp_path: Path, shell: Any) -> None:
     old = written(tmp_path / "old.pte", payload(relu()))
     new = written(tmp_path / "new.pte", payload(convolution(), bytes(64)))
-    assert main(["diff", old, new]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = shell("diff", old, new, status=1).out.splitlines()
     told = "method forward: delegate 0:"
     assert f"{told} - Clamp(fp32[2, 3]) -> fp32[2, 3], limits 0 to 1" in lines
     assert sum(line.startswith(f"{told} + Conv2d(qint8") for line in lines) == 1
-    assert main(["diff", old, old]) == 0
+    shell("diff", old, old)
 
 
 def test_many_nodes_are_cut_and_counted() -> None:
@@ -109,7 +96,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[pte.PayloadGraph | Exc
 
 
 def test_an_installed_package_opens_the_payloads_of_its_backend(
-    install: Callable[[pte.PayloadGraph], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    install: Callable[[pte.PayloadGraph], None], tmp_path: Path, shell: Any
 ) -> None:
     values = {
         0: pte.PayloadValue("fp32", (2, "?")),
@@ -131,8 +118,7 @@ def test_an_installed_package_opens_the_payloads_of_its_backend(
     assert (found.operators, found.closed) == ({"Add": 2, "Loop": 1, "Sqrt": 1}, "")
     assert (found.links, found.results) == (((-1,), (0,)), {1: 1})
     path = written(tmp_path / "a.pte", b"any", backend="Mine")
-    assert main(["inspect", path]) == 0
-    assert "; 2 Add, 1 Loop, 1 Sqrt; constants 3 B" in capsys.readouterr().out
+    assert "; 2 Add, 1 Loop, 1 Sqrt; constants 3 B" in shell("inspect", path).out
 
 
 @pytest.mark.parametrize(
@@ -151,16 +137,14 @@ def test_a_payload_that_cannot_be_opened_stays_closed_with_a_word(
     told: str,
     install: Callable[[Exception], None],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    shell: Any,
 ) -> None:
     install(error)
     path = written(tmp_path / "a.pte", b"any", backend=backend)
-    assert main(["inspect", path]) == 0
-    text = capsys.readouterr().out
+    text = shell("inspect", path).out
     assert f"; not opened, as {told}" in text or backend != "Mine"
     assert "\x1b" not in text
-    assert main(["inspect", path, "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["delegates"]
+    (entry,) = json.loads(shell("inspect", path, "--json").out)["delegates"]
     assert entry["payload"] is None
     assert told in entry["closed"]
 

@@ -10,7 +10,6 @@ import pytest
 from serializer_programs import add_delegates, add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
-from lowerdeck.script import main
 from lowerdeck.serializer.report.trace import watched_by, watched_entry
 
 
@@ -140,12 +139,7 @@ def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
     ],
 )
 def test_commands_take_traces_for_a_page_alone(
-    line: str,
-    status: int,
-    told: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    line: str, status: int, told: str, tmp_path: Path, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pte.write_pte(add_program(), "model.pte")
@@ -153,8 +147,7 @@ def test_commands_take_traces_for_a_page_alone(
     Path("other.json").write_text(trace(event(pid="encode")))
     Path("bad.json").write_text("{}")
     diff = "diff model.pte model.pte --traces trace.json"
-    assert main(line.replace("DIFF", diff).split()) == status
-    assert told in capsys.readouterr().err
+    assert told in shell(*line.replace("DIFF", diff).split(), status=status).err
     if status:
         assert not Path("b.html").exists()
     else:

@@ -62,28 +62,17 @@ def test_a_folder_that_cannot_be_written_is_told(
 
 
 @POSIX
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_and_what_a_piece_raises_are_told_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pieces() -> Iterator[torch.Tensor]:
+    def pieces(error: Exception) -> Iterator[torch.Tensor]:
         yield torch.ones(1 << 16)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise error
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.warns(RuntimeWarning, match="No space left on device.*they take memory instead"):
-        assert tensor_in_file(pieces(), 1 << 17, torch.float32) is None
-    assert not list(tmp_path.iterdir())
-
-
-@POSIX
-def test_what_a_piece_raises_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pieces() -> Iterator[torch.Tensor]:
-        yield torch.ones(2)
-        raise ValueError("no more")
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert tensor_in_file(pieces(full), 1 << 17, torch.float32) is None
     with pytest.raises(ValueError, match="no more"):
-        tensor_in_file(pieces(), 4, torch.float32)
+        tensor_in_file(pieces(ValueError("no more")), 1 << 17, torch.float32)
     assert not list(tmp_path.iterdir())

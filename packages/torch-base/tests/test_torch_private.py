@@ -1,4 +1,4 @@
-"""What we expect of torch's private parts; a new torch that breaks it breaks one of these."""
+"""Expectations of torch's private parts; a new torch that breaks one fails here."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ def test_operators_have_kinds_and_overloads_a_schema() -> None:
     assert schema.name == "aten::add_"
     written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
     assert written == [True, False, False]
+    assert private.find_schema(torch.ops.aten.add_.Tensor) == schema
+    assert private.find_schema(len) is None
+    assert private.find_schema("relu") is None
 
 
 def test_composite_operators_are_told_from_true_views() -> None:
@@ -47,6 +50,9 @@ def test_composite_operators_are_told_from_true_views() -> None:
     assert private.composite_parts(aten.select.int) is None
     # It is known to TorchScript only.
     assert private.composite_parts(aten.einsum.sublist) is None
+    x, parts = torch.ones(2), private.composite_parts(aten.type_as.default)
+    assert parts is not None
+    assert parts(x, x) is x
 
 
 def test_a_storage_is_known_by_its_own_identity() -> None:
@@ -110,37 +116,8 @@ def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
     assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))
 
 
-def test_a_composite_is_taken_apart_as_eager_does_it() -> None:
-    x = torch.ones(2)
-    parts = private.composite_parts(torch.ops.aten.type_as.default)
-    assert parts is not None
-    assert parts(x, x) is x
-    assert private.composite_parts(torch.ops.aten.add.Tensor) is None
-
-
 def linear() -> torch.export.ExportedProgram:
     return exported(torch.nn.Linear(2, 2), torch.ones(1, 2))
-
-
-def test_a_program_can_be_given_another_graph() -> None:
-    program = linear()
-    other = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
-    made = private.with_parts(program, graph_module=other)
-    assert made.graph_module is other
-    assert program.graph_module is not other
-    assert made.state_dict is program.state_dict
-
-
-def test_memory_is_shared_until_it_is_written_where_torch_can_replace_it() -> None:
-    tensor = torch.ones(4)
-    copy = private.shared_copy(tensor)
-    assert copy is not None
-    assert torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
-    copy.add_(1)
-    assert tensor.eq(1).all()
-    assert copy.eq(2).all()
-    assert private.shared_copy(torch.frombuffer(bytearray(8), dtype=torch.float32)) is None
-    assert private.shared_copy(torch.eye(2).to_sparse()) is None
 
 
 def test_a_size_that_nothing_bounds_is_taken_for_the_least() -> None:
@@ -276,13 +253,6 @@ def test_parts_of_a_program_are_replaced_in_place() -> None:
     assert not program.module()(torch.ones(1, 2)).any()
 
 
-def test_overloads_have_schemas_and_nothing_else_has() -> None:
-    add = torch.ops.aten.add_.Tensor
-    assert private.find_schema(add) == private.schema_of(add)
-    assert private.find_schema(len) is None
-    assert private.find_schema("relu") is None
-
-
 def test_trees_come_apart_and_together() -> None:
     tree = ((1, [2]), {"k": 3})
     leaves, spec = private.pytree.tree_flatten(tree)
@@ -293,13 +263,6 @@ def test_trees_come_apart_and_together() -> None:
     assert [child.type for child in spec.children()] == [tuple, dict]
     assert private.pytree.treespec_tuple(spec.children()) == spec
     assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"
-
-
-def test_a_lazy_module_becomes_code_when_it_is_called() -> None:
-    program = torch.export.export(torch.nn.ReLU(), (torch.ones(3),))
-    made = private.LazyGraphModule(program.graph_module, program.graph)
-    assert "_code" not in vars(made)
-    torch.testing.assert_close(made(-torch.ones(3)), (torch.zeros(3),))
 
 
 def test_copy_node_does_what_node_copy_does() -> None:
@@ -327,16 +290,6 @@ def test_copy_node_does_what_node_copy_does() -> None:
     with ours.inserting_before(last):
         new = ours.call_function(torch.sin, (last.prev,), name=last.prev.name)
     assert new.name not in {node.name for node in gm.graph.nodes}
-
-
-def test_a_program_with_other_parts_is_a_whole_program() -> None:
-    program = linear()
-    made = private.with_parts(program, example_inputs=None, guards_code=[])
-    assert set(vars(made)) == set(vars(program))
-    made.validate()  # type: ignore[no-untyped-call]
-    x = torch.ones(1, 2)
-    torch.testing.assert_close(made.module()(x), program.module()(x))
-    assert program.example_inputs is not None
 
 
 def test_an_impure_module_survives_dead_code_elimination_in_copies_too() -> None:
@@ -382,6 +335,19 @@ def test_erasing_does_what_erase_node_does() -> None:
     assert str(ours.graph) == str(theirs.graph)
     assert len(ours.graph.nodes) == len(theirs.graph.nodes) == 2
     ours.graph.lint()
+
+
+def test_a_program_with_other_parts_is_a_whole_program() -> None:
+    program = linear()
+    made = private.with_parts(program, example_inputs=None, guards_code=[])
+    assert set(vars(made)) == set(vars(program))
+    made.validate()  # type: ignore[no-untyped-call]
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(made.module()(x), program.module()(x))
+    assert program.example_inputs is not None
+    other = GraphModule(torch.nn.Module(), Graph())
+    assert private.with_parts(program, graph_module=other).graph_module is other
+    assert program.graph_module is not other
 
 
 def test_hooks_hear_of_erased_nodes() -> None:

@@ -176,28 +176,6 @@ def small_net() -> nn.Module:
     ).eval()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "precision", "tolerance"),
-    [
-        (torch.float16, None, 4e-3),
-        (torch.float16, "fp32", 4e-3),
-        (torch.bfloat16, None, 3e-2),
-        (torch.float32, "fp16", 2e-3),
-    ],
-)
-def test_halves_equal_float32_to_their_precision(
-    dtype: torch.dtype, precision: str | None, tolerance: float
-) -> None:
-    torch.manual_seed(3)
-    model, x = small_net(), torch.randn(2, 3, 9, 9)
-    with torch.no_grad():
-        wanted = model(x)
-    inputs = (x.to(dtype),)
-    (found,) = run(whole(lower(model.to(dtype), inputs, XnnpackPartitioner(precision))), inputs)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
-
-
 def test_precision_fp16_stores_filters_in_half_the_bytes() -> None:
     x, sizes = torch.randn(2, 3, 9, 9), []
     for precision in (None, "fp16"):

@@ -18,9 +18,9 @@ from unflatten_zoo.models import (  # type: ignore[import-not-found]
 )
 
 _OF_ZOO = (
-    *("resnet", "densenet", "unet", "vit", "lraspp", "retinanet", "vae", "diffusion_step"),
-    *("small_decoder", "inverted", "inception", "shuffle", "squeeze_excite", "mixer", "gated"),
-    *("two_inputs", "conv_tasnet", "emformer", "tacotron", "gpt_tied", "llama_like", "bert_like"),
+    *("resnet", "unet", "vit", "lraspp", "retinanet", "vae", "diffusion_step"),
+    *("small_decoder", "inverted", "shuffle", "squeeze_excite", "mixer", "gated"),
+    *("two_inputs", "conv_tasnet", "emformer", "tacotron", "gpt_tied", "llama_like"),
     *("two_towers", "experts_hidden", "translator", "cells", "graph_conv", "graph_attention"),
     *("recommender", "dynamic_mlp", "dynamic_image", "dynamic_gpt", "cond", "float16"),
     *("channels_last_inside", "autocast_off", "autocast_on_and_off", "int8_weights_with_lora"),

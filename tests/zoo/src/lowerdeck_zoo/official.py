@@ -1,4 +1,4 @@
-"""Run .pte programs in the official ExecuTorch runtime, in a process of its own.
+"""Run .pte programs in the official ExecuTorch runtime, in a separate process.
 
 The runtime aborts on some inputs, and its Python binding keeps global state, so it never runs in
 the process of the tests. A worker process (this file, run as a script) takes one ``Case`` after
@@ -91,7 +91,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class LoadError:
-    """The program was refused before any method was loaded; ``code`` is the runtime's, if told."""
+    """The program was refused before any method was loaded; ``code`` is the runtime's, if any."""
 
     message: str
     code: int | None = None
@@ -189,7 +189,7 @@ class OfficialRuntime:
         return (self.run(case, timeout=timeout) for case in cases)
 
     def close(self) -> None:
-        """End the worker process for good."""
+        """End the worker process."""
         if self._worker is not None:
             self._stop()
         self._log.close()
@@ -260,13 +260,21 @@ def run(
     return outcome
 
 
+def outputs(program: bytes | Path, calls: Sequence[Any], **options: Any) -> list[list[Any]]:
+    """Return the outputs of calls, or of tuples of arguments, each of which must run."""
+    made = [call if isinstance(call, Call) else Call(call) for call in calls]
+    outcome = run(program, made, **options)
+    assert isinstance(outcome, Ran), outcome
+    return outcome.outputs
+
+
 def run_many(cases: Iterable[Case], *, timeout: float = 120.0) -> Iterator[Outcome]:
     """Yield one outcome per case from the shared worker, which is restarted after a crash."""
     return shared().run_many(cases, timeout=timeout)
 
 
 def _openvino_library() -> dict[str, str]:
-    """Return where OpenVINO's library lies, which executorch's own module looks for, too."""
+    """Return the path of OpenVINO's library, for which executorch's module looks as well."""
     found = importlib.util.find_spec("openvino")
     folders = [] if found is None else list(found.submodule_search_locations or ())
     libraries = [path for one in folders for path in Path(one).glob("libs/libopenvino_c.so*")]
@@ -274,7 +282,7 @@ def _openvino_library() -> dict[str, str]:
 
 
 def run_here(lib: Any, case: Case) -> Outcome:
-    """Return the outcome of ``case`` in this process, for callers that fork one of their own.
+    """Return the outcome of ``case`` in this process, for callers that fork themselves.
 
     Args:
         lib: The binding.

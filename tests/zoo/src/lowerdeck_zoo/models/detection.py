@@ -9,26 +9,6 @@ from torch import nn
 from lowerdeck_zoo.program import Of, Program, drawn, normal
 
 
-class DeepLab(nn.Module):
-    """Dilated convolutions beside each other, one of them over the whole image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.rates = nn.ModuleList(nn.Conv2d(8, 6, 3, padding=r, dilation=r) for r in (2, 4))
-        self.whole = nn.Conv2d(8, 6, 1)
-        self.head = nn.Conv2d(18, 4, 1)
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        y = F.relu(self.stem(x))
-        all_of_it = F.interpolate(
-            self.whole(F.adaptive_avg_pool2d(y, 1)), size=y.shape[2:], mode="bilinear"
-        )
-        joined = torch.cat([rate(y) for rate in self.rates] + [all_of_it], 1)
-        out = F.interpolate(self.head(joined), size=x.shape[2:], mode="bilinear")
-        return {"out": out, "classes": out.argmax(1)}
-
-
 class LRASPP(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +107,6 @@ class Hourglass(nn.Module):
 
 
 PROGRAMS = (
-    Program("deeplab", DeepLab, normal(1, 3, 32, 32)),
     Program("lraspp", LRASPP, normal(1, 3, 32, 32)),
     Program("retinanet", RetinaNet, normal(1, 3, 16, 16), tags="shared-weights"),
     Program("suppress_boxes", lambda: Of(_suppress), drawn(_boxes), tags="dynamic"),

@@ -28,11 +28,6 @@ def _arithmetic(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([y, torch.ones(rows + 1) * columns]) * (rows / 2)
 
 
-def _split(x: torch.Tensor) -> torch.Tensor:
-    left, right = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
-    return left.sum(1) - right.sum(1)
-
-
 def _expand(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x[:, None] * y[None, :]).transpose(0, 1).flatten() + torch.arange(
         x.shape[0] * y.shape[0]
@@ -128,12 +123,6 @@ PROGRAMS = (
         lambda: Of(_arithmetic),
         lambda: [(torch.randn(n, m),) for n, m in ((4, 3), (2, 6), (7, 5))],
         (({0: Dim("rows", min=2, max=9), 1: Dim("columns", min=2, max=9)},),),
-    ),
-    Program(
-        "dynamic_halves",
-        lambda: Of(_split),
-        lambda: [(torch.randn(3, n),) for n in (6, 4, 10)],
-        (({1: 2 * Dim("half", min=1, max=6)},),),
     ),
     Program(
         "two_dynamic_inputs",

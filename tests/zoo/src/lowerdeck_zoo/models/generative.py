@@ -30,7 +30,7 @@ class VAE(nn.Module):
 
 
 class TimeBlock(nn.Module):
-    """A residual block that is told the time."""
+    """A residual block that depends on the time step."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()
@@ -91,21 +91,6 @@ class Sampler(
         return torch.while_loop(more, once, (start, x))[1]
 
 
-class StyleLayer(
-    Holding, weight=lambda: nn.Parameter(torch.randn(6, 4, 3, 3)), style=lambda: nn.Linear(5, 4)
-):
-    """Weights made for each picture: a convolution by groups, demodulated."""
-
-    def forward(self, x: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
-        weight = self.weight * self.style(style)[:, None, :, None, None]
-        weight = weight * torch.rsqrt(weight.pow(2).sum((2, 3, 4), keepdim=True) + 1e-8)
-        batch, _, height, width = x.shape
-        y = F.conv2d(
-            x.reshape(1, -1, height, width), weight.flatten(0, 1), padding=1, groups=batch
-        )
-        return F.leaky_relu(y.view(batch, 6, height, width), 0.2)
-
-
 PROGRAMS = (
     Program("vae", VAE, drawn(lambda: (torch.randn(2, 1, 16, 16), torch.randn(2, 6)))),
     Program(
@@ -114,7 +99,4 @@ PROGRAMS = (
         lambda: [(torch.randn(2, 3, 8, 8), torch.tensor([i, 3 * i])) for i in (1, 5, 9)],
     ),
     Program("diffusion_loop", Sampler, normal(1, 3, 6, 6), tags="control-flow"),
-    Program(
-        "style_layer", StyleLayer, drawn(lambda: (torch.randn(2, 4, 6, 6), torch.randn(2, 5)))
-    ),
 )

@@ -51,35 +51,6 @@ class GraphPool(nn.Module):
         )
 
 
-class Viterbi(Holding, moves=lambda: nn.Parameter(torch.randn(4, 4))):
-    """The best path through a chain of labels: forward, then back."""
-
-    def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        best, back = scores[:, 0], []
-        for step in range(1, scores.shape[1]):
-            best, place = (best.unsqueeze(2) + self.moves).max(1)
-            best = best + scores[:, step]
-            back.append(place)
-        total, label = best.max(1)
-        path = [label]
-        for place in reversed(back):
-            label = place.gather(1, label.unsqueeze(1)).squeeze(1)
-            path.append(label)
-        return total, torch.stack(path[::-1], 1)
-
-
-class Chain(Holding, moves=lambda: nn.Parameter(torch.randn(4, 4))):
-    """How likely a sequence of labels is: sums in logarithms."""
-
-    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        known = scores.gather(2, labels.unsqueeze(2)).sum((1, 2))
-        known = known + self.moves[labels[:, :-1], labels[:, 1:]].sum(1)
-        total = scores[:, 0]
-        for step in range(1, scores.shape[1]):
-            total = torch.logsumexp(total.unsqueeze(2) + self.moves, 1) + scores[:, step]
-        return known - torch.logsumexp(total, 1)
-
-
 def _beam(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The three best sequences, step by step."""
     best, sequences = scores[0].topk(3)
@@ -129,13 +100,6 @@ PROGRAMS = (
         "graph_pool",
         GraphPool,
         drawn(lambda: (torch.randn(7, 4), torch.tensor([0, 0, 2, 2, 2, 0, 2]))),
-    ),
-    Program("viterbi", Viterbi, normal(2, 5, 4), tags="shared-weights"),
-    Program(
-        "chain_likelihood",
-        Chain,
-        drawn(lambda: (torch.randn(2, 5, 4), torch.randint(0, 4, (2, 5)))),
-        tags="shared-weights",
     ),
     Program("beam_search", lambda: Of(_beam), normal(5, 7)),
     Program("recommender", Recommender, drawn(_bags)),

@@ -110,31 +110,6 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-class Bert(nn.Module):
-    """An encoder with a padding mask."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, width, padding_idx=0)
-        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.norm = nn.LayerNorm(width)
-        self.pool = nn.Linear(width, width)
-
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = self.words(tokens)
-        bias = (1.0 - mask[:, None, None, :].float()) * -1e4
-        bias = bias.expand(-1, 4, tokens.shape[1], -1).flatten(0, 1)
-        y, _ = self.attention(x, x, x, attn_mask=bias, need_weights=False)
-        hidden = self.norm(x + y)
-        return hidden, torch.tanh(self.pool(hidden[:, 0]))
-
-
-def _masked():
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 5:] = 0
-    return [(torch.randint(0, 50, (2, 9)), one) for one in (mask, mask.flip(0), mask)]
-
-
 class EmbeddingBag(Holding, left=lambda: nn.Embedding(50, 16), right=lambda: nn.Embedding(50, 16)):
     """A two-tower scorer: gather, mean, normalise, score."""
 
@@ -169,7 +144,6 @@ def _texts() -> list[tuple[object, ...]]:
 PROGRAMS = (
     Program("gpt_tied", GPT, _tokens(3), tags="shared-weights"),
     Program("llama_like", Llama, _tokens(3)),
-    Program("bert_like", Bert, _masked),
     Program("two_towers", EmbeddingBag, _tokens(3, batch=3)),
     Program(
         "encode_and_decode",

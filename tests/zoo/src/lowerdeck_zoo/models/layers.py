@@ -131,26 +131,6 @@ def block(inside: int, outside: int, stride: int = 1, groups: int = 1) -> nn.Seq
     )
 
 
-def residual(model: Any, x: Tensor) -> Any:
-    return F.relu(x + model.second(model.first(x)))
-
-
-def inception(model: Any, x: Tensor) -> Any:
-    pooled = F.max_pool2d(x, 3, 1, 1)
-    return torch.cat([model.one(x), model.two(x), model.three(pooled)], 1)
-
-
-def dense(model: Any, x: Tensor) -> Any:
-    y = model.one(x)
-    z = model.two(torch.cat([x, y], 1))
-    return torch.cat([x, y, z], 1)
-
-
-def fire(model: Any, x: Tensor) -> Any:
-    x = F.relu(model.squeeze(x))
-    return torch.cat([F.relu(model.one(x)), F.relu(model.three(x))], 1).mean([2, 3])
-
-
 def shuffle(model: Any, x: Tensor) -> Any:
     left, right = x.chunk(2, 1)
     y = torch.cat([left, model.one(right)], 1)
@@ -211,37 +191,6 @@ PROGRAMS = (
     Program("small_decoder", Decoder, normal(*(1, 12, 64))),
     Program("small_mobilenet", SmallMobileNet, normal(*IMAGE)),
     Program("inverted", lambda: Inverted(8, 8, 1), normal(*WIDE_IMAGE)),
-    Program(
-        "small_vgg",
-        lambda: nn.Sequential(
-            *(block(3, 8), nn.MaxPool2d(2, 2), block(8, 8), nn.AdaptiveAvgPool2d(1)),
-            *(nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4)),
-        ),
-        normal(*IMAGE),
-    ),
-    Program(
-        "residual",
-        lambda: Of(residual, first=block(8, 8), second=block(8, 8)),
-        normal(*WIDE_IMAGE),
-    ),
-    Program(
-        "inception",
-        lambda: Of(inception, one=block(8, 8), two=nn.Conv2d(8, 8, 1), three=nn.Conv2d(8, 8, 1)),
-        normal(*WIDE_IMAGE),
-    ),
-    Program(
-        "dense_block", lambda: Of(dense, one=block(8, 8), two=block(16, 8)), normal(*WIDE_IMAGE)
-    ),
-    Program(
-        "fire",
-        lambda: Of(
-            fire,
-            squeeze=nn.Conv2d(8, 4, 1),
-            one=nn.Conv2d(4, 8, 1),
-            three=nn.Conv2d(4, 8, 3, padding=1),
-        ),
-        normal(*WIDE_IMAGE),
-    ),
     Program("shuffle", lambda: Of(shuffle, one=block(4, 4)), normal(*WIDE_IMAGE)),
     Program(
         "squeeze_excite",
@@ -284,11 +233,6 @@ PROGRAMS = (
         normal(*(1, 4, 12)),
     ),
     Program(
-        "self_attention",
-        lambda: Of(attention, both=nn.Linear(16, 48), out=nn.Linear(16, 16)),
-        normal(*TOKENS),
-    ),
-    Program(
         "gated",
         lambda: Of(gated, gate=nn.Linear(16, 32), up=nn.Linear(16, 32), down=nn.Linear(32, 16)),
         normal(*TOKENS),
@@ -315,12 +259,4 @@ PROGRAMS = (
         normal(*WIDE_IMAGE),
     ),
     Program("used_twice", lambda: Of(used_twice, one=nn.Conv2d(8, 4, 3)), normal(*WIDE_IMAGE)),
-    Program(
-        "autoencoder",
-        lambda: nn.Sequential(
-            *(nn.Conv2d(8, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Sigmoid()),
-            *(nn.ConvTranspose2d(4, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Tanh()),
-        ),
-        normal(*WIDE_IMAGE),
-    ),
 )

@@ -9,47 +9,6 @@ from torch import nn
 from lowerdeck_zoo.program import Holding, Program, drawn, normal
 
 
-class Residual3d(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv3d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm3d(outputs),
-            nn.ReLU(),
-            nn.Conv3d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm3d(outputs),
-        )
-        self.short = nn.Conv3d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.body(x) + self.short(x))
-
-
-class R3D(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv3d(3, 8, (3, 7, 7), (1, 2, 2), (1, 3, 3))
-        self.stages = nn.Sequential(Residual3d(8, 8, 1), Residual3d(8, 16, 2))
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.stages(F.relu(self.stem(x)))
-        return self.head(F.adaptive_avg_pool3d(y, 1).flatten(1))
-
-
-class R2Plus1D(nn.Module):
-    """Space and time by turns; pools over both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.space = nn.Conv3d(3, 8, (1, 3, 3), padding=(0, 1, 1))
-        self.time = nn.Conv3d(8, 8, (3, 1, 1), padding=(1, 0, 0), groups=2)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = self.time(F.relu(self.space(x)))
-        return F.max_pool3d(y, (2, 3, 3), (2, 2, 2), (0, 1, 1)), F.avg_pool3d(y, 2)
-
-
 class UNet3D(nn.Module):
     """Down and up again in three dimensions, for images of bodies."""
 
@@ -76,27 +35,13 @@ class VoxelMorph(Holding, field=lambda: nn.Conv3d(2, 3, 3, padding=1)):
         return F.grid_sample(moving, grid + field, align_corners=True)
 
 
-class ConvLSTM(Holding, gates=lambda: nn.Conv2d(2 + 4, 16, 3, padding=1)):
-    def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        hidden = cell = torch.zeros(frames.shape[0], 4, *frames.shape[3:])
-        for step in range(frames.shape[1]):
-            joined = torch.cat([frames[:, step], hidden], 1)
-            i, f, o, g = self.gates(joined).chunk(4, 1)
-            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-            hidden = torch.sigmoid(o) * torch.tanh(cell)
-        return hidden
-
-
 PROGRAMS = (
-    Program("r3d", R3D, normal(1, 3, 4, 16, 16)),
-    Program("r2plus1d", R2Plus1D, normal(1, 3, 4, 12, 12)),
     Program("unet_3d", UNet3D, normal(1, 1, 6, 8, 8)),
     Program(
         "voxelmorph",
         VoxelMorph,
         drawn(lambda: (torch.randn(1, 1, 4, 5, 6), torch.randn(1, 1, 4, 5, 6))),
     ),
-    Program("conv_lstm", ConvLSTM, normal(1, 3, 2, 8, 8), tags="shared-weights"),
     Program(
         "volume_convolution",
         lambda: nn.Conv3d(4, 6, (3, 2, 3), (1, 2, 1), (1, 0, 1), (2, 1, 1), groups=2),

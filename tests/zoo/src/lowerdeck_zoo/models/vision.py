@@ -46,27 +46,6 @@ class ResNet(nn.Module):
         return self.head(self.stages(self.stem(x)).mean((2, 3)))
 
 
-class DenseNet(nn.Module):
-    def __init__(self, layers: int = 6, growth: int = 8) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, growth, 3, 2, 1)
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.BatchNorm2d(growth * (i + 1)),
-                nn.ReLU(),
-                nn.Conv2d(growth * (i + 1), growth, 3, padding=1),
-            )
-            for i in range(layers)
-        )
-        self.transition = nn.Sequential(nn.Conv2d(growth * (layers + 1), 16, 1), nn.AvgPool2d(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = [self.stem(x)]
-        for layer in self.layers:
-            features.append(layer(torch.cat(features, 1)))
-        return self.transition(torch.cat(features, 1))
-
-
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +110,6 @@ class PixelNet(nn.Module):
 
 PROGRAMS = (
     Program("resnet", ResNet, normal(1, 3, 64, 64)),
-    Program("densenet", DenseNet, normal(1, 3, 32, 32)),
     Program("unet", UNet, normal(1, 3, 32, 32)),
     Program("vit", ViT, normal(1, 3, 32, 32)),
     Program("conv1d", Conv1dNet, normal(2, 4, 20)),
