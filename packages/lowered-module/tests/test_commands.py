@@ -115,7 +115,7 @@ def test_it_writes_a_file_and_a_report(
     text = capsys.readouterr().out
     for word in ("nodes", "partitions     1 (1 to VerbatimBackend)", "delegated", "file size"):
         assert word in text
-    for word in ("planned memory", "time", "from eager", "m.pte"):
+    for word in ("planned memory", "largest tensor", "time", "from eager", "m.pte"):
         assert word in text
     assert (tmp_path / "g.html").read_text().startswith("<!")
     with open_pte(tmp_path / "m.pte") as file:

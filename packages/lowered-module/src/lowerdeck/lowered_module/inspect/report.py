@@ -9,7 +9,7 @@ from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary
-from lowerdeck.serializer import FileRange, Storage
+from lowerdeck.serializer import ExecutionPlan, FileRange, KernelCall, Storage, Tensor
 
 
 def report_lines(
@@ -47,6 +47,7 @@ def report_lines(
             yield f"  {name:<20} {_size(count):>12}{part}"
     plans = emitted.program.execution_plan
     yield f"planned memory {_size(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
+    yield from _largest_tensor(plans)
     yield "time           " + ", ".join(f"{one} {spent:.2f} s" for one, spent in seconds.items())
     if not_compared:
         yield f"from eager     not compared: {not_compared}"
@@ -86,6 +87,29 @@ def quantization_lines(
         )
     for one in accuracy:
         yield f"from float     {one.name}: {one}"
+
+
+def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
+    """Yield which tensor takes most of the planned memory; its sizes are upper bounds."""
+    planned = [
+        (value.val, index, plan)
+        for plan in plans
+        for index, value in enumerate(plan.values)
+        if isinstance(value.val, Tensor) and value.val.allocation_info is not None
+    ]
+    if not planned:
+        return
+    tensor, index, plan = max(planned, key=lambda one: one[0].nbytes)
+    operators = [
+        plan.operators[call.op_index].name
+        for chain in plan.chains
+        for call in (instruction.instr_args for instruction in chain.instructions)
+        if isinstance(call, KernelCall) and index in call.args
+    ]
+    where = f", first in {operators[0]}" if operators else ""
+    bounds = "at most " if tensor.shape_dynamism else ""
+    shape = f"{bounds}{list(tensor.sizes)} {tensor.scalar_type.name.lower()}"
+    yield f"  {'largest tensor':<20} {_size(tensor.nbytes):>12} {shape}{where}"
 
 
 def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
