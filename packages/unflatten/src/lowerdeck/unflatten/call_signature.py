@@ -365,7 +365,7 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
     raise InputStructureError(
         f"{path!r} differs in structure from the recorded one: found "
         f"{describe_spec(structure)}; expected {describe_spec(spec)}. Pass the recorded "
-        "structure, or give unflatten a flat_args_adapter."
+        "structure, and return it from a replaced module."
     )
 
 

@@ -49,7 +49,11 @@ class GeneratedModule(Refusing):
 
     @property
     def check_input_constraints(self) -> bool:
-        """Whether calls are checked against the recorded ones, here and in all modules below."""
+        """Whether a call of this module, and what it calls, is checked against the recorded ones.
+
+        Setting it sets it in all modules below. Only the switch of the module that is called first
+        counts: that of the root in ``root(x)``, that of the block in ``root.block(x)``.
+        """
         is_checked: bool = self.__dict__.get(CHECKS, True)
         return is_checked
 
