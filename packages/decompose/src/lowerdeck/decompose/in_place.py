@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from lowerdeck.decompose.untraced import functional_variant
 from lowerdeck.torch_base import (
@@ -40,12 +41,13 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
         return None
     memory = MemoryUse.of_program(program)
     variants: dict[Node, OpOverload] = {}
+    known: dict[Any, OpOverload | None] = {}
     names: dict[Node, list[Node]] = {}
     for node in program.graph.nodes:
         if memory.writers(node):
             names.setdefault(memory.group(node), []).append(node)
         if memory.writes(node):
-            variant = _variant(node)
+            variant = _variant(node, known)
             if variant is None:
                 return None
             variants[node] = variant
@@ -59,15 +61,33 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
     return _rewritten(program, variants, maker_of)
 
 
-def _variant(node: Node) -> OpOverload | None:
-    """Return the functional variant of a call whose result it has, in sizes, strides and dtype."""
+def _variant(node: Node, known: dict[Any, OpOverload | None]) -> OpOverload | None:
+    """Return the functional variant of a call whose result it has, in sizes, strides and dtype.
+
+    Args:
+        node: A call that writes in place.
+        known: The variants of calls of the same kind; filled.
+    """
     if not isinstance(node.target, OpOverload) or not node.args:
         return None
     tensors = [source.meta.get("val") for source in node.all_input_nodes]
     first, *others = (_facts(value) for value in tensors)
     if first is None or any(facts != first for facts in others):
         return None
-    return functional_variant(node.target)
+    kinds = tuple(map(type, (*node.args, *node.kwargs.values())))
+    key = (node.target, first, kinds, tuple(node.kwargs))
+    if key not in known:
+        known[key] = _checked_variant(node, first)
+    return known[key]
+
+
+def _checked_variant(node: Node, facts: tuple[Any, ...]) -> OpOverload | None:
+    # A comparison in place keeps the dtype of what it writes, its variant gives truths.
+    variant = functional_variant(node.target)
+    if variant is None:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    return variant if _facts(variant(*args, **kwargs)) == facts else None
 
 
 def _facts(value: object) -> tuple[Any, ...] | None:

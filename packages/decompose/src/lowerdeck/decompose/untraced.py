@@ -113,9 +113,12 @@ def functional_variant(operator: OpOverload) -> OpOverload | None:
     writes = [argument.is_write for argument in schema.arguments]
     if not isinstance(variant, OpOverload) or writes != [True] + [False] * (len(writes) - 1):
         return None
-    names = [argument.name for argument in schema.arguments]
-    is_same = names == [argument.name for argument in schema_of(variant).arguments]
-    return variant if is_same and not returns_alias(variant) else None
+    # `pow_.Scalar` takes a tensor and a number, `pow.Scalar` a number and a tensor.
+    arguments, others = (
+        [(argument.name, str(argument.type)) for argument in each.arguments]
+        for each in (schema, schema_of(variant))
+    )
+    return variant if arguments == others and not returns_alias(variant) else None
 
 
 @cache
