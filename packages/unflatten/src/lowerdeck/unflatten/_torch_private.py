@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -20,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn.modules.module import _has_any_global_hook
 
-from lowerdeck.torch_base import FakeTensor, pytree, with_parts
+from lowerdeck.torch_base import pytree, with_parts
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -237,44 +236,6 @@ _MODULE_TABLES = [
 _TABLE_TYPES = [type(_MODULE_STATE[name]) for name in _MODULE_TABLES]
 
 
-_OF_LAYOUT = re.compile(
-    r"contiguous|channels_last|non_overlapping|stride|should_swap|should_fold|view_helper|^matmul$"
-)
-"""Functions of torch that check the layout of a result, and whether to fold or to copy."""
-
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]_\w+")
-_ASKED_AGAIN = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")
-"""Where torch checks the program's own conditions once more."""
-
-
 def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that held when ``program`` was exported, as Python.
-
-    Many only choose the layout of results while torch traces; operators check these again when
-    they run. They are recognized by the function that asked and left out. A loaded program has
-    all conditions, since a file does not record who asked.
-    """
-    conditions = list(dict.fromkeys(program._guards_code))
-    shapes = _shape_env(program) if conditions else None
-    if shapes is None:
-        return conditions
-    sources = shapes.var_to_sources
-    # Who made the symbols has loaded this module; importing it would load sympy.
-    printing: Any = torch.fx.experimental.symbolic_shapes
-    printer = printing.ShapeGuardPythonPrinter(sources, lambda source: source.name, sources)
-    matters: dict[str, bool] = {}
-    for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        file = getattr(place, "filename", "")
-        if _ASKED_AGAIN.search(file) or not sources.keys() >= guard.expr.free_symbols:
-            continue
-        is_layout = _OF_TORCH.search(file) and _OF_LAYOUT.search(place.name)
-        text = printer.doprint(guard.expr)
-        matters[text] = matters.get(text, False) or not is_layout
-    return [text for text in conditions if matters.get(text, True)]
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (value.fake_mode for value in values if isinstance(value, FakeTensor))
-    return next((mode.shape_env for mode in modes if mode.shape_env is not None), None)
+    """Return the conditions on sizes of inputs that torch recorded, as Python."""
+    return list(dict.fromkeys(program._guards_code))
