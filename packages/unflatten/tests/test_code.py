@@ -229,12 +229,19 @@ def test_an_operator_that_fails_names_the_line_of_the_model() -> None:
     assert "test_code.py" not in str(refused.value)
 
 
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Outer(), nn.Tanh()])
+
+    def forward(self, x: Tensor, index: Tensor) -> Any:
+        return self.blocks[1](self.blocks[0](x, index))
+
+
 def test_calls_of_children_are_shown_as_the_model_writes_them() -> None:
-    eager = nn.Sequential(Outer(), nn.Sequential(nn.Tanh(), nn.ReLU()))
-    eager.forward = lambda x, index: eager[1](eager[0](x, index))  # type: ignore[method-assign]
-    made: Any = unflatten(export(eager, (torch.ones(3, 2), torch.tensor([1]))))
-    assert "self[0](x, index)" in made.code
-    inner = made.get_submodule("0").code
+    made: Any = unflatten(export(Blocks(), (torch.ones(3, 2), torch.tensor([1]))))
+    assert "self.blocks[0](x, index)" in made.code
+    inner = made.get_submodule("blocks.0").code
     assert "inner = self.inner(x, x_1)  # " in inner
     assert line_of(Outer, "self.inner(x") in inner
 
