@@ -61,10 +61,12 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     if any(out.dtype != source.dtype for out in outs) and not _reads_bits(call):
         return
     if _varies(source) or any(out.dynamic for out in outs):
-        # A view of a view is one of what that views.
-        _share_at_run_time(call, at_run_time.get(source, source), outs[0])
-        if call.target is RESHAPE_IN_PLACE:
-            at_run_time[outs[0]] = call.args[0]
+        size = _size_at_run_time(call, source, outs[0])
+        if size is not None:
+            # A view of a view is one of what that views.
+            root = at_run_time.get(source, source)
+            call.target, call.args = RESHAPE_IN_PLACE, [root, size]
+            at_run_time[outs[0]] = outs[0].base = root
         return
     offsets = _offsets(call, source, outs)
     if offsets is None:
@@ -90,26 +92,21 @@ def _varies(source: TensorValue) -> bool:
     return source.dynamic or root.dynamic or root.fixed_role is Role.CALLER
 
 
-def _share_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> None:
-    """Turn a view into ``et_view`` if its shape can be given."""
+def _size_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> list[Any] | None:
+    """Return the size that ``et_view`` gives to make a view at run time; None if it cannot."""
     if not (source.contiguous and out.contiguous) or out.dtype != source.dtype:
-        return
+        return None
     if out.nbytes > source.nbytes:
         # The bounds of its sizes together are more than the bytes that the runtime finds there.
-        return
+        return None
     name = call.op_name
     if name not in _RESHAPES and not (name in _PERMUTES and _keeps_order(call, source)):
-        return
-    size: list[Any]
+        return None
     if name in _VIEWS:
-        size = list(call.args[1])
-    else:
-        # One dimension may be left to the runtime to find.
-        size = [dim if isinstance(dim, int) else -1 for dim in out.shape]
-        if size.count(-1) > 1:
-            return
-    call.target, call.args = RESHAPE_IN_PLACE, [source, size]
-    out.base = source
+        return list(call.args[1])
+    # One dimension may be left to the runtime to find.
+    size = [dim if isinstance(dim, int) else -1 for dim in out.shape]
+    return size if size.count(-1) <= 1 else None
 
 
 def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Sequence[int] | None:
