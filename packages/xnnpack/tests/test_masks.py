@@ -31,13 +31,21 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("first", [0, 1])
-def test_masks_are_short_and_right(first: int, causal: bool) -> None:
+def test_masks_are_short_and_right(first: int, causal: bool, by_keyword: bool) -> None:
     model = Attention(first=first, causal=causal)
     args = (torch.randn(2, 6, 4), torch.ones(2, 6, dtype=torch.int64))
     batch, length = Dim("batch", max=4), Dim("length", max=8)
     program = export(model, args, dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}))
+    if by_keyword:
+        (node,) = program.graph.find_nodes(op="call_function", target=_ATTENTION)
+        node.kwargs = {"attn_mask": node.args[3]}
+        node.args = node.args[:3]
     lowered = lower(program, "XnnpackBackend")
     names = [operator.name for operator in lowered.program.execution_plan[0].operators]
     assert "aten::index" not in names

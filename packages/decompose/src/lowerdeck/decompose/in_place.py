@@ -82,7 +82,7 @@ def _variant(node: Node, known: dict[Any, OpOverload | None]) -> OpOverload | No
 
 
 def _checked_variant(node: Node, facts: tuple[Any, ...]) -> OpOverload | None:
-    # A comparison in place keeps the dtype of what it writes, its variant gives truths.
+    # A comparison in place keeps the dtype of its first argument; its variant returns bool.
     variant = functional_variant(node.target)
     if variant is None:
         return None

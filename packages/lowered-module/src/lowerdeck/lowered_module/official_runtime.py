@@ -1,4 +1,4 @@
-"""ExecuTorch's own runtime in a process of its own, which some files end.
+"""ExecuTorch's runtime in a separate process, because some files abort it.
 
 Only ``serve``, which that process runs, loads ``executorch``.
 """

@@ -91,7 +91,7 @@ def _shorten(graph: Graph) -> bool:
             mask = arguments_of(node)["attn_mask"]
             short = _without_repeats(mask, known)
             if short is not mask:
-                node.update_arg(3, short)
+                node.replace_input_with(mask, short)
                 unread.append(mask)
     changed = bool(unread)
     _erase(graph, unread)
@@ -121,7 +121,7 @@ def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
     args: Any = node.args
     if target in _ARANGE:
         return _arange(arguments_of(node))
-    if target in _ONES or (target is _aten.full.default and args[1]):
+    if target in _ONES or (target is _aten.full.default and args[1] == 1):
         return _TRUE if _is_bool(node) else None
     of = known.get(args[0]) if args and isinstance(args[0], Node) else None
     if of is None:
@@ -195,6 +195,8 @@ def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
     elif mask.target in _WHERE and known.get(args[0]) is _TRUE:
         inner = args[1]
     if not isinstance(inner, Node) or len(_shape(inner)) != len(_shape(mask)):
+        return mask
+    if inner.meta["val"].dtype is not mask.meta["val"].dtype:
         return mask
     return _without_repeats(inner, known)
 
