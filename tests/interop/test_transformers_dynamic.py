@@ -40,7 +40,11 @@ MOST = {
     "Wav2Vec2Model": (1, 0),
 }
 """Delegates, and calls of kernels outside of them."""
-QUESTIONS = {"SegformerForSemanticSegmentation": 24, "Wav2Vec2ConformerModel": 9}
+QUESTIONS = {
+    "SegformerForSemanticSegmentation": 24,
+    "Wav2Vec2ConformerModel": 9,
+    "Wav2Vec2Model": 12,
+}
 """Questions on symbolic sizes that lowering asks torch, for each node of the program; others 8."""
 
 
