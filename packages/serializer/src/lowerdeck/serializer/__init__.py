@@ -134,13 +134,13 @@ if TYPE_CHECKING:
     from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
+        XnnEncoding,
         XnnGraph,
         XnnNode,
-        XnnQuantization,
         XnnValue,
     )
     from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-    from lowerdeck.serializer.xnnpack.payload import decode_payload
+    from lowerdeck.serializer.xnnpack.payload import decode_payload, encode_payload
     from lowerdeck.serializer.xnnpack.verify import verify_payload
 
 __all__ = [
@@ -206,10 +206,11 @@ __all__ = [
     "kernel_names",
     # XNNPACK's payloads
     "decode_payload",
+    "encode_payload",
     "verify_payload",
     "XnnGraph",
     "XnnValue",
-    "XnnQuantization",
+    "XnnEncoding",
     "XnnConstant",
     "XnnNode",
     "XnnOperator",
@@ -318,13 +319,13 @@ _AT_FIRST_USE = {
     "lowerdeck.serializer.verify.verify": ("verify_pte",),
     "lowerdeck.serializer.xnnpack.graph": (
         "XnnConstant",
+        "XnnEncoding",
         "XnnGraph",
         "XnnNode",
-        "XnnQuantization",
         "XnnValue",
     ),
     "lowerdeck.serializer.xnnpack.operators": ("XnnDatatype", "XnnOperator"),
-    "lowerdeck.serializer.xnnpack.payload": ("decode_payload",),
+    "lowerdeck.serializer.xnnpack.payload": ("decode_payload", "encode_payload"),
     "lowerdeck.serializer.xnnpack.verify": ("verify_payload",),
 }
 """What writing and reading never need, a third of all classes here: whoever verifies, looks into
