@@ -26,8 +26,8 @@ BEHIND = {
         "openvino/test_partition openvino/test_payload "
         "serializer/test_read serializer/test_xnnpack_numbers "
         "serializer/test_field_check "
-        "serializer/test_schema serializer/test_stream "
-        "xnnpack/test_flatbuffer xnnpack/test_runtime"
+        "serializer/test_nested serializer/test_schema serializer/test_stream "
+        "xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (
         "inspect/inspect_steps inspect/test_steps "

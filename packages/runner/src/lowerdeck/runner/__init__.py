@@ -23,7 +23,7 @@ from lowerdeck.runner.errors import (
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
-from lowerdeck.runner.official_binding import official_binding, official_binding_name
+from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.official_runtime import OfficialCalls, OfficialRuntime
 from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.runner.program import LoadedProgram

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from lowerdeck.runner.errors import OfficialRuntimeError
-from lowerdeck.runner.official_binding import official_binding, official_binding_name
+from lowerdeck.runner.binding import official_binding, official_binding_name
 
 _LONGEST = 1000
 _PROGRAM = f"from {__name__} import serve; serve()"

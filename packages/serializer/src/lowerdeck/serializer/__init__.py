@@ -127,13 +127,13 @@ if TYPE_CHECKING:
     from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
+        XnnEncoding,
         XnnGraph,
         XnnNode,
-        XnnQuantization,
         XnnValue,
     )
     from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-    from lowerdeck.serializer.xnnpack.payload import decode_payload
+    from lowerdeck.serializer.xnnpack.payload import decode_payload, encode_payload
     from lowerdeck.serializer.xnnpack.verify import verify_payload
     from lowerdeck.serializer.xnnpack.verify_types import needed_release
 
@@ -185,11 +185,12 @@ __all__ = [
     "kernel_names",
     # XNNPACK's payloads
     "decode_payload",
+    "encode_payload",
     "verify_payload",
     "needed_release",
     "XnnGraph",
     "XnnValue",
-    "XnnQuantization",
+    "XnnEncoding",
     "XnnConstant",
     "XnnNode",
     "XnnOperator",
@@ -295,13 +296,13 @@ _AT_FIRST_USE = {
     "lowerdeck.serializer.verify.verify": ("verify_pte",),
     "lowerdeck.serializer.xnnpack.graph": (
         "XnnConstant",
+        "XnnEncoding",
         "XnnGraph",
         "XnnNode",
-        "XnnQuantization",
         "XnnValue",
     ),
     "lowerdeck.serializer.xnnpack.operators": ("XnnDatatype", "XnnOperator"),
-    "lowerdeck.serializer.xnnpack.payload": ("decode_payload",),
+    "lowerdeck.serializer.xnnpack.payload": ("decode_payload", "encode_payload"),
     "lowerdeck.serializer.xnnpack.verify": ("verify_payload",),
     "lowerdeck.serializer.xnnpack.verify_types": ("needed_release",),
 }

@@ -15,11 +15,12 @@ from math import prod
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnGraph
+from lowerdeck.serializer import XnnOperator as NodeKind
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
 _MOST_PIECES = 64
 """Into how many slices a dimension is cut at most: each is a node and a copy."""
@@ -37,7 +38,7 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
     plan = _plan(before, after)
     if plan is None:
         return "more than one symbolic size, which a reshape cannot carry"
-    if len(before) + plan.added > MAX_RANK or plan.pieces > _MOST_PIECES:
+    if len(before) + plan.added > XnnGraph.MAX_RANK or plan.pieces > _MOST_PIECES:
         return "more than one symbolic size, and too many pieces for slices to reshape them"
     return None
 
@@ -243,7 +244,7 @@ def _joined(
         f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
     }
     value = emission.add(
-        CONCATENATE_KINDS[len(parts) - 2],
+        NodeKind[f"CONCATENATE{len(parts)}"],
         (*shape[:axis], size, *shape[axis + 1 :]),
         layout,
         None,

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _COARSEST = 2**11
@@ -23,10 +23,10 @@ _FINEST_SUM = 2**14
 _APART = 2**20
 """From here on the runtime loses steps of the finer input."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
+_CAN_CLAMP = {XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV}
 
 
-def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
+def _binary(kind: XnnOperator, *, swapped: bool = False) -> Operator:
     def emit(emission: Emission, call: Call) -> None:
         left, right = (emission.of(call.args[name]) for name in ("self", "other"))
         if swapped:
@@ -46,15 +46,15 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
     )
 
 
-def scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
+def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
     """Return why XNNPACK computes a call wrongly on integers with these scales, or None."""
     if call.args.get("alpha", 1) != 1:
         return "it has an alpha"
     steps = [one.scale for one in scales.inputs]
-    if kind is NodeKind.MULTIPLY:
+    if kind is XnnOperator.MULTIPLY:
         if math.prod(steps) > _FINEST_PRODUCT * scales.result.scale:
             return f"its result is more than {_FINEST_PRODUCT} times finer than its product"
-    elif kind in (NodeKind.ADD, NodeKind.SUBTRACT):
+    elif kind in (XnnOperator.ADD, XnnOperator.SUBTRACT):
         if max(steps) > _FINEST_SUM * scales.result.scale:
             return f"its result is more than {_FINEST_SUM} times finer than an input"
         if max(steps) > _APART * min(steps):
@@ -91,7 +91,7 @@ def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
     tensor = tracked.tensor
     if tensor is not None:
         return Tracked(tracked.shape, tensor * factor)
-    return emission.binary(NodeKind.MULTIPLY, tracked, float(factor))
+    return emission.binary(XnnOperator.MULTIPLY, tracked, float(factor))
 
 
 def _refusal(call: Call) -> str | None:
@@ -106,17 +106,17 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-_ADD = _binary(NodeKind.ADD)
-_SUB = _binary(NodeKind.SUBTRACT)
-_RSUB = _binary(NodeKind.SUBTRACT, swapped=True)
-_MUL = _binary(NodeKind.MULTIPLY)
-_DIV = _binary(NodeKind.DIV)
+_ADD = _binary(XnnOperator.ADD)
+_SUB = _binary(XnnOperator.SUBTRACT)
+_RSUB = _binary(XnnOperator.SUBTRACT, swapped=True)
+_MUL = _binary(XnnOperator.MULTIPLY)
+_DIV = _binary(XnnOperator.DIV)
 ARITHMETIC: Table = {
     **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar], _ADD),
     **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar], _SUB),
     **dict.fromkeys([_aten.rsub.Tensor, _aten.rsub.Scalar], _RSUB),
     **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar], _MUL),
     **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar], _DIV),
-    _aten.maximum.default: _binary(NodeKind.MAXIMUM),
-    _aten.minimum.default: _binary(NodeKind.MINIMUM),
+    _aten.maximum.default: _binary(XnnOperator.MAXIMUM),
+    _aten.minimum.default: _binary(XnnOperator.MINIMUM),
 }

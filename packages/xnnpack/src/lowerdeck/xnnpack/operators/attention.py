@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -19,7 +20,6 @@ from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
 
 _aten = torch.ops.aten
 
@@ -30,13 +30,13 @@ def _softmax(emission: Emission, call: Call) -> None:
     layout = Layout.CHANNELS_LAST if axis == 1 and rank >= 3 else Layout.PLAIN
     if layout.position(axis, rank) == rank - 1:
         value = emission.id_of(tracked, layout)
-        value = emission.add(NodeKind.SOFTMAX, tracked.shape, layout, input_id=value)
+        value = emission.add(XnnOperator.SOFTMAX, tracked.shape, layout, input_id=value)
         emission.define_value(call.node, value, layout)
         return
     # The runtime's softmax runs along the last dimension: swap ours with it, and back.
     swap = list(range(rank))
     swap[axis], swap[-1] = swap[-1], swap[axis]
-    result = emission.unary(NodeKind.SOFTMAX, emission.transposed(tracked, swap))
+    result = emission.unary(XnnOperator.SOFTMAX, emission.transposed(tracked, swap))
     emission.define(call.node, emission.transposed(result, swap))
 
 
@@ -64,20 +64,20 @@ def _attention(emission: Emission, call: Call) -> None:
             _apart(emission, one, each) for one, each in ((query, many), (key, 1), (value, 1))
         )
         batch = query.shape[:-1]
-    product = NodeKind.BATCH_MATRIX_MULTIPLY
+    product = XnnOperator.BATCH_MATRIX_MULTIPLY
     scores = emission.binary(
         product,
-        emission.binary(NodeKind.MULTIPLY, query, factor),
+        emission.binary(XnnOperator.MULTIPLY, query, factor),
         key,
         shape=(*batch, key.shape[-2]),
-        flags=TRANSPOSE_WEIGHTS,
+        flags=XnnNode.TRANSPOSE_WEIGHTS,
     )
     if mask.added is not None:
-        scores = emission.binary(NodeKind.ADD, scores, mask.added, shape=scores.shape)
-    weights = emission.unary(NodeKind.SOFTMAX, scores)
+        scores = emission.binary(XnnOperator.ADD, scores, mask.added, shape=scores.shape)
+    weights = emission.unary(XnnOperator.SOFTMAX, scores)
     result = emission.binary(product, weights, value, shape=(*batch, value.shape[-1]))
     if mask.kept is not None:
-        result = emission.binary(NodeKind.MULTIPLY, result, mask.kept, shape=result.shape)
+        result = emission.binary(XnnOperator.MULTIPLY, result, mask.kept, shape=result.shape)
     if many > 1:
         result = emission.view(result, shape_of(call.node))
     emission.define(call.node, result)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission
 from lowerdeck.xnnpack.operators.clamps import following_clamp
@@ -20,7 +21,6 @@ from lowerdeck.xnnpack.operators.normalization import (
     batch_statistics_refusal,
 )
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _SINGLE = {_aten.batch_norm.default}
@@ -100,14 +100,14 @@ def _emit(emission: Emission, call: Call) -> None:
     )
     last, limits = following_clamp(affine.last)
     value = emission.add(
-        NodeKind.MULTIPLY,
+        XnnOperator.MULTIPLY,
         tracked.shape,
         layout,
         input1_id=emission.id_of(tracked, layout),
         input2_id=scale,
     )
     value = emission.add(
-        NodeKind.ADD, tracked.shape, layout, limits, input1_id=value, input2_id=shift
+        XnnOperator.ADD, tracked.shape, layout, limits, input1_id=value, input2_id=shift
     )
     emission.define_value(last, value, layout if rank > 2 else Layout.PLAIN)
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Range, fake
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _LIMITS: dict[object, Range] = {
@@ -61,7 +61,7 @@ def following_clamp(node: Node) -> tuple[Node, Range | None]:
 
 def _emit(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["self"])
-    emission.define(call.node, emission.unary(NodeKind.CLAMP, tracked, clamp_range(call.node)))
+    emission.define(call.node, emission.unary(XnnOperator.CLAMP, tracked, clamp_range(call.node)))
 
 
 def _refusal(call: Call) -> str | None:

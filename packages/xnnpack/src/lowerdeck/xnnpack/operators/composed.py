@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -23,7 +24,6 @@ from lowerdeck.xnnpack.operators.elementwise import UNIT
 from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
 from lowerdeck.xnnpack.operators.pieces import stretch
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def _addcmul(emission: Emission, call: Call) -> None:
     layout = emission.common_layout(base, left, right, rank=rank)
     sizes = broadcast(left.shape, right.shape)
     value = emission.add(
-        NodeKind.MULTIPLY,
+        XnnOperator.MULTIPLY,
         (*(1,) * (rank - len(sizes)), *sizes),
         layout,
         input1_id=emission.aligned(left, rank, layout),
@@ -47,7 +47,7 @@ def _addcmul(emission: Emission, call: Call) -> None:
     )
     last, limits = following_clamp(call.node)
     value = emission.add(
-        NodeKind.ADD,
+        XnnOperator.ADD,
         shape,
         layout,
         limits,
@@ -70,11 +70,11 @@ def _log_softmax(emission: Emission, call: Call) -> None:
     """Add ``x - max - log(sum(exp(x - max)))``: the logarithm of a softmax would lose its tail."""
     tracked = emission.of(call.args["self"])
     rows = emission.plain(tracked)
-    moved = emission.binary(NodeKind.SUBTRACT, rows, largest_of_rows(emission, rows))
+    moved = emission.binary(XnnOperator.SUBTRACT, rows, largest_of_rows(emission, rows))
     ones = torch.ones(1, int(tracked.shape[-1]))
-    total = weighted_sums(emission, emission.unary(NodeKind.EXP, moved), ones)
-    total = emission.unary(NodeKind.LOG, total)
-    emission.define(call.node, emission.binary(NodeKind.SUBTRACT, moved, total))
+    total = weighted_sums(emission, emission.unary(XnnOperator.EXP, moved), ones)
+    total = emission.unary(XnnOperator.LOG, total)
+    emission.define(call.node, emission.binary(XnnOperator.SUBTRACT, moved, total))
 
 
 def _log_softmax_refusal(call: Call) -> str | None:
@@ -119,8 +119,8 @@ def _glu(emission: Emission, call: Call) -> None:
     with emission.made_as(tracked.encoding if integers else None):
         first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
     with emission.made_as(UNIT if integers else None):
-        gate = emission.unary(NodeKind.SIGMOID, second)
-    emission.define(call.node, emission.binary(NodeKind.MULTIPLY, first, gate))
+        gate = emission.unary(XnnOperator.SIGMOID, second)
+    emission.define(call.node, emission.binary(XnnOperator.MULTIPLY, first, gate))
 
 
 def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -129,7 +129,7 @@ def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # of the result: the two then round to neighbours at most.
     if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
         return "its result is much finer than its input is wide"
-    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
+    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
 
 
 def _glu_refusal(call: Call) -> str | None:
@@ -167,7 +167,7 @@ def _repeated(
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
     ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
-    wide = emission.binary(NodeKind.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
+    wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
     return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 
 

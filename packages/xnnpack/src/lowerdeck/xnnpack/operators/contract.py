@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lowerdeck.serializer import XnnEncoding
 from lowerdeck.xnnpack.emit import Call, Emission
-from lowerdeck.xnnpack.payload.encoding import Encoding
 
 ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 """What the export saw of a tensor's dtype and device."""
@@ -27,8 +27,8 @@ class Scales:
         result: Those that it makes.
     """
 
-    inputs: tuple[Encoding, ...]
-    result: Encoding
+    inputs: tuple[XnnEncoding, ...]
+    result: XnnEncoding
 
 
 def accept(call: Call) -> str | None:  # noqa: ARG001  (the signature of a question)

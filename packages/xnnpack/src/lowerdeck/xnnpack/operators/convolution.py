@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -35,9 +36,8 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     store_static,
     symmetric,
 )
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE, Encoding
+from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -143,7 +143,7 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
 
 def _define(
     emission: Emission,
-    kind: NodeKind,
+    kind: XnnOperator,
     value: int,
     weights: tuple[int, int],
     fields: Mapping[str, Fields],
@@ -171,7 +171,7 @@ def filter_encoding(
     affine: Affine | None,
     filters: torch.Tensor,
     bias: torch.Tensor | None,
-) -> Encoding:
+) -> XnnEncoding:
     """Return how filters and bias are stored: both alike, or the runtime's result is garbage.
 
     Args:
@@ -220,7 +220,7 @@ def _emit_dynamic(
     filters, data = _integer_filters(weight, settings, depthwise=False)
     filter_id = store_channels(emission, filters)
     last, limits = following_clamp(call.node)
-    kind = NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D
+    kind = XnnOperator.CONV_TRANSPOSE_2D if settings.transposed else XnnOperator.CONV2D
     with emission.stored(FLOAT, FLOAT):
         value, image = image_of(emission, emission.of(call.args["input"]))
         value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
@@ -242,16 +242,16 @@ def _scaled_pixels(
     # The runtime lets a pixel that is not finite leak into others when one channel makes one.
     pixels = emission.tracked(shape, value, Layout.CHANNELS_LAST)
     first = limits if bias is None else None
-    pixels = emission.binary(NodeKind.MULTIPLY, pixels, float(filters), first)
+    pixels = emission.binary(XnnOperator.MULTIPLY, pixels, float(filters), first)
     if bias is not None:
-        pixels = emission.binary(NodeKind.ADD, pixels, float(bias), limits)
+        pixels = emission.binary(XnnOperator.ADD, pixels, float(bias), limits)
     return emission.id_of(pixels, Layout.CHANNELS_LAST)
 
 
-def _kind(settings: Convolution, filters: torch.Tensor) -> NodeKind:
+def _kind(settings: Convolution, filters: torch.Tensor) -> XnnOperator:
     if settings.transposed:
-        return NodeKind.CONV_TRANSPOSE_2D
-    return NodeKind.DEPTHWISE_CONV2D if _is_depthwise(settings, filters) else NodeKind.CONV2D
+        return XnnOperator.CONV_TRANSPOSE_2D
+    return XnnOperator.DEPTHWISE_CONV2D if _is_depthwise(settings, filters) else XnnOperator.CONV2D
 
 
 def _is_depthwise(settings: Convolution, filters: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -23,7 +24,6 @@ from lowerdeck.xnnpack.emit import (
     symbols_refusal,
 )
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
 
 Pair: TypeAlias = tuple[int, int]
 
@@ -57,7 +57,7 @@ def define_image(emission: Emission, node: Node, value: int) -> None:
 
 def pool(
     emission: Emission,
-    kind: NodeKind,
+    kind: XnnOperator,
     value: int,
     shape: Sequence[Dim],
     *,
@@ -117,8 +117,10 @@ def mean_of_images(
         layout: The layout.
         keep: Whether height and width stay, with size 1.
     """
-    flags = KEEP_DIMS if keep else 0
-    return emission.add(NodeKind.GLOBAL_AVG_POOLING_2D, shape, layout, input_id=value, flags=flags)
+    flags = XnnNode.KEEP_DIMS if keep else 0
+    return emission.add(
+        XnnOperator.GLOBAL_AVG_POOLING_2D, shape, layout, input_id=value, flags=flags
+    )
 
 
 def padded(
@@ -143,7 +145,7 @@ def padded(
     """
     fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
     return emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
+        XnnOperator.STATIC_CONSTANT_PAD,
         shape,
         layout,
         None,
@@ -167,7 +169,7 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     rows = math.prod(kept)
     image = emission.reshaped(emission.id_of(tensor), (rows, 1, width, 1))
     most = pool(
-        *(emission, NodeKind.MAX_POOLING_2D, image, (rows, 1, 1, 1)), kernel=(1, int(width))
+        *(emission, XnnOperator.MAX_POOLING_2D, image, (rows, 1, 1, 1)), kernel=(1, int(width))
     )
     shape = (*kept, 1)
     return emission.tracked(shape, emission.reshaped(most, shape))

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnEncoding, XnnNode, XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
@@ -21,8 +22,7 @@ from lowerdeck.xnnpack.operators.contract import (
 )
 from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
 from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
-from lowerdeck.xnnpack.payload.encoding import HALF, Encoding
-from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
+from lowerdeck.xnnpack.payload.encoding import HALF
 
 _aten = torch.ops.aten
 Emit: TypeAlias = Callable[[Emission, Call], None]
@@ -56,7 +56,7 @@ def _fully_connected(
     apart = bias is not None and len(set(constants)) > 1
     filter_id, bias_id = _weights(emission, filters, None if apart else bias, flags, affine)
     value = emission.add(
-        NodeKind.FULLY_CONNECTED,
+        XnnOperator.FULLY_CONNECTED,
         shape,
         output_range=None if apart else limits,
         input1_id=emission.id_of(emission.of(source)),
@@ -67,7 +67,7 @@ def _fully_connected(
     result = emission.tracked(shape, value)
     if bias is not None and apart:
         summand = emission.plain(emission.of(bias))
-        result = emission.binary(NodeKind.ADD, result, summand, limits, shape=shape)
+        result = emission.binary(XnnOperator.ADD, result, summand, limits, shape=shape)
     emission.define(last, result)
 
 
@@ -76,14 +76,14 @@ def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None
     data = emission.of(filters).data
     if not isinstance(data, Quantized):
         return None
-    return data.permuted((1, 0)) if flags & TRANSPOSE_WEIGHTS else data
+    return data.permuted((1, 0)) if flags & XnnNode.TRANSPOSE_WEIGHTS else data
 
 
 def _weights(
     emission: Emission, filters: Node, bias: Node | None, flags: int, affine: Affine | None
 ) -> tuple[int, int]:
     if affine is None:
-        bias_id = NONE if bias is None else _packed(emission, bias, flat=True)
+        bias_id = XnnNode.NONE if bias is None else _packed(emission, bias, flat=True)
         return _packed(emission, filters, encoding=_filter_encoding(emission, filters)), bias_id
     scale = affine.scale if flags else affine.scale.unsqueeze(1)
     folded = (emission.constant(filters).double() * scale).float()
@@ -96,7 +96,7 @@ def _weights(
     )
 
 
-def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encoding:
+def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
     """Return how a float filter is stored: as the program has it, or as halves where asked."""
     data = None if filters is None else emission.of(filters).data
     if isinstance(data, torch.Tensor) and data.dtype == torch.float16:
@@ -108,7 +108,7 @@ def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encodin
 
 
 def _packed(
-    emission: Emission, node: Node, *, flat: bool = False, encoding: Encoding | None = None
+    emission: Emission, node: Node, *, flat: bool = False, encoding: XnnEncoding | None = None
 ) -> int:
     tracked = emission.of(node)
     data = tracked.data
@@ -140,7 +140,7 @@ def _linear_refusal(call: Call) -> str | None:
 def _addmm(emission: Emission, call: Call) -> None:
     args = call.args
     _fully_connected(
-        emission, call.node, args["mat1"], args["mat2"], args["self"], TRANSPOSE_WEIGHTS
+        emission, call.node, args["mat1"], args["mat2"], args["self"], XnnNode.TRANSPOSE_WEIGHTS
     )
 
 
@@ -160,10 +160,10 @@ def _addmm_refusal(call: Call) -> str | None:
 def _product(emission: Emission, call: Call) -> None:
     left, right = _factors(call.node)
     if len(shape_of(right)) == 2 and emission.of(right).is_constant:
-        _fully_connected(emission, call.node, left, right, None, TRANSPOSE_WEIGHTS)
+        _fully_connected(emission, call.node, left, right, None, XnnNode.TRANSPOSE_WEIGHTS)
         return
     first, second = (emission.plain(emission.of(factor)) for factor in (left, right))
-    kind, shape = NodeKind.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
+    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
     emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 

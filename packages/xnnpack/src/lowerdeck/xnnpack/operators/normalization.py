@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, symbols_refusal
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
@@ -15,9 +16,7 @@ from lowerdeck.xnnpack.operators.first_result import (
     first_result_refusal,
 )
 from lowerdeck.xnnpack.operators.images import mean_of_images, padded
-from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _PART = 16
@@ -92,7 +91,7 @@ def weighted_sums(
     tensor: Tracked,
     weights: torch.Tensor,
     bias: torch.Tensor | None = None,
-    encoding: Encoding | None = None,
+    encoding: XnnEncoding | None = None,
 ) -> Tracked:
     """Return a linear layer of a tensor.
 
@@ -105,7 +104,7 @@ def weighted_sums(
     """
     shape = (*tensor.shape[:-1], len(weights))
     value = emission.add(
-        NodeKind.FULLY_CONNECTED,
+        XnnOperator.FULLY_CONNECTED,
         shape,
         input1_id=emission.id_of(tensor),
         filter_id=emission.packed(weights, encoding),
@@ -134,7 +133,7 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
     # Size 0 stands for all of a dimension.
     sizes = [int(axis in axes) for axis in range(rank)]
     first = emission.add(
-        NodeKind.STATIC_SLICE,
+        XnnOperator.STATIC_SLICE,
         shape,
         layout,
         num_dims=rank,
@@ -142,7 +141,7 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
         sizes=layout.arrange(sizes),
         input_id=value,
     )
-    return emission.binary(NodeKind.SUBTRACT, tracked, emission.tracked(shape, first, layout))
+    return emission.binary(XnnOperator.SUBTRACT, tracked, emission.tracked(shape, first, layout))
 
 
 def _standardized(
@@ -151,17 +150,17 @@ def _standardized(
     """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
     shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
     mean = row_mean(emission, shifted, at_once=at_once)
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
-    squares = emission.unary(NodeKind.SQUARE, centred)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean)
+    squares = emission.unary(XnnOperator.SQUARE, centred)
     variance = row_mean(emission, squares, eps, at_once=at_once)
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(NodeKind.MULTIPLY, centred, factor)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
 def _scaled_and_shifted(
     emission: Emission, tensor: Tracked, scale: Tracked | None, shift: Tracked | None
 ) -> Tracked:
-    for kind, operand in ((NodeKind.MULTIPLY, scale), (NodeKind.ADD, shift)):
+    for kind, operand in ((XnnOperator.MULTIPLY, scale), (XnnOperator.ADD, shift)):
         if operand is not None:
             tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
     return tensor
@@ -188,9 +187,9 @@ def _rms_norm(emission: Emission, call: Call) -> None:
     eps = call.args["eps"]
     if eps is None:  # Eager computes in float32, also where the input is float16.
         eps = torch.finfo(torch.float32).eps
-    mean = row_mean(emission, emission.unary(NodeKind.SQUARE, rows), float(eps))
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, mean)
-    result = emission.binary(NodeKind.MULTIPLY, rows, factor)
+    mean = row_mean(emission, emission.unary(XnnOperator.SQUARE, rows), float(eps))
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, mean)
+    result = emission.binary(XnnOperator.MULTIPLY, rows, factor)
     if folded > 1:
         result = emission.view(result, tracked.shape)
     (weight,) = _operands(emission, call, "weight")
@@ -283,10 +282,10 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tr
         return emission.tracked((pooled[0], 1, 1, 1), share, layout)
 
     shifted = shift_by_first(emission, tracked, {1, 2, 3})
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean(shifted))
-    variance = mean(emission.unary(NodeKind.SQUARE, centred), eps)
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(NodeKind.MULTIPLY, centred, factor)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
 def _layer_norm_refusal(call: Call) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -22,7 +23,6 @@ from lowerdeck.xnnpack.emit import (
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move
 from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.shapes import define_reshaped, reshape_int8_refusal
-from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _aten = torch.ops.aten
 
@@ -45,7 +45,7 @@ def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: i
     at = layout.position(axis, rank)
     # Size 0 stands for all of a dimension, whatever its size is at run time.
     value = emission.add(
-        NodeKind.STATIC_SLICE,
+        XnnOperator.STATIC_SLICE,
         shape,
         layout,
         num_dims=rank,
@@ -107,7 +107,8 @@ def _slice_refusal(call: Call) -> str | None:
     if _takes_all(call):
         return None
     if call.args["step"] != 1 and (
-        call.rank("self") >= MAX_RANK or not all(is_fixed(one) for one in call.shape("self"))
+        call.rank("self") >= XnnGraph.MAX_RANK
+        or not all(is_fixed(one) for one in call.shape("self"))
     ):
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
     if not is_fixed(call.shape("self")[call.axis()]):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
@@ -27,7 +28,6 @@ from lowerdeck.xnnpack.operators.images import (
 )
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
@@ -52,7 +52,7 @@ def _max_pool(emission: Emission, call: Call) -> None:
         beyond = _beyond(sizes, shape, kernel, stride, padding, dilation)
     value = pool(
         emission,
-        NodeKind.MAX_POOLING_2D,
+        XnnOperator.MAX_POOLING_2D,
         value,
         shape,
         kernel=kernel,
@@ -126,14 +126,14 @@ def _avg_pool(emission: Emission, call: Call) -> None:
         value = padded(emission, value, wide, amounts, amounts, _LAST)
         sides = (0, beyond[1], beyond[0], 0)
     value = pool(
-        *(emission, NodeKind.AVG_POOLING_2D, value, shape),
+        *(emission, XnnOperator.AVG_POOLING_2D, value, shape),
         kernel=kernel,
         stride=stride,
         padding=sides,
     )
     if divisor != kernel[0] * kernel[1]:
         value = emission.add(
-            NodeKind.MULTIPLY,
+            XnnOperator.MULTIPLY,
             shape,
             _LAST,
             input1_id=value,
@@ -163,7 +163,7 @@ def _adaptive_pool(emission: Emission, call: Call) -> None:
     else:
         kernel = _adapted_kernel(call)
         value = pool(
-            *(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel
+            *(emission, XnnOperator.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel
         )
     define_image(emission, call.node, value)
 
@@ -194,13 +194,13 @@ def _resize(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input" if "input" in call.args else "self"])
     shape = shape_of(call.node)
     value = emission.add(
-        NodeKind.STATIC_RESIZE_BILINEAR_2D,
+        XnnOperator.STATIC_RESIZE_BILINEAR_2D,
         shape,
         _LAST,
         new_height=int(shape[2]),
         new_width=int(shape[3]),
         input_id=emission.id_of(tracked, _LAST),
-        flags=ALIGN_CORNERS if call.args["align_corners"] else 0,
+        flags=XnnNode.ALIGN_CORNERS if call.args["align_corners"] else 0,
     )
     emission.define_value(call.node, value, _LAST)
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of, symbols_refusal
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
@@ -20,7 +21,6 @@ from lowerdeck.xnnpack.operators.images import largest_of_rows, mean_of_images, 
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
 from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -71,19 +71,19 @@ def _refined_mean(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
-    scaled = emission.binary(NodeKind.MULTIPLY, mean, 4097.0)
-    rounding = emission.binary(NodeKind.SUBTRACT, scaled, mean)
-    mean = emission.binary(NodeKind.SUBTRACT, scaled, rounding)
-    rest = emission.binary(NodeKind.SUBTRACT, tracked, mean)
+    scaled = emission.binary(XnnOperator.MULTIPLY, mean, 4097.0)
+    rounding = emission.binary(XnnOperator.SUBTRACT, scaled, mean)
+    mean = emission.binary(XnnOperator.SUBTRACT, scaled, rounding)
+    rest = emission.binary(XnnOperator.SUBTRACT, tracked, mean)
     rest = mean_over(emission, rest, axes, keep=True, in_parts=True)
-    mean = emission.binary(NodeKind.ADD, mean, rest)
+    mean = emission.binary(XnnOperator.ADD, mean, rest)
     keep = bool(call.args.get("keepdim"))
     return mean if keep else emission.view(mean, _reduced(tracked.shape, axes, keep=False))
 
 
 def _sum(emission: Emission, call: Call) -> None:
     mean = _mean_of(emission, call, emission.of(call.args["self"]))
-    result = emission.binary(NodeKind.MULTIPLY, mean, float(_count(call)))
+    result = emission.binary(XnnOperator.MULTIPLY, mean, float(_count(call)))
     emission.define(call.node, result)
 
 
@@ -209,14 +209,14 @@ def _variance(emission: Emission, call: Call) -> None:
     tracked, axes = emission.of(call.args["self"]), _axes(call)
     shifted = shift_by_first(emission, tracked, axes)
     mean = mean_over(emission, shifted, axes, keep=True, in_parts=True)
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
-    squares = emission.unary(NodeKind.SQUARE, centred)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean)
+    squares = emission.unary(XnnOperator.SQUARE, centred)
     result = _mean_of(emission, call, squares, in_parts=True)
     factor = _count(call) / (_count(call) - _correction(call))
     if factor != 1:
-        result = emission.binary(NodeKind.MULTIPLY, result, factor)
+        result = emission.binary(XnnOperator.MULTIPLY, result, factor)
     if call.node.target in _DEVIATIONS:
-        result = emission.unary(NodeKind.SQUARE_ROOT, result)
+        result = emission.unary(XnnOperator.SQUARE_ROOT, result)
     if isinstance(call.node.meta["val"], torch.Tensor):
         emission.define(call.node, result)
         return
@@ -250,9 +250,9 @@ def _count(call: Call) -> int:
 
 def _vector_norm(emission: Emission, call: Call) -> None:
     """Add the root of a mean of squares, times the root of their number."""
-    squares = emission.unary(NodeKind.SQUARE, emission.of(call.args["self"]))
-    root = emission.unary(NodeKind.SQUARE_ROOT, _mean_of(emission, call, squares))
-    result = emission.binary(NodeKind.MULTIPLY, root, math.sqrt(_count(call)))
+    squares = emission.unary(XnnOperator.SQUARE, emission.of(call.args["self"]))
+    root = emission.unary(XnnOperator.SQUARE_ROOT, _mean_of(emission, call, squares))
+    result = emission.binary(XnnOperator.MULTIPLY, root, math.sqrt(_count(call)))
     emission.define(call.node, result)
 
 
@@ -301,7 +301,7 @@ def _image_maximum(
     layout = Layout.CHANNELS_LAST
     value = emission.id_of(tracked, layout)
     value = pool(
-        *(emission, NodeKind.MAX_POOLING_2D, value, pooled), kernel=(kernel[0], kernel[1])
+        *(emission, XnnOperator.MAX_POOLING_2D, value, pooled), kernel=(kernel[0], kernel[1])
     )
     whole = emission.tracked(pooled, value, layout)
     return whole if call.args.get("keepdim") else emission.view(whole, shape)
@@ -320,9 +320,9 @@ def _maximum_refusal(call: Call) -> str | None:
 def _minimum(emission: Emission, call: Call) -> None:
     """Add the largest of the negated numbers, negated."""
     tracked, result = emission.of(call.args["self"]), first_result(call.node)
-    rows = _as_rows(emission, emission.unary(NodeKind.NEGATE, tracked), _axes(call))
+    rows = _as_rows(emission, emission.unary(XnnOperator.NEGATE, tracked), _axes(call))
     most = emission.view(largest_of_rows(emission, rows), shape_of(result))
-    emission.define(result, emission.unary(NodeKind.NEGATE, most))
+    emission.define(result, emission.unary(XnnOperator.NEGATE, most))
 
 
 def _mean_int8_refusal(call: Call) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -23,7 +24,6 @@ from lowerdeck.xnnpack.emit import (
 from lowerdeck.xnnpack.operators.contract import Integers, Table, move
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -174,7 +174,7 @@ def _expand(emission: Emission, call: Call) -> None:
     # The runtime repeats elements only where arithmetic broadcasts them.
     ones = emission.constant_value(torch.ones([int(size) for size in repeats]))
     value = emission.add(
-        NodeKind.MULTIPLY, shape, input1_id=emission.id_of(tracked), input2_id=ones
+        XnnOperator.MULTIPLY, shape, input1_id=emission.id_of(tracked), input2_id=ones
     )
     emission.define_value(call.node, value)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, joined, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import following_batch_norm
 from lowerdeck.xnnpack.operators.clamps import following_clamp
@@ -35,7 +36,6 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
 )
 from lowerdeck.xnnpack.operators.reductions import mean_over
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
@@ -117,7 +117,7 @@ def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_i
         groups=groups,
     )
     value = emission.add(
-        NodeKind.CONV2D,
+        XnnOperator.CONV2D,
         (batch * depth, outputs, height, width),
         _LAST,
         limits,
@@ -188,7 +188,7 @@ def _any_refusal(call: Call) -> str | None:
 def _emit_pool(emission: Emission, call: Call) -> None:
     args = call.args
     is_mean = call.node.target is _aten.avg_pool3d.default
-    kind = NodeKind.AVG_POOLING_2D if is_mean else NodeKind.MAX_POOLING_2D
+    kind = XnnOperator.AVG_POOLING_2D if is_mean else XnnOperator.MAX_POOLING_2D
     result = first_result(call.node)
     kernel, stride = _windows(call)
     padding, dilation = _three(args["padding"]), _three(args.get("dilation", 1))

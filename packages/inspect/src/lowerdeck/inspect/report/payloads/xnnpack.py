@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowerdeck.inspect.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
-from lowerdeck.serializer import XnnNode, XnnQuantization, XnnValue, decode_payload, needed_release
+from lowerdeck.serializer import XnnEncoding, XnnNode, XnnValue, decode_payload, needed_release
 
 _MAGIC = (b"XH00", b"XN00", b"XN01")
 
@@ -51,15 +51,17 @@ def _value(value: XnnValue) -> PayloadValue:
         value.dtype.name.lower(),
         value.shape,
         None if value.constant is None else value.constant.size,
-        "" if value.quantization is None else _scales(value.quantization),
+        _scales(value.encoding),
     )
 
 
-def _scales(how: XnnQuantization) -> str:
+def _scales(how: XnnEncoding) -> str:
+    if not how.scheme:
+        return ""
     if how.scheme == "token":
         return "scales found at run time"
     if how.scheme == "tensor":
-        return f"scale {how.scales[0]:.6g} zero {how.zero_point}"
+        return f"scale {how.scale:.6g} zero {how.zero_point}"
     which = "channel" if how.scheme == "channel" else f"{how.group_size}"
     # Scales that lie in the file's named data are not in the payload.
     found = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
