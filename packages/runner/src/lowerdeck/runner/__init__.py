@@ -1,5 +1,6 @@
 """Run, watch and compare .pte programs in Python."""
 
+from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
@@ -23,7 +24,6 @@ from lowerdeck.runner.errors import (
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
-from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.official_runtime import OfficialCalls, OfficialRuntime
 from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.runner.program import LoadedProgram

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import torch
 
-from lowerdeck.runner.errors import OfficialRuntimeError
 from lowerdeck.runner.binding import official_binding, official_binding_name
+from lowerdeck.runner.errors import OfficialRuntimeError
 
 _LONGEST = 1000
 _PROGRAM = f"from {__name__} import serve; serve()"

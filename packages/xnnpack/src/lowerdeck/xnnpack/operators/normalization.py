@@ -9,13 +9,21 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnEncoding, XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, symbols_refusal
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    is_fixed,
+    is_one,
+    resized,
+    symbols_refusal,
+)
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.first_result import (
     first_result,
     first_result_refusal,
 )
-from lowerdeck.xnnpack.operators.images import mean_of_images, padded
+from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images, padded
 from lowerdeck.xnnpack.payload.layout import Layout
 
 _aten = torch.ops.aten
@@ -212,12 +220,22 @@ def _layer_norm(emission: Emission, call: Call) -> None:
 def _group_norm(emission: Emission, call: Call) -> None:
     args = call.args
     tracked = emission.of(args["input"])
-    groups = int(args["num_groups"] if "num_groups" in args else args["group"])
-    if groups == 1 and len(tracked.shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
+    groups = _groups_of(call)
+    if not all(map(is_fixed, tracked.shape[2:])):
+        # Lines of several dynamic sizes become images without a reshape.
+        image = resized(emission, tracked, image_sizes(tracked.shape))
+        result = _standardized_by_channels(emission, image, groups, args["eps"])
+        result = resized(emission, result, tracked.shape)
+    elif groups == 1 and len(tracked.shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
         result = _standardized_images(emission, tracked, args["eps"])
     else:
         result = _standardized_groups(emission, tracked, groups, args["eps"])
     _define_channels_scaled(emission, call, result)
+
+
+def _groups_of(call: Call) -> int:
+    args = call.args
+    return int(args["num_groups"] if "num_groups" in args else args["group"])
 
 
 def _instance_norm(emission: Emission, call: Call) -> None:
@@ -288,6 +306,54 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tr
     return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
+def _standardized_by_channels(
+    emission: Emission, tracked: Tracked, groups: int, eps: float
+) -> Tracked:
+    """Return images of any sizes with mean 0 and variance 1 over each group of their channels."""
+    layout = Layout.CHANNELS_LAST
+    batch, channels = tracked.shape[:2]
+    pooled, rows = (batch, channels, 1, 1), (batch, groups, int(channels) // groups)
+
+    def of_rows(tensor: Tracked) -> Tracked:
+        """Return a number for each group as one for each of its channels."""
+        ones = emission.tracked(
+            (1, 1, rows[2]), emission.constant_value(torch.ones(1, 1, rows[2]))
+        )
+        spread = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
+        value = emission.reshaped(emission.id_of(spread), layout.arrange(pooled))
+        return emission.tracked(pooled, value, layout)
+
+    def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
+        value = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
+        means = emission.tracked(rows, emission.reshaped(value, rows))
+        return of_rows(row_mean(emission, means, offset))
+
+    first = emission.add(
+        XnnOperator.STATIC_SLICE,
+        pooled,
+        layout,
+        num_dims=4,
+        offsets=(0, 0, 0, 0),
+        sizes=(0, 1, 1, 0),
+        input_id=emission.id_of(tracked, layout),
+    )
+    first = emission.add(
+        XnnOperator.STATIC_SLICE,
+        (*rows[:2], 1),
+        num_dims=3,
+        offsets=(0, 0, 0),
+        sizes=(0, 0, 1),
+        input_id=emission.reshaped(first, rows),
+    )
+    shifted = emission.binary(
+        XnnOperator.SUBTRACT, tracked, of_rows(emission.tracked((*rows[:2], 1), first))
+    )
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
+
+
 def _layer_norm_refusal(call: Call) -> str | None:
     folded = len(call.args["normalized_shape"])
     shape = call.shape("input")
@@ -304,8 +370,19 @@ def _rms_norm_refusal(call: Call) -> str | None:
 
 
 def _group_norm_refusal(call: Call) -> str | None:
+    shape = call.shape("input")
+    if len(shape) not in (3, 4) or not is_fixed(shape[1]):
+        return _fixed_norm_refusal(call)
+    return _norm_refusal(call)
+
+
+def _fixed_norm_refusal(call: Call) -> str | None:
     if not all(is_fixed(size) for size in call.shape("input")[1:]):
         return "it normalises over a symbolic size"
+    return _norm_refusal(call)
+
+
+def _norm_refusal(call: Call) -> str | None:
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
     return first_result_refusal(call)
@@ -317,7 +394,7 @@ def _instance_norm_refusal(call: Call) -> str | None:
         return "it normalises by fixed statistics"
     if args["running_mean"] is not None or args["running_var"] is not None:
         return "it updates statistics"
-    return _group_norm_refusal(call)
+    return _fixed_norm_refusal(call)
 
 
 def batch_statistics_refusal(call: Call) -> str | None:
@@ -326,7 +403,7 @@ def batch_statistics_refusal(call: Call) -> str | None:
         return "it needs at least 2 dimensions"
     if not is_one(call.shape("input")[0]) and not is_fixed(call.shape("input")[0]):
         return "it normalises over a symbolic size"
-    return _group_norm_refusal(call)
+    return _fixed_norm_refusal(call)
 
 
 _LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal, wide=True)
