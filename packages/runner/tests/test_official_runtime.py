@@ -87,7 +87,9 @@ def test_a_failing_call_is_one_error_and_the_next_file_runs(
 ) -> None:
     with runtime:
         runtime.load("model.pte")
-        with pytest.raises(OfficialRuntimeError, match=f"the official runtime failed: .*{reason}"):
+        with pytest.raises(
+            OfficialRuntimeError, match=f"the official runtime refuses model.pte: .*{reason}"
+        ):
             runtime.run([torch.ones(2)], method)
         runtime.load("model.pte")
         assert runtime.run([torch.ones(2)]).outputs[1] == 7

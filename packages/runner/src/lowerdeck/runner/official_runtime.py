@@ -63,6 +63,7 @@ class OfficialRuntime:
         self._extra_kernels = extra_kernels
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
+        self._file = "to start"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
 
     def __enter__(self) -> Self:
@@ -107,6 +108,7 @@ class OfficialRuntime:
         Raises:
             OfficialRuntimeError: The runtime is not installed, refuses the file, or ends over it.
         """
+        self._file = os.fspath(path)
         files = [os.fspath(Path(file).absolute()) for file in (path, data) if file is not None]
         self._request("load", files, list(methods))
 
@@ -164,7 +166,7 @@ class OfficialRuntime:
         if is_late.is_set():
             failure = f"it did not answer within {self._patience:.0f} s"
         if failure is not None:
-            raise OfficialRuntimeError(f"the official runtime failed: {failure}")
+            raise OfficialRuntimeError(f"the official runtime refuses {self._file}: {failure}")
         return answer
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
