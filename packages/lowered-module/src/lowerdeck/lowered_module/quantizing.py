@@ -91,7 +91,13 @@ class Quantizer:
             CommandError: Something is not installed that this needs.
             LoweringError: The model cannot be quantised, or the samples do not fit it.
         """
-        module, inputs, named = model
+        if model.program is not None:
+            raise CommandError(
+                "--quantize needs a module, and the factory returned an ExportedProgram: let it "
+                "return (module, example_args)",
+                ExitStatus.USAGE,
+            )
+        module, inputs, named = model.module, model.args, model.kwargs
         try:
             return self.offer.quantize(
                 self.mode, module, inputs, named, samples or [(inputs, named)]
