@@ -437,20 +437,31 @@ class Emission:
         return output
 
     def unary(
-        self, kind: NodeKind, operand: Tracked, limits: Range | None = None, **fields: Fields
+        self,
+        kind: NodeKind,
+        operand: Tracked,
+        limits: Range | None = None,
+        *,
+        shape: Sequence[Dim] | None = None,
+        layout: Layout | None = None,
+        **fields: Fields,
     ) -> Tracked:
-        """Add a function of each element of a tensor.
+        """Add a node of one input.
 
         Args:
-            kind: The function.
-            operand: The tensor; the result has its shape and layout.
+            kind: What it computes.
+            operand: The input.
             limits: Least and greatest result, where the node is to clamp.
+            shape: Sizes of the result, where they are not the operand's.
+            layout: Layout of the operand and the result, where it is not the operand's preferred.
             **fields: The fields of the node's table beside its input and output.
         """
-        layout = operand.preferred
+        shape = operand.shape if shape is None else shape
+        layout = operand.preferred if layout is None else layout
         value = self.id_of(operand, layout)
-        result = self.add(kind, operand.shape, layout, limits, input_id=value, **fields)
-        return self.tracked(operand.shape, result, layout)
+        return self.tracked(
+            shape, self.add(kind, shape, layout, limits, input_id=value, **fields), layout
+        )
 
     def binary(
         self,

@@ -12,7 +12,6 @@ from lowerdeck.serializer import XnnEncoding, XnnNode, XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,
     Integers,
@@ -22,6 +21,7 @@ from lowerdeck.xnnpack.operators.contract import (
 )
 from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
 from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload.encoding import HALF
 
 _aten = torch.ops.aten
@@ -85,15 +85,9 @@ def _weights(
     if affine is None:
         bias_id = XnnNode.NONE if bias is None else _packed(emission, bias, flat=True)
         return _packed(emission, filters, encoding=_filter_encoding(emission, filters)), bias_id
-    scale = affine.scale if flags else affine.scale.unsqueeze(1)
-    folded = (emission.constant(filters).double() * scale).float()
-    shift = affine.shift
-    if bias is not None:
-        shift = shift + emission.constant(bias).reshape(-1).double() * affine.scale
-    return (
-        emission.packed(folded, _filter_encoding(emission)),
-        emission.packed(shift.float()),
-    )
+    shift = None if bias is None else emission.constant(bias)
+    folded, shift = affine.fold(emission.constant(filters), shift, 1 if flags else 0)
+    return emission.packed(folded, _filter_encoding(emission)), emission.packed(shift)
 
 
 def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
