@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from serializer_programs import program, tensor
 
 from lowerdeck.serializer import (
     Hazard,
@@ -15,6 +14,7 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_pte,
 )
+from lowerdeck_files.programs import program, tensor
 from lowerdeck_zoo import official
 
 DIVIDING = sorted(name for name, row in runtime_kernels().items() if "divides" in row.words)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck.serializer.report.operators import contents_of
+from lowerdeck.inspect.report.operators import contents_of
 
 HERE = Path(__file__).parent
 

@@ -15,7 +15,7 @@ MAY_START_PROCESSES = (
     "language_models/generating.py",
     "lowered_module/official_runtime.py",
     "runner/commands/official.py",
-    "serializer/commands/loading.py",
+    "inspect/commands/doctor.py",
 )
 NETWORK_AND_PICKLES = frozenset(
     {"ftplib", "http", "marshal", "pickle", "requests", "shelve", "socket", "subprocess", "urllib"}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from serializer_programs import add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     Bool,
@@ -16,10 +15,12 @@ from lowerdeck.serializer import (
     Int,
     IntList,
     JumpFalseCall,
+    Tensor,
     TensorList,
     serialize_pte,
     verify_pte,
 )
+from lowerdeck_files.programs import add_program, program, tensor
 
 # The places of fields in a table of a method, as the schema orders them.
 LISTS = {"values": 2, "inputs": 3, "outputs": 4, "chains": 5, "delegates": 7}
@@ -104,7 +105,9 @@ def test_a_call_keeps_the_rules_of_its_kernel_and_memory(
 @pytest.mark.parametrize(("value", "told"), [(1, "constants"), (0, "initial values")])
 def test_data_that_is_not_there_is_told_by_what_it_is(value: int, told: str) -> None:
     made = add_program()
-    made.execution_plan[0].values[value].val.data_buffer_idx = 9
+    tensor = made.execution_plan[0].values[value].val
+    assert isinstance(tensor, Tensor)
+    tensor.data_buffer_idx = 9
     with pytest.raises(FormatError, match=f"found data_buffer_idx 9.* the number of {told}"):
         verify_pte(serialize_pte(made))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from serializer_payloads import Flat, convolution, graph, linear, payload, relu, value  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     FormatError,
@@ -14,6 +13,7 @@ from lowerdeck.serializer import (
     decode_payload,
     encode_payload,
 )
+from lowerdeck_files.payloads import Flat, convolution, graph, linear, payload, relu, value
 
 
 def test_a_float_payload_is_read_whole() -> None:

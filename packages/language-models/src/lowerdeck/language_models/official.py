@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from lowerdeck.inspect import official_binding
 from lowerdeck.language_models.generating import Timing, continued, inputs_of, method_for
-from lowerdeck.serializer import official_binding
 
 LIBRARIES = (
     "extension/llm/custom_ops/libcustom_ops_aot_lib.so",

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from lowerdeck.inspect import CommandError, ExitStatus, keep_apart, say, writing
 from lowerdeck.lowered_module.authoring.registry import installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
@@ -37,7 +38,6 @@ from lowerdeck.lowered_module.pipeline import (
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.progress import Stages
 from lowerdeck.lowered_module.quantizing import Quantizer, float_weights
-from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 
 _TOLERANCE = 1e-4
 _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
@@ -46,7 +46,7 @@ _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 class LowerCommand:
     """Lowers a model for one or more backends and writes a ``.pte`` file."""
 
-    help = "export a model, give parts of it to a backend, and write a .pte file"
+    help = "compile a PyTorch model to a .pte file"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -118,7 +118,7 @@ class LowerCommand:
         Raises:
             LoweringError: The model cannot be made, exported or lowered.
             lowerdeck.emitter.EmitterError: It cannot be emitted.
-            lowerdeck.serializer.CommandError: The file cannot be written.
+            lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
         quantizer = None

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import torch
 
+from lowerdeck.inspect import official_binding
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.serializer import official_binding
 
 _PATIENCE = 600.0
 """Seconds after which a call counts as failed."""

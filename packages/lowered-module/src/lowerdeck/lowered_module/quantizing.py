@@ -8,6 +8,7 @@ from functools import partial
 
 from torch.export import ExportedProgram
 
+from lowerdeck.inspect import CommandError, ExitStatus
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.quantization import (
     Quantization,
@@ -22,7 +23,6 @@ from lowerdeck.lowered_module.inspect.float_weights import (
     why_not_quantized,
 )
 from lowerdeck.lowered_module.pipeline import Example, in_a_line
-from lowerdeck.serializer import CommandError, ExitStatus
 
 
 @dataclass(frozen=True, slots=True)

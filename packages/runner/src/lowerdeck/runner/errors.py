@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowerdeck.serializer import ExitStatus
+from lowerdeck.inspect import ExitStatus
 
 
 class RunnerError(Exception):

@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module._executorch import backend_base, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
 from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
-from lowerdeck.serializer import installed_entries
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"

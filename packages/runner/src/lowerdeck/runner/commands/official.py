@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from lowerdeck.serializer import CommandError, ExitStatus, official_binding_name
+from lowerdeck.inspect import CommandError, ExitStatus, official_binding_name
 
 # A program and no function: the runtime ends its process at some files, and prints where it likes.
 _PROGRAM = """
 import sys, time
 import torch
-from lowerdeck.serializer import official_binding
+from lowerdeck.inspect import official_binding
 
 given, found = sys.argv[1:]
 what = torch.load(given, weights_only=True)
@@ -61,7 +61,7 @@ def call_officially(
         repeat: The number of calls.
 
     Raises:
-        lowerdeck.serializer.CommandError: The runtime is not installed, or refuses the file or
+        lowerdeck.inspect.CommandError: The runtime is not installed, or refuses the file or
             the call, or ends with it.
     """
     if official_binding_name() is None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 
+from lowerdeck.inspect import CommandError, ExitStatus, keep_apart, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
@@ -18,22 +19,13 @@ from lowerdeck.runner.errors import InputError, ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
-from lowerdeck.serializer import (
-    CommandError,
-    ExitStatus,
-    keep_apart,
-    open_pte,
-    reading,
-    say,
-    verify_pte,
-    writing,
-)
+from lowerdeck.serializer import open_pte, verify_pte
 
 
 class RunCommand:
     """Runs a method of a ``.pte`` file."""
 
-    help = "run a method of a .pte file and show what it returns, and what took how long"
+    help = "run a .pte file and show its outputs and timings"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -84,7 +76,7 @@ class RunCommand:
 
         Raises:
             RunnerError: The file cannot be run, or not with these inputs.
-            lowerdeck.serializer.CommandError: A file cannot be read or written, or an output is
+            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output is
                 an input or the other output.
         """
         keep_apart(
