@@ -16,7 +16,7 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnValue
 from lowerdeck.serializer import XnnOperator as NodeKind
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
-from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
 from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -82,10 +82,6 @@ class Emission:
     def define(self, node: fx.Node, tracked: Tracked) -> None:
         """Say what a node's result is."""
         self._tracked[node] = tracked
-
-    def define_value(self, node: fx.Node, value: int, layout: Layout = Layout.PLAIN) -> None:
-        """Say which value holds a node's result, and in which layout."""
-        self._tracked[node] = self.tracked(shape_of(node), value, layout)
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
         """Return what is known of a tensor that one value holds."""

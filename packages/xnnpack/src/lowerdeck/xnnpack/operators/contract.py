@@ -11,7 +11,11 @@ import torch
 
 from lowerdeck.serializer import XnnEncoding
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, named
-from lowerdeck.xnnpack.operators.results import first_result, following_clamp
+from lowerdeck.xnnpack.operators.results import (
+    first_result,
+    first_result_refusal,
+    following_clamp,
+)
 
 ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 """What the export saw of a tensor's dtype and device."""
@@ -120,7 +124,10 @@ def function(build: Build, refusal: Refusal = accept, **options: Any) -> Operato
             call = replace(call, limits=limits)
         emission.define(last, build(emission, operand, call))
 
-    return Operator(emit, refusal, **options)
+    def refuse(call: Call) -> str | None:
+        return first_result_refusal(call) or refusal(call)
+
+    return Operator(emit, refuse, **options)
 
 
 def move(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:

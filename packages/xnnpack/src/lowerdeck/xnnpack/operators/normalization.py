@@ -11,9 +11,6 @@ from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, symbols_refusal
 from lowerdeck.xnnpack.operators.contract import Table, function, table
 from lowerdeck.xnnpack.operators.images import mean_of_images, padded
-from lowerdeck.xnnpack.operators.results import (
-    first_result_refusal,
-)
 from lowerdeck.xnnpack.payload.layout import Layout
 
 _PART = 16
@@ -267,7 +264,7 @@ def _layer_norm_refusal(call: Call) -> str | None:
     shape = call.shape("input")
     if not all(is_fixed(size) for size in shape[len(shape) - folded :]):
         return "it normalises over a symbolic size"
-    return (symbols_refusal(shape) if folded > 1 else None) or first_result_refusal(call)
+    return symbols_refusal(shape) if folded > 1 else None
 
 
 def _rms_norm_refusal(call: Call) -> str | None:
@@ -282,7 +279,7 @@ def _group_norm_refusal(call: Call) -> str | None:
         return "it normalises over a symbolic size"
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
-    return first_result_refusal(call)
+    return None
 
 
 def _instance_norm_refusal(call: Call) -> str | None:

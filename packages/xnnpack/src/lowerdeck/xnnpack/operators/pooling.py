@@ -27,7 +27,7 @@ from lowerdeck.xnnpack.operators.images import (
     volume_refusal,
 )
 from lowerdeck.xnnpack.operators.reductions import mean_over
-from lowerdeck.xnnpack.operators.results import first_result, first_result_refusal
+from lowerdeck.xnnpack.operators.results import first_result
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -78,9 +78,6 @@ def _max_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _max_pool_refusal(call: Call) -> str | None:
-    reason = first_result_refusal(call)
-    if reason is not None:
-        return reason
     if call.args["ceil_mode"] and not all(is_fixed(size) for size in call.shape("self")[2:]):
         return "ceil_mode over a symbolic size"
     return _images_refusal(call)
@@ -195,7 +192,7 @@ def _is_window(*windows: Window) -> bool:
 
 
 def _volume_pool_refusal(call: Call) -> str | None:
-    reason = first_result_refusal(call) or volume_refusal(call)
+    reason = volume_refusal(call)
     if reason is not None:
         return reason
     depth, *plane = _windows(call)

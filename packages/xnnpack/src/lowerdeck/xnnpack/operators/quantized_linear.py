@@ -171,4 +171,4 @@ def _add(
                 XnnOperator.ADD, shape, output_range=ends, input1_id=result, input2_id=product
             )
         result = product
-    emission.define_value(last, result)
+    emission.define(last, emission.tracked(shape, result))

@@ -25,7 +25,6 @@ from lowerdeck.xnnpack.operators.images import Window, largest_of_rows, mean_of_
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
 from lowerdeck.xnnpack.operators.results import (
     first_result,
-    first_result_refusal,
 )
 from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -309,7 +308,7 @@ def _maximum_refusal(call: Call) -> str | None:
     if not all(is_fixed(shape[axis]) for axis in _axes(call)):
         return "it reduces a symbolic size"
     keeps = _is_over_images(call) and call.args.get("keepdim")
-    return (None if keeps else symbols_refusal(shape)) or first_result_refusal(call)
+    return None if keeps else symbols_refusal(shape)
 
 
 def _minimum(e: Emission, x: Tracked, call: Call) -> Tracked:

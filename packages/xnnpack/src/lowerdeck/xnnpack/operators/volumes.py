@@ -106,7 +106,8 @@ def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_i
         **fields_of(settings, (outer, each * kernel[0], *kernel[1:])),
     )
     volume = (batch, depth, height, width, outputs)
-    emission.define_value(last, emission.reshaped(value, volume), _LAST)
+    value = emission.reshaped(value, volume)
+    emission.define(last, emission.tracked(shape_of(last), value, _LAST))
 
 
 def _depth_as_channels(
