@@ -36,9 +36,8 @@ WHERE_TESTED = {"lowered-module": {"lowerdeck-runner"}}
 # What is taken where it is there: 600 MB of distributions are nothing to ask of those who export.
 WHERE_INSTALLED = {
     # torch comes with executorch, into whose process it must be loaded first; so may openvino.
-    "inspect": {"executorch", "openvino", "torch"},
-    "language-models": {"executorch"},
-    "runner": {"executorch"},
+    "inspect": {"executorch"},
+    "runner": {"executorch", "openvino"},
 }
 
 

@@ -24,10 +24,10 @@ BEHIND = {
     "formats of bytes and text": (
         "demo-backends/test_inductor_backend demo-backends/test_text_format "
         "openvino/test_partition openvino/test_payload "
-        "serializer/test_read serializer/test_xnnpack_numbers "
+        "serializer/test_read "
         "serializer/test_field_check "
-        "serializer/test_schema serializer/test_stream "
-        "xnnpack/test_flatbuffer xnnpack/test_runtime"
+        "serializer/test_nested serializer/test_schema serializer/test_stream "
+        "xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (
         "inspect/inspect_steps inspect/test_steps "
@@ -48,8 +48,8 @@ BEHIND = {
     "parsers of hostile text": "runner/hostile_kernels runner/test_structure",
     "pages and commands without a public function": (
         "exir-compat/test_managers language-models/test_changes language-models/test_generating "
-        "runner/test_commands inspect/test_answers inspect/test_command_line "
-        "inspect/test_doctor inspect/test_payload_contents "
+        "runner/test_commands inspect/test_answers "
+        "inspect/test_command_line inspect/test_doctor inspect/test_payload_contents "
         "inspect/test_quiet inspect/test_report inspect/test_report_trace "
         "interop/test_language_models interop/test_serializer_payloads"
     ),

@@ -233,7 +233,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, command: _Failing) -> None:
 
 
 _FORGOTTEN = _Forgetful(ImportError("cannot load module more than once per process"))
-_FAULT = "a fault of ours"
+_FAULT = "a bug in lowerdeck"
 
 
 @pytest.mark.parametrize(

@@ -266,14 +266,3 @@ def test_kernels_beside_the_runtimes_are_named(name: str, library: str, shell: A
     assert libraries == ({library: [f"{name}.out"]} if library else {})
     text = shown(shell, made, "inspect")
     assert (f"  {library}: {name}.out" in text) if library else ("must link" not in text)
-
-
-def test_verify_prints_warnings_and_succeeds(tmp_path: Path, shell: Any) -> None:
-    path = tmp_path / "divides.pte"
-    values = [pte.EValue(pte.Int(number)) for number in (4, 2, 0, 7)]
-    divide = ("executorch_prim::floordiv.Scalar", range(3))
-    pte.write_pte(program(values, pte.MoveCall(3, 1), divide), path)
-    first, last = shell("verify", path).out.splitlines()
-    assert first.startswith(f"{path}: warning: method 'forward'.chains[0].instructions[1] at byte")
-    assert last == f"{path}: ok"
-    assert shell("verify", "-q", path).out == ""

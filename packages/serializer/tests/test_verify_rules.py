@@ -11,10 +11,13 @@ import pytest
 from lowerdeck.serializer import (
     Bool,
     ContentError,
+    Double,
     FormatError,
     Int,
     IntList,
     JumpFalseCall,
+    Null,
+    String,
     Tensor,
     TensorList,
     serialize_pte,
@@ -182,3 +185,23 @@ def test_a_view_gives_memory_where_it_is_made(name: str) -> None:
         return
     with pytest.raises(ContentError, match=reason):
         verify_pte(_file(*chains))
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("gt.Scalar", Bool(False), Int(0)),
+        ("eq.Scalar", Bool(False), IntList([])),
+        ("lt.Scalar", Bool(False), tensor((2,), at=64).val),
+        ("truediv.Scalar", Double(0.0), Bool(False)),
+        ("mod.int", Int(0), Double(0.0)),
+        ("add.Scalar", Int(0), Null()),
+        ("mul.Scalar", Double(0.0), String("a")),
+    ],
+)
+def test_a_number_is_not_written_over_another_kind(name: str, right: Any, wrong: Any) -> None:
+    """The next call would read it: kernels end the process on a value of another kind."""
+    call = (f"executorch_prim::{name}", range(3))
+    verify_pte(serialize_pte(program([Int(4), Int(3), right], call)))
+    with pytest.raises(ContentError, match="writes its result, expected"):
+        verify_pte(serialize_pte(program([Int(4), Int(3), wrong], call)))

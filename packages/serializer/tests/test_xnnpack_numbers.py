@@ -20,7 +20,6 @@ from lowerdeck.serializer import (
     XnnValue,
     verify_payload,
 )
-from lowerdeck.serializer.xnnpack.unset_sizes import unset_result
 
 T = XnnDatatype
 Op = XnnOperator
@@ -304,25 +303,3 @@ def test_what_the_runtime_refuses_or_computes_wrongly_is_refused(name: str) -> N
         return
     with pytest.raises(FormatError, match=reason):
         verify_payload(made, NAMED)
-
-
-@pytest.mark.parametrize(
-    ("shape", "after", "unset"),
-    [
-        ((0, 0, 7, 4), Op.ABS, True),
-        ((0, 6, 0, 4), Op.ABS, True),
-        # A reshape may tell one size that varies, and does so in files of ours.
-        ((0, 6, 7, 4), Op.ABS, False),
-        ((1, 0, 0, 4), Op.ABS, False),
-        ((0, 0, 7, 4), Op.STATIC_RESHAPE, False),
-        ((0, 0, 7, 4), Op.GLOBAL_AVG_POOLING_2D, False),
-    ],
-)
-def test_no_images_of_a_size_that_varies_leave_results_unset(
-    shape: tuple[int, ...], after: XnnOperator, unset: bool
-) -> None:
-    made = sliding(Op.MAX_POOLING_2D)
-    (pool,) = made.nodes
-    values = [made.values[0], replace(made.values[1], shape=shape), value(3, shape=shape)]
-    nodes = [reading(pool, 0, output_id=3), node(after, 3, output=1)]
-    assert (unset_result(replace(made, values=values, nodes=nodes)) == 1) == unset

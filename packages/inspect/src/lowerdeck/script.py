@@ -1,7 +1,7 @@
-"""The script ``lowerdeck`` from its first moment on.
+"""The entry point of the script ``lowerdeck``.
 
-It lies beside the packages, for what is inside of one is reached only when all of that package is
-read: tenths of a second, in which Ctrl-C would be a traceback.
+It is not part of a package: importing ``lowerdeck.inspect`` first takes tenths of a second, in
+which Ctrl-C would print a traceback.
 """
 
 from __future__ import annotations

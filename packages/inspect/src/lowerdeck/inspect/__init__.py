@@ -13,7 +13,6 @@ from lowerdeck.inspect.commands.answers import (
 )
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.installed import installed_entries
-from lowerdeck.inspect.official_runtime import official_binding, official_binding_name
 
 if TYPE_CHECKING:
     from lowerdeck.inspect.commands.protocol import Command
@@ -32,8 +31,6 @@ __all__ = [
     "is_closed",
     # What is installed
     "installed_entries",
-    "official_binding",
-    "official_binding_name",
     # HTML pages
     "html_report",
     "html_diff",

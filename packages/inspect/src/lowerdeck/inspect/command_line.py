@@ -92,13 +92,13 @@ def run_command(
             status = _run(arguments, loading)
             flush_stdout()
         except BrokenPipeError:
-            # The reader of our output (``| head``) went away; that is no error of ours.
+            # The reader of the output (``| head``) went away, which is not an error.
             _let_go_of_stdout()
             return ExitStatus.DONE
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 _show_traceback(error)
-            # What is interrupted while it imports may raise anything afterwards.
+            # A module that is interrupted while it is imported may raise anything.
             if interrupted or isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
@@ -161,10 +161,10 @@ def root_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Does not take help that nobody gets for told, and keeps usage errors off stdout."""
+    """Reports help that cannot be written, and keeps usage errors off stdout."""
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        # Not by argparse, which lets nobody know that nothing was written.
+        # argparse does not report that it could not write.
         with printing():
             print(self.format_help(), end="", file=file)
         flush_stdout()
@@ -180,7 +180,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _VersionAction(argparse.Action):
-    """Prints one package in a line, where argparse would fill one line with all."""
+    """Prints one package per line, which argparse would wrap into one."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         say(*_versions().splitlines())
@@ -189,22 +189,22 @@ class _VersionAction(argparse.Action):
 
 
 def _end(name: str, error: Exception) -> ExitStatus:
-    """Say in one line what ended a command, and return its status."""
+    """Print one line about the error that ended a command, and return its status."""
     status = status_of(error)
     if status is not None:
         complain(name, str(error) or type(error).__name__)
         return status
     complain(
         name,
-        f"this is a fault of ours, not of your input: {type(error).__name__}: {error}; --debug "
-        "shows where it is, please report it",
+        f"this is a bug in lowerdeck, not in your input: {type(error).__name__}: {error}; --debug "
+        "shows where, please report it",
     )
     return ExitStatus.FAILED
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is empty until Ctrl-C; a host that handles that goes on doing so."""
+    """Yield a list that is empty until Ctrl-C; a handler of the host stays installed."""
     seen: list[int] = []
     ours = (
         threading.current_thread() is threading.main_thread()
@@ -227,7 +227,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Let what a terminal's encoding cannot say be printed as an escape, and not end us.
+    """Print characters that the terminal's encoding lacks as escapes.
 
     No other handler of errors does: not ``surrogateescape``, which Python chooses in the C locale,
     and those that never fail drop letters of names.
@@ -247,7 +247,7 @@ def _set_errors(stream: TextIOWrapper, errors: str) -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """Let Python's last flush of the output go nowhere: it would fail once more, and say so."""
+    """Discard Python's last flush of the output, which would fail again."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -13,7 +13,6 @@ from lowerdeck.inspect import (
     CommandError,
     ExitStatus,
     keep_apart,
-    official_binding_name,
     say,
     writing,
 )
@@ -33,6 +32,7 @@ from lowerdeck.language_models.generating import (
     open_model,
 )
 from lowerdeck.language_models.steps import Steps, without_bars
+from lowerdeck.runner import official_binding_name
 from lowerdeck.serializer import printable
 
 RUNTIMES = ("official", "lowerdeck")

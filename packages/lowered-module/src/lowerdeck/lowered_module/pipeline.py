@@ -31,8 +31,9 @@ from lowerdeck.lowered_module.lowering import (
     to_backend,
 )
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
+from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.progress import Progress, Stages
-from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of
+from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of, varies
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -376,13 +377,24 @@ def decomposed_for(
     found = {}
     for name, given in programs.items():
         # As exir does: partitioners look for weights among the inputs.
-        program = unwrap_subclass_parameters(given)
-        kept = _kept(program, partitioners.get(name, ())) | always
+        program = with_plain_sizes(unwrap_subclass_parameters(given))
+        kept = _kept(program, partitioners.get(name, ()))
+        kept[_ROLL] = _either(kept.get(_ROLL, _is_dynamic), _is_dynamic)
+        kept |= always
         try:
             found[name] = _decomposed(program, kept, cache)
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
     return found
+
+
+# Its parts compute the index of each element in a dozen kernels, which dynamic sizes leave to
+# every call; the runtime has one kernel for it.
+_ROLL = torch.ops.aten.roll.default
+
+
+def _is_dynamic(call: Node) -> bool:
+    return any(map(varies, call.meta["val"].shape))
 
 
 # Layers that are made of others: what a partitioner wants whole may lie inside them.

@@ -1,4 +1,4 @@
-"""What a command says and with which status it ends: the same for the commands of all packages."""
+"""Output, errors and exit statuses of commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 2000
 
 
 class ExitStatus(IntEnum):
-    """With what a command of ``lowerdeck`` ends.
+    """Exit statuses of ``lowerdeck``.
 
     ``DONE``; ``DIFFERS``: a comparison found a difference; ``USAGE``: wrong arguments;
     ``BAD_INPUT``: a file or program is wrong or missing; ``FAILED``: right input, but something
@@ -39,7 +39,7 @@ class CommandError(Exception):
     """A command cannot do what it was asked for; the message is all that its user sees.
 
     Attributes:
-        exit_status: With what the command ends.
+        exit_status: The command's exit status.
     """
 
     def __init__(self, message: str, exit_status: ExitStatus = ExitStatus.BAD_INPUT) -> None:
@@ -75,7 +75,9 @@ def printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CommandError(f"cannot write {_told('stdout', error)}", ExitStatus.FAILED) from error
+        raise CommandError(
+            f"cannot write {_describe('stdout', error)}", ExitStatus.FAILED
+        ) from error
 
 
 def complain(name: str, message: str) -> None:
@@ -89,8 +91,8 @@ def complain(name: str, message: str) -> None:
         return  # print would take stdout instead
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
-    shown = " ".join(printable(part) for part in message.splitlines())
-    line = f"{' '.join(('lowerdeck', name)).rstrip()}: {shown}".rstrip()
+    text = " ".join(printable(part) for part in message.splitlines())
+    line = f"{' '.join(('lowerdeck', name)).rstrip()}: {text}".rstrip()
     # A full disk under it must not change with which status the command ends.
     with suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
@@ -113,7 +115,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         # What is read may lead to another file, which is then the one to name.
         other = error.filename if isinstance(error.filename, str) else path
-        raise CommandError(_told(other, error)) from error
+        raise CommandError(_describe(other, error)) from error
 
 
 @contextmanager
@@ -129,21 +131,18 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = f"cannot write {_told(path, error)}"
-        raise CommandError(told, ExitStatus.FAILED) from error
+        message = f"cannot write {_describe(path, error)}"
+        raise CommandError(message, ExitStatus.FAILED) from error
 
 
 def status_of(error: BaseException) -> ExitStatus | None:
-    """Return with what a command ends that raised an error; None for what nobody planned.
+    """Return the exit status for an error, or None for an unexpected one.
 
-    Errors of other packages say it themselves: by an attribute ``exit_status`` of their class.
-
-    Args:
-        error: The error.
+    Errors of other packages have an attribute ``exit_status``.
     """
-    told = getattr(error, "exit_status", None)
-    if isinstance(told, int):
-        return ExitStatus(told)
+    status = getattr(error, "exit_status", None)
+    if isinstance(status, int):
+        return ExitStatus(status)
     if isinstance(error, SerializerError):
         return ExitStatus.BAD_INPUT
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
@@ -159,7 +158,7 @@ def flush_stdout() -> None:
         BrokenPipeError: Its reader went away, which is no error.
     """
     if is_closed("stdout"):
-        return  # who printed was told already
+        return  # Printing has failed before.
     with printing():
         sys.stdout.flush()
 
@@ -173,5 +172,5 @@ def is_closed(name: str) -> bool:
     return getattr(sys, name) is None
 
 
-def _told(path: str | os.PathLike[str], error: OSError) -> str:
+def _describe(path: str | os.PathLike[str], error: OSError) -> str:
     return f"{os.fspath(path)}: {error.strerror or error}"

@@ -26,11 +26,7 @@ class DiffCommand:
     help = "compare two .pte files"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("old", type=Path, metavar="A")
         parser.add_argument("new", type=Path, metavar="B")
         parser.add_argument(
@@ -47,9 +43,6 @@ class DiffCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the differences, or write the page.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             0 if the files mean the same, else 1.
@@ -132,7 +125,7 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
     for entry in stored_changes(*programs):
         if entry["kind"] == "delegate" and entry["change"] != "changed":
-            continue  # told above, with its settings
+            continue  # shown above, with its settings
         kind, name = entry["kind"], entry["name"]
         what = name if name.startswith(f"{kind} ") else f"{kind} {name}"
         sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"

@@ -10,15 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
+from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lowerdeck.inspect.commands.answers import ExitStatus, say
 from lowerdeck.inspect.commands.known import COMMANDS
-from lowerdeck.inspect.official_runtime import official_binding_name
 
 _RUNTIME = "executorch"
+# Up to release 1.4.1, and from 1.5 on.
+_BINDINGS = tuple(f"executorch.extension.pybindings.{name}" for name in ("_portable_lib", "_C"))
 _GROUP = "lowerdeck.commands"
 _LOAD = """import json, sys
 from importlib.metadata import EntryPoint
@@ -54,7 +56,7 @@ class DoctorCommand:
             if re.match("lowerdeck(-|$)", name)
         }
         targets = {name: _targets(name, distribution) for name, distribution in ours.items()}
-        binding = official_binding_name()
+        binding = _binding()
         if binding is not None and {_RUNTIME, "torch"} <= installed.keys():
             targets[_RUNTIME] = ["torch", binding]
         failures = import_failures(targets)
@@ -179,6 +181,13 @@ def _unmet(
             yield f"{wanted}, found {found.version}: pip install '{wanted}'", extra
 
 
+def _binding() -> str | None:
+    try:
+        return next((name for name in _BINDINGS if find_spec(name) is not None), None)
+    except ImportError:
+        return None
+
+
 def _runtime_line(installed: Mapping[str, Distribution], failure: str | None) -> str:
     if _RUNTIME not in installed:
         return (
@@ -188,7 +197,7 @@ def _runtime_line(installed: Mapping[str, Distribution], failure: str | None) ->
     line = f"official runtime: executorch {installed[_RUNTIME].version}"
     if failure is not None:
         return f"{line}, CANNOT BE IMPORTED: {_with_advice(failure, installed)}"
-    binding = "with" if official_binding_name() else "WITHOUT"
+    binding = "with" if _binding() else "WITHOUT"
     needs = "" if "torch" in installed else ", which needs torch: pip install torch"
     return f"{line}, {binding} its Python binding{needs}"
 

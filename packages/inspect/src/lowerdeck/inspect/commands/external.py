@@ -1,4 +1,4 @@
-"""What ``lowerdeck inspect`` tells of a `.ptd` file: its entries by key, largest first."""
+"""The summary of a `.ptd` file: its entries by key, largest first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ _MOST_ROWS = 20
 
 def is_external(path: Path) -> bool:
     """Return whether a file is a `.ptd` by its identifier, whatever its name ends in.
-
-    Args:
-        path: The file.
 
     Raises:
         OSError: It cannot be opened.

@@ -48,16 +48,12 @@ class Part:
 
 
 class ExtractCommand:
-    """Writes every blob of a program to a file of its own, with a ``manifest.json``."""
+    """Writes each blob of a program to one file, with a ``manifest.json``."""
 
     help = "write delegates and constants of a file to a folder"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("file", type=Path, metavar="FILE")
         parser.add_argument(
             "-o",
@@ -69,9 +65,6 @@ class ExtractCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the files.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             0.
@@ -95,9 +88,6 @@ class ExtractCommand:
 def parts_of(file: PteFile) -> Iterator[Part]:
     """Yield what can be taken out of a file, as views on it.
 
-    Args:
-        file: An open file.
-
     Raises:
         FormatError: The file is malformed.
     """
@@ -118,7 +108,6 @@ def write_parts(parts: list[Part], target: Path) -> int:
     """Write parts to a new folder, all of them or nothing, and return how many bytes they are.
 
     Args:
-        parts: What to write.
         target: The folder; it must not exist.
 
     Raises:
@@ -167,7 +156,7 @@ def _tensor_part(
     return Part(folder, name, byte_view(buffer.storage, name), tensor)
 
 
-# What was written already, by the bytes (a view stands for its range of the file) and the header:
+# What was written already, by the bytes (a view is its range of the file) and the header:
 # a small file may refer to its bytes thousands of times.
 _Written = dict[tuple[int, bytes | None], tuple[str, int]]
 

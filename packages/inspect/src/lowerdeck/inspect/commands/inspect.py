@@ -38,11 +38,7 @@ class InspectCommand:
     help = "show what a .pte or .ptd file contains"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("file", type=Path, metavar="FILE")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print it for machines")
@@ -58,9 +54,6 @@ class InspectCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the summary, or write the page.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             0.
@@ -110,9 +103,6 @@ class InspectCommand:
 
 def trace_text(path: Path) -> str:
     """Return the text of a trace.
-
-    Args:
-        path: The file.
 
     Raises:
         CommandError: It cannot be read.

@@ -1,4 +1,4 @@
-"""Which library an application links to have a kernel that not every runtime has."""
+"""Libraries that provide kernels which are not part of every runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN = "the application's own"
 
 
 def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
-    """Return the libraries that these operators need beside the runtime, each with its operators.
+    """Return the libraries that operators need in addition to the runtime, with their operators.
 
     Args:
         operators: Names such as ``"aten::add.out"``.

@@ -32,11 +32,7 @@ class OperatorsCommand:
     help = "list the operators that a .pte file calls"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("file", type=Path, metavar="FILE")
         parser.add_argument(
             "--yaml",
@@ -46,9 +42,6 @@ class OperatorsCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the operators.
-
-        Args:
-            args: The parsed arguments.
 
         Raises:
             CommandError: The file cannot be read, or is not right.
@@ -63,9 +56,6 @@ class OperatorsCommand:
 
 def operator_kernels(program: Program) -> dict[str, list[str]]:
     """Return each operator of all methods, with the types and orders of tensors it is called with.
-
-    Args:
-        program: The program.
 
     Returns:
         By full name, such as ``aten::add.out``, sorted: keys as ExecuTorch's selective build has

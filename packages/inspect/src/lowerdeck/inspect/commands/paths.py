@@ -1,4 +1,4 @@
-"""Whether a command can write where it was told, and would replace nothing that it reads."""
+"""Checks of output paths: they are writable, distinct, and none is an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command of the ``lowerdeck`` script is."""
+"""The protocol of commands of the ``lowerdeck`` script."""
 
 from __future__ import annotations
 
@@ -16,22 +16,15 @@ class Command(Protocol):
     help: str
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's arguments.
-
-        Args:
-            parser: The parser of this command alone.
-        """
+        """Add the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
         """Do it.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             The exit status, one of :class:`ExitStatus`.
 
         Raises:
             Exception: An error with an attribute ``exit_status`` ends the command with it and one
-                line, its message; any other one is told as a fault of ours.
+                line, its message; any other one is reported as a bug.
         """

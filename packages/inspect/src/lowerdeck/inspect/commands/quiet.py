@@ -1,4 +1,4 @@
-"""What other libraries say of themselves while a command runs, which its user cannot act on."""
+"""Suppress third-party warnings during commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOGGERS = ("torchao", "torch.utils._pytree")
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hold back what torch and torchao tell everybody who imports them; errors are told."""
+    """Suppress warnings that torch and torchao emit on import; errors are shown."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

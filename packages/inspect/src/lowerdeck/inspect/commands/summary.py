@@ -1,4 +1,4 @@
-"""What ``lowerdeck inspect`` tells of a file, as plain data.
+"""The summary of a file that ``lowerdeck inspect`` prints, as plain data.
 
 The keys of :func:`summarise` are a contract with scripts: they are added to, never renamed.
 """

@@ -24,11 +24,7 @@ class VerifyCommand:
     help = "check whether a file is safe to run"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
         parser.add_argument(
             "--data",
@@ -42,9 +38,6 @@ class VerifyCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Check each file and print the verdict.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             0 if every file is right, warnings or not, 3 if one is not or cannot be opened.

@@ -1,4 +1,4 @@
-"""Values that are read though nothing wrote them: views, whose bytes another value wrote before.
+"""Lifetimes of views: values without an instruction that share bytes of other values.
 
 A compiler that lets a view share the bytes of its source leaves no instruction for it in the
 file. Its bytes are needed from when the source was written; and those of a source that a larger
@@ -44,7 +44,6 @@ def join_views(
     """Lengthen lifetimes by the time that bytes wait for a view to be read, in place.
 
     Args:
-        plan: The method.
         first: First touch of each value.
         last: Last touch of each value.
 
@@ -87,7 +86,7 @@ def join_views(
 
 
 class Memory:
-    """Who wrote each byte last, as runs that do not overlap, in order."""
+    """The last write of each byte, as ordered runs that do not overlap."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

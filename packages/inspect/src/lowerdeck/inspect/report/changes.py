@@ -1,4 +1,4 @@
-"""What differs between two programs: their methods side by side, and what they store."""
+"""Differences of two programs: their methods side by side, and their stored data."""
 
 from __future__ import annotations
 

@@ -23,10 +23,9 @@ def file_entry(
     """Return all that the page shows of one program.
 
     Args:
-        program: The program.
         placement: Where its parts are in its file, None if it is in no file.
         title: What to call it.
-        watched: What a trace tells of calls.
+        watched: Times of calls from a trace.
     """
     texts, frames = Interned[str](), Interned[Frame]()
     delegates = DelegateEntries(program, texts)

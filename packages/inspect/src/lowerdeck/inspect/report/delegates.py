@@ -40,11 +40,10 @@ class DelegateEntries:
         """Return what the page shows of one delegate.
 
         Args:
-            delegate: The delegate.
             calls: How many instructions call it.
 
         Returns:
-            Backend, size, calls, compile specs, the operators inside where the blob tells them
+            Backend, size, calls, compile specs, the operators inside if the blob is readable
             (how often each, the number of a text that lists them, and how they are linked) or why
             they are not told, and the beginning of the blob as text or as a hex dump.
         """
@@ -83,11 +82,7 @@ class DelegateEntries:
 
 
 def blob_preview(view: memoryview) -> dict[str, Any]:
-    """Return the beginning of a blob: ``text`` if it is text, else a ``hex`` dump.
-
-    Args:
-        view: The blob.
-    """
+    """Return the beginning of a blob: ``text`` if it is text, else a ``hex`` dump."""
     shown = _text_start(view)
     if shown is not None:
         return {"text": shown, "more": view.nbytes > _PREVIEW_TEXT}

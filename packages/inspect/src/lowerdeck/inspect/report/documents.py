@@ -20,7 +20,7 @@ def html_report(
         source: An open file, or a program; only a file has a map of its bytes.
         title: What to call it.
         trace: What one call took, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
-            the page tells the time of each instruction, and the module that it is from.
+            the page shows the time of each instruction, and the module that it is from.
 
     Returns:
         The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
@@ -57,7 +57,7 @@ def html_diff(
         new: The file or program on the right.
         titles: What to call them.
         traces: What a call of each computed, on the same inputs, as :func:`html_report` takes it:
-            the page tells how far each result of the new one is from the old one's.
+            the page shows how far each result of the new one is from the old one's.
 
     Returns:
         The text of one HTML page, as :func:`html_report` gives.

@@ -36,7 +36,6 @@ def clip(text: str, length: int = 400) -> str:
     """Return ``text`` printable, shortened in its middle when it is longer than ``length``.
 
     Args:
-        text: Any text.
         length: The most characters to keep.
     """
     if len(text) > length:

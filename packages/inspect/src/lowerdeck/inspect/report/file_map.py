@@ -1,4 +1,4 @@
-"""What fills a file: its segments in order, and every stored thing with its size and offset."""
+"""Segments of a file in order, and its stored data with sizes and offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Section:
 
     Attributes:
         kind: ``program``, ``constants``, ``state``, ``delegate``, ``named`` or ``unused``.
-        label: What a person calls it.
+        label: Its name in the page.
         offset: First byte, counted from the start of the file.
         nbytes: Its length.
     """
@@ -125,7 +125,7 @@ class Stored:
         kind: ``constants``, ``state``, ``delegate`` or ``named``.
         index: Its index among those of its kind.
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
-        what: Its type and who reads it.
+        what: Its type and its first reader.
         storage: Its bytes.
     """
 
@@ -142,11 +142,7 @@ class Stored:
 
 
 def all_stored(program: Program) -> Iterator[Stored]:
-    """Yield everything that a program stores, in the order of its tables.
-
-    Args:
-        program: The program.
-    """
+    """Yield everything that a program stores, in the order of its tables."""
     constants, state = _users_by_buffer(program)
     for kind, users, buffers in (
         ("constants", constants, program.constant_buffer),

@@ -1,4 +1,4 @@
-"""From when to when each planned tensor of a method is needed, and where it lies."""
+"""Lifetimes and offsets of the planned tensors of a method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block:
 
     Attributes:
         value: Index of the tensor among the values of the method.
-        memory_id: The memory that it lies in.
+        memory_id: Its memory.
         offset: First byte within that memory.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
         born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs
@@ -46,26 +46,19 @@ class Block:
 
 
 def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
-    """Yield what each instruction of a method does, all chains one after the other.
-
-    Args:
-        plan: The method.
-    """
+    """Yield what each instruction of a method does, all chains one after the other."""
     for chain in plan.chains:
         for instruction in chain.instructions:
             yield instruction.instr_args
 
 
 def planned_blocks(plan: ExecutionPlan) -> list[Block]:
-    """Return a rectangle for each tensor of ``plan`` that lies in planned memory.
+    """Return a rectangle for each tensor of ``plan`` in planned memory.
 
     A lifetime is the run from the first to the last instruction that touches the tensor, itself
     or through a list or a moved handle; that of a view begins where its bytes were written. A
     loop keeps alive what it found when it began. Tensors with a name or an initial value are
     state and live through the whole method.
-
-    Args:
-        plan: The method.
 
     Returns:
         The rectangles in order of value index; a tensor that nothing touches has none.
@@ -186,7 +179,7 @@ def _values_of(step: InstructionArguments) -> Sequence[int]:
 
 
 def _merged(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join loops that overlap, so that each instruction lies in at most one."""
+    """Join loops that overlap, so that each instruction is in at most one."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(loops):
         if merged and start <= merged[-1][1]:

@@ -38,11 +38,10 @@ def method_entry(
     """Return all that the page shows of one method.
 
     Args:
-        plan: The method.
         delegates: What is known of the bytes of the delegates.
         texts: Where texts are kept.
         frames: Where frames of stack traces are kept.
-        watched: What a trace tells of calls.
+        watched: Times of calls from a trace.
     """
     return {
         "name": clip(plan.name),
@@ -60,7 +59,7 @@ def method_entry(
 def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any]:
     """Return columns: kind (a letter), target, args, outs, stack (a number in stacks or -1).
 
-    ``outs`` counts the arguments at the end that stand for results, the return value included.
+    ``outs`` counts the arguments at the end that are results, including the return value.
     """
     kinds, targets, args, outs = [], [], [], []
     for step in steps(plan):

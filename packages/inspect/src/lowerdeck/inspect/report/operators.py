@@ -34,18 +34,18 @@ _OPENED_BY = {"OpenvinoBackend": "lowerdeck-openvino"}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is told of a payload.
+    """Contents of a payload.
 
     Attributes:
         operators: How often it has each operator, the most frequent first.
-        constant_bytes: Bytes of its constants, wherever they lie, each once.
+        constant_bytes: Bytes of its constants, each once.
         lines: The first nodes in order, each with what it takes and makes: types, sizes, scales,
             bytes of constants.
         links: For each line where it takes from: the number of an earlier line, or -1 - n for
             argument n of the delegate.
         results: For numbers of arguments the line that makes them.
         left_out: How many nodes have no line.
-        closed: Why nothing is told, "" where something is.
+        closed: Why nothing is shown; "" if something is.
         needs: The oldest release of ExecuTorch that loads it and why, if 1.4 does not.
     """
 
@@ -67,7 +67,7 @@ def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
         backend: Id of its backend.
 
     Returns:
-        The contents, or why they are not told: who looks at a file must not fail on a blob, be it
+        The contents, or why they are not shown: looking at a file must not fail on a blob, be it
         broken, or of a backend that nobody here knows.
     """
     opener = _opener(backend)

@@ -64,7 +64,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         2
     """
     styles = "\n".join([_asset("report.css"), style])
-    # In a block of its own a script may call what it likes as the base does.
+    # In a separate block a script may call what it likes as the base does.
     parts = [*map(_asset, _BEFORE), "{", script, *map(_asset, _AFTER), "}"]
     whole = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     policy = "; ".join(

@@ -1,4 +1,4 @@
-"""Which instructions of two methods belong together, in time that grows with their number."""
+"""Pair the instructions of two methods, in time near linear in their number."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Row = tuple[int, int]
 
 
 def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
-    """Return which items of two sequences go beside each other, in order.
+    """Return pairs of items of two sequences, in order.
 
     Equal beginnings and ends are paired first, then items that occur once on either side and in
-    the same order (as patience diff does), then what lies between.
+    the same order (as patience diff does), then what is between.
 
     Args:
         old: Keys of the first sequence.

@@ -1,4 +1,4 @@
-"""Where the parts of a program are in the file that it was read from."""
+"""Offsets of the parts of a program in its file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from lowerdeck.serializer import DataLocation, PteFile
 
 def placement_of(file: PteFile) -> Placement:
     """Return where each part of an open file is, counted from the file's first byte.
-
-    Args:
-        file: The file.
 
     Raises:
         FormatError: The tables that say so are malformed.

@@ -1,4 +1,4 @@
-"""Which arguments of a kernel call stand for its results."""
+"""Results among the arguments of a kernel call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from lowerdeck.serializer import ExecutionPlan, OptionalTensorList, TensorList
 
 
 def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
-    """Return how many arguments of a kernel, counted from the last, stand for its results.
+    """Return how many arguments of a kernel, counted from the last, are its results.
 
     The last is the return value. The out arguments before it are the same value again, or the
     members of a list; a kernel that works in place has none.
 
     Args:
-        plan: The method.
         args: The arguments of the call, as indices of values.
     """
     if not args:
@@ -31,7 +30,6 @@ def list_members(plan: ExecutionPlan, index: int) -> Sequence[int]:
     """Return the values in a list of tensors; none for any other value.
 
     Args:
-        plan: The method.
         index: Index of the value, which may lead nowhere.
     """
     if 0 <= index < len(plan.values):

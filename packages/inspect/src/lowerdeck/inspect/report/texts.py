@@ -23,11 +23,7 @@ class Interned(Generic[Item]):
         self._numbers: dict[Item, int] = {}
 
     def number_of(self, item: Item) -> int:
-        """Return the number of ``item``, which is new if it was not seen before.
-
-        Args:
-            item: Any hashable item.
-        """
+        """Return the number of ``item``, which is new if it was not seen before."""
         return self._numbers.setdefault(item, len(self._numbers))
 
     @property

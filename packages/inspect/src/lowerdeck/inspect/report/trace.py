@@ -1,4 +1,4 @@
-"""What one call took, from a trace that ``lowerdeck run --trace`` writes."""
+"""Times of instructions, from a trace that ``lowerdeck run --trace`` writes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MOST_SAMPLES = 64
 
 
 def watched_by(trace: str, program: Program) -> Watched:
-    """Return what a trace tells of a program's instructions.
+    """Return the times of a program's instructions from a trace.
 
     Args:
         trace: JSON, as ``Profile.chrome_trace`` of lowerdeck-runner gives it.
-        program: What it is a trace of. The trace's digests of methods tell whether it is, and one
+        program: What it is a trace of, by the digests of methods in the trace; a trace
             without them is compared by the numbers and names of instructions.
 
     Raises:
@@ -145,8 +145,7 @@ def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] 
     """Return what is known of each instruction of a method, None if nothing is of any.
 
     Args:
-        plan: The method.
-        watched: What a trace tells.
+        watched: Times from a trace.
     """
     told = watched.get(plan.name)
     if told is None:

@@ -76,7 +76,6 @@ def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
     """Return one value as a short text.
 
     Args:
-        value: The value.
         values: All values of its method, which lists refer to.
 
     Returns:
@@ -111,7 +110,6 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
     """Return the values of a method in columns, one entry for each value.
 
     Args:
-        plan: The method.
         texts: Where the texts are kept; the columns hold their numbers.
 
     Returns:

@@ -8,9 +8,17 @@ from collections.abc import Collection
 import torch
 
 from lowerdeck.serializer import XnnEncoding, XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, symbols_refusal
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    is_fixed,
+    is_one,
+    resized,
+    symbols_refusal,
+)
 from lowerdeck.xnnpack.operators.contract import Table, function, table
-from lowerdeck.xnnpack.operators.images import mean_of_images, padded
+from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images, padded
 from lowerdeck.xnnpack.payload.layout import Layout
 
 _PART = 16
@@ -200,7 +208,12 @@ def _rows(emission: Emission, tracked: Tracked, folded: int) -> Tracked:
 def _group_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     args = call.args
     groups = int(args["num_groups"] if "num_groups" in args else args["group"])
-    if groups == 1 and len(x.shape) == 4 and x.preferred is Layout.CHANNELS_LAST:
+    if not all(map(is_fixed, x.shape[2:])):
+        # Lines of several dynamic sizes become images without a reshape.
+        image = resized(e, x, image_sizes(x.shape))
+        result = _standardized_by_channels(e, image, groups, args["eps"])
+        result = resized(e, result, x.shape)
+    elif groups == 1 and len(x.shape) == 4 and x.preferred is Layout.CHANNELS_LAST:
         result = _standardized_images(e, x, args["eps"])
     else:
         result = _standardized_groups(e, x, groups, args["eps"])
@@ -259,6 +272,49 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tr
     return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
+def _standardized_by_channels(
+    emission: Emission, tracked: Tracked, groups: int, eps: float
+) -> Tracked:
+    """Return images of any sizes with mean 0 and variance 1 over each group of their channels."""
+    layout = Layout.CHANNELS_LAST
+    batch, channels = tracked.shape[:2]
+    pooled, rows = (batch, channels, 1, 1), (batch, groups, int(channels) // groups)
+
+    def of_rows(tensor: Tracked) -> Tracked:
+        """Return a number for each group as one for each of its channels."""
+        ones = emission.tracked(
+            (1, 1, rows[2]), emission.constant_value(torch.ones(1, 1, rows[2]))
+        )
+        spread = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
+        value = emission.reshaped(emission.id_of(spread), layout.arrange(pooled))
+        return emission.tracked(pooled, value, layout)
+
+    def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
+        means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
+        means = emission.tracked(rows, emission.reshaped(means.ids[layout], rows))
+        return of_rows(row_mean(emission, means, offset))
+
+    slice_of, shape = XnnOperator.STATIC_SLICE, (*rows[:2], 1)
+    first = emission.unary(
+        slice_of,
+        tracked,
+        shape=pooled,
+        layout=layout,
+        num_dims=4,
+        offsets=(0, 0, 0, 0),
+        sizes=(0, 1, 1, 0),
+    )
+    first = emission.tracked(rows, emission.reshaped(first.ids[layout], rows))
+    first = emission.unary(
+        slice_of, first, shape=shape, num_dims=3, offsets=(0, 0, 0), sizes=(0, 0, 1)
+    )
+    shifted = emission.binary(XnnOperator.SUBTRACT, tracked, of_rows(first))
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
+
+
 def _layer_norm_refusal(call: Call) -> str | None:
     folded = len(call.args["normalized_shape"])
     shape = call.shape("input")
@@ -275,8 +331,19 @@ def _rms_norm_refusal(call: Call) -> str | None:
 
 
 def _group_norm_refusal(call: Call) -> str | None:
+    shape = call.shape("input")
+    if len(shape) not in (3, 4) or not is_fixed(shape[1]):
+        return _fixed_norm_refusal(call)
+    return _norm_refusal(call)
+
+
+def _fixed_norm_refusal(call: Call) -> str | None:
     if not all(is_fixed(size) for size in call.shape("input")[1:]):
         return "it normalises over a symbolic size"
+    return _norm_refusal(call)
+
+
+def _norm_refusal(call: Call) -> str | None:
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
     return None
@@ -288,7 +355,7 @@ def _instance_norm_refusal(call: Call) -> str | None:
         return "it normalises by fixed statistics"
     if args["running_mean"] is not None or args["running_var"] is not None:
         return "it updates statistics"
-    return _group_norm_refusal(call)
+    return _fixed_norm_refusal(call)
 
 
 def batch_statistics_refusal(call: Call) -> str | None:
@@ -297,7 +364,7 @@ def batch_statistics_refusal(call: Call) -> str | None:
         return "it needs at least 2 dimensions"
     if not is_one(call.shape("input")[0]) and not is_fixed(call.shape("input")[0]):
         return "it normalises over a symbolic size"
-    return _group_norm_refusal(call)
+    return _fixed_norm_refusal(call)
 
 
 NORMALIZATION: Table = table(

@@ -1,4 +1,4 @@
-"""What is inside the payload of a delegate, whichever backend's it is."""
+"""Nodes and values in the payload of a delegate of any backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XNNPACK's payloads, told as those of every backend are."""
+"""XNNPACK's payloads in the form for every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAGIC = (b"XH00", b"XN00", b"XN01")
 
 
 def is_xnnpack(blob: memoryview) -> bool:
-    """Tell whether a payload begins as XNNPACK's do.
+    """Return whether a payload begins as XNNPACK's do.
 
     Args:
         blob: The bytes of a delegate.
@@ -63,7 +63,7 @@ def _scales(how: XnnEncoding) -> str:
     if how.scheme == "tensor":
         return f"scale {how.scale:.6g} zero {how.zero_point}"
     which = "channel" if how.scheme == "channel" else f"{how.group_size}"
-    # Scales that lie in the file's named data are not in the payload.
+    # Scales in the file's named data are not in the payload.
     found = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
     return f"scales{found} for each {which}"
 

@@ -1,7 +1,4 @@
-"""The door to ExecuTorch's own runtime, for packages that run files in it where it is installed.
-
-The one place that knows what it is called and loads it, and only when it is asked to.
-"""
+"""Find and load the Python binding of the official ExecuTorch runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def official_binding_name() -> str | None:
     It is not loaded.
 
     Example:
-        >>> from lowerdeck.inspect import official_binding_name
+        >>> from lowerdeck.runner import official_binding_name
         >>> official_binding_name()  # doctest: +SKIP
         'executorch.extension.pybindings._portable_lib'
     """
@@ -48,7 +45,7 @@ def official_binding() -> dict[str, Any]:
         ModuleNotFoundError: It is not installed.
 
     Example:
-        >>> from lowerdeck.inspect import official_binding
+        >>> from lowerdeck.runner import official_binding
         >>> load = official_binding()["_load_for_executorch"]  # doctest: +SKIP
     """
     name = official_binding_name()

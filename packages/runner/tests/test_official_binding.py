@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lowerdeck.inspect import official_binding, official_binding_name
+from lowerdeck.runner import official_binding, official_binding_name
 
 # The packages are not installed here, or must not be loaded: others stand in their places.
 _PACKAGES = dict.fromkeys(
@@ -20,7 +20,6 @@ _PACKAGES = dict.fromkeys(
 )
 _MADE_UP = {
     "executorch/extension/pybindings/_portable_lib.py": "name, loads = '_portable_lib', 1\n",
-    "torch.py": "loaded = True\n",
     "openvino/__init__.py": "raise RuntimeError('nobody asked for it')\n",
     "openvino/libs/libopenvino_c.so.2541": "",
     "openvino/libs/libopenvino.so.2541": "",
@@ -34,8 +33,8 @@ def _told(tmp_path: Path, files: dict[str, str], **environment: str) -> list[str
         (tmp_path / name).write_text(text or "")
     program = f"""
 import os, sys
+from lowerdeck.runner import official_binding, official_binding_name
 sys.path.insert(0, {str(tmp_path)!r})
-from lowerdeck.inspect import official_binding, official_binding_name
 print(official_binding_name().rpartition('.')[2])
 print(official_binding()["name"], os.environ.get("OPENVINO_LIB_PATH"))
 """
@@ -56,7 +55,7 @@ def test_the_binding_is_loaded_by_either_name_with_openvinos_library(tmp_path: P
     assert _told(tmp_path, _MADE_UP) == ["_portable_lib", "_portable_lib", library]
     assert _told(tmp_path, {}, OPENVINO_LIB_PATH="mine")[2] == "mine"
     newer = tmp_path / "newer"
-    made_up = {"executorch/extension/pybindings/_C.py": "name = '_C'\n", "torch.py": ""}
+    made_up = {"executorch/extension/pybindings/_C.py": "name = '_C'\n"}
     assert _told(newer, made_up)[:2] == ["_C", "_C"]
 
 
