@@ -13,8 +13,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnValue
-from lowerdeck.serializer import XnnOperator as NodeKind
+from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
 from lowerdeck.xnnpack.emit.scratch import Scratch
@@ -54,7 +53,7 @@ class Emission:
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
-        self.functions: dict[str, tuple[NodeKind, torch.Tensor]] = {}
+        self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
         """The function and its argument that constants under some keys were computed of."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
@@ -168,7 +167,7 @@ class Emission:
         layout = tracked.preferred if tracked.preferred in ids else next(iter(ids))
         shape = tracked.shape
         with self.stored(None, encoding):
-            value = self.add(NodeKind.CONVERT, shape, layout, input_id=ids[layout])
+            value = self.add(XnnOperator.CONVERT, shape, layout, input_id=ids[layout])
         return Tracked(shape, None, layout, {layout: value}, encoding)
 
     def dynamic(
@@ -187,7 +186,7 @@ class Emission:
         known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
         if known is None:
             with self.stored(None, encoding):
-                known = self.add(NodeKind.CONVERT, shape, layout, input_id=value)
+                known = self.add(XnnOperator.CONVERT, shape, layout, input_id=value)
             self._dynamic[value, encoding] = known
         return known
 
@@ -243,7 +242,7 @@ class Emission:
         value = self.graph.values[source]
         # The runtime keeps one role a value: whatever has one already is copied.
         if value.flags or value.constant:
-            source = self.add(NodeKind.COPY, tracked.shape, layout, input_id=source)
+            source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
         value.external_id, value.flags = position, XnnValue.OUTPUT
         self.graph.output_ids.append(source)
@@ -408,7 +407,7 @@ class Emission:
 
     def add(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         shape: Sequence[Dim],
         layout: Layout = Layout.PLAIN,
         output_range: Range | None = None,
@@ -434,7 +433,7 @@ class Emission:
 
     def unary(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         operand: Tracked,
         limits: Range | None = None,
         *,
@@ -461,7 +460,7 @@ class Emission:
 
     def binary(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         left: Tracked | float,
         right: Tracked | float,
         limits: Range | None = None,
@@ -504,7 +503,7 @@ class Emission:
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_RESHAPE,
+                XnnOperator.STATIC_RESHAPE,
                 shape,
                 num_dims=len(new_shape),
                 new_shape=new_shape,
@@ -536,7 +535,7 @@ class Emission:
             return value
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_TRANSPOSE,
+                XnnOperator.STATIC_TRANSPOSE,
                 shape,
                 num_dims=len(permutation),
                 perm=tuple(permutation),
