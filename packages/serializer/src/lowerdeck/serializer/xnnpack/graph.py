@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
@@ -157,6 +157,18 @@ class XnnNode:
         """
         value: Any = self.fields[name]
         return value  # type: ignore[no-any-return]
+
+    def reading(self, others: Mapping[int, int]) -> XnnNode:
+        """Return the node with other values in place of some.
+
+        Args:
+            others: Ids by those that they replace; results are replaced as well.
+        """
+        fields: dict[str, Any] = dict(self.fields)
+        for name in _IDS[self.operator]:
+            if name in fields:
+                fields[name] = others.get(fields[name], fields[name])
+        return replace(self, fields=fields)
 
 
 _IDS = {

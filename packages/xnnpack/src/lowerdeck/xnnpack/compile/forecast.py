@@ -10,7 +10,6 @@ from torch.fx import Node
 from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
     QUANTIZATION,
@@ -19,6 +18,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     name_of,
     static_encoding,
 )
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import entry_of
 from lowerdeck.xnnpack.payload.encoding import FLOAT

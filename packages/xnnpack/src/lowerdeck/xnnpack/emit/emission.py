@@ -13,10 +13,9 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnValue
-from lowerdeck.serializer import XnnOperator as NodeKind
+from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
-from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
 from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -54,7 +53,7 @@ class Emission:
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
-        self.functions: dict[str, tuple[NodeKind, torch.Tensor]] = {}
+        self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
         """The function and its argument that constants under some keys were computed of."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
@@ -82,10 +81,6 @@ class Emission:
     def define(self, node: fx.Node, tracked: Tracked) -> None:
         """Say what a node's result is."""
         self._tracked[node] = tracked
-
-    def define_value(self, node: fx.Node, value: int, layout: Layout = Layout.PLAIN) -> None:
-        """Say which value holds a node's result, and in which layout."""
-        self._tracked[node] = self.tracked(shape_of(node), value, layout)
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
         """Return what is known of a tensor that one value holds."""
@@ -172,7 +167,7 @@ class Emission:
         layout = tracked.preferred if tracked.preferred in ids else next(iter(ids))
         shape = tracked.shape
         with self.stored(None, encoding):
-            value = self.add(NodeKind.CONVERT, shape, layout, input_id=ids[layout])
+            value = self.add(XnnOperator.CONVERT, shape, layout, input_id=ids[layout])
         return Tracked(shape, None, layout, {layout: value}, encoding)
 
     def dynamic(
@@ -191,7 +186,7 @@ class Emission:
         known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
         if known is None:
             with self.stored(None, encoding):
-                known = self.add(NodeKind.CONVERT, shape, layout, input_id=value)
+                known = self.add(XnnOperator.CONVERT, shape, layout, input_id=value)
             self._dynamic[value, encoding] = known
         return known
 
@@ -247,7 +242,7 @@ class Emission:
         value = self.graph.values[source]
         # The runtime keeps one role a value: whatever has one already is copied.
         if value.flags or value.constant:
-            source = self.add(NodeKind.COPY, tracked.shape, layout, input_id=source)
+            source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
         value.external_id, value.flags = position, XnnValue.OUTPUT
         self.graph.output_ids.append(source)
@@ -412,7 +407,7 @@ class Emission:
 
     def add(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         shape: Sequence[Dim],
         layout: Layout = Layout.PLAIN,
         output_range: Range | None = None,
@@ -437,24 +432,35 @@ class Emission:
         return output
 
     def unary(
-        self, kind: NodeKind, operand: Tracked, limits: Range | None = None, **fields: Fields
+        self,
+        kind: XnnOperator,
+        operand: Tracked,
+        limits: Range | None = None,
+        *,
+        shape: Sequence[Dim] | None = None,
+        layout: Layout | None = None,
+        **fields: Fields,
     ) -> Tracked:
-        """Add a function of each element of a tensor.
+        """Add a node of one input.
 
         Args:
-            kind: The function.
-            operand: The tensor; the result has its shape and layout.
+            kind: What it computes.
+            operand: The input.
             limits: Least and greatest result, where the node is to clamp.
+            shape: Sizes of the result, where they are not the operand's.
+            layout: Layout of the operand and the result, where it is not the operand's preferred.
             **fields: The fields of the node's table beside its input and output.
         """
-        layout = operand.preferred
+        shape = operand.shape if shape is None else shape
+        layout = operand.preferred if layout is None else layout
         value = self.id_of(operand, layout)
-        result = self.add(kind, operand.shape, layout, limits, input_id=value, **fields)
-        return self.tracked(operand.shape, result, layout)
+        return self.tracked(
+            shape, self.add(kind, shape, layout, limits, input_id=value, **fields), layout
+        )
 
     def binary(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         left: Tracked | float,
         right: Tracked | float,
         limits: Range | None = None,
@@ -497,7 +503,7 @@ class Emission:
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_RESHAPE,
+                XnnOperator.STATIC_RESHAPE,
                 shape,
                 num_dims=len(new_shape),
                 new_shape=new_shape,
@@ -529,7 +535,7 @@ class Emission:
             return value
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_TRANSPOSE,
+                XnnOperator.STATIC_TRANSPOSE,
                 shape,
                 num_dims=len(permutation),
                 perm=tuple(permutation),

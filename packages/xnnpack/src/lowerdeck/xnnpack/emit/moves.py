@@ -28,13 +28,7 @@ def merge_moves(emission: Emission) -> None:
     known: dict[Any, int] = {}
     renamed: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
-        merged = node
-        if renamed:
-            fields = {
-                name: renamed.get(value, value) if name.endswith("_id") else value  # type: ignore[arg-type]
-                for name, value in node.fields.items()
-            }
-            merged = replace(node, fields=fields)
+        merged = node.reading(renamed) if renamed else node
         output = node.number("output_id")
         if node.operator in _MOVES:
             maker = makers.get(merged.number("input_id"), -1)

@@ -15,8 +15,7 @@ from math import prod
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import XnnGraph
-from lowerdeck.serializer import XnnOperator as NodeKind
+from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.emit.tracked import Tracked
@@ -155,7 +154,7 @@ class _Tensor:
         self.keys[:0] = [None] * count
         one = self.emission.constant_value(torch.ones([1] * len(self.shape)))
         self.value = self.emission.add(
-            NodeKind.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
+            XnnOperator.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
         )
 
     def merge(self, group: int) -> None:
@@ -181,7 +180,7 @@ class _Tensor:
         value = self.emission.permuted(self.value, order, shape)
         for _ in range(dropped // 2):
             del shape[-3:-1]
-            value = self.emission.add(NodeKind.GLOBAL_AVG_POOLING_2D, shape, input_id=value)
+            value = self.emission.add(XnnOperator.GLOBAL_AVG_POOLING_2D, shape, input_id=value)
         return value
 
     def _of_group(self, group: int) -> list[_Key]:
@@ -192,7 +191,7 @@ class _Tensor:
         shape = [*self.shape[:axis], size, *self.shape[axis + 1 :]]
         slices = [
             self.emission.add(
-                NodeKind.STATIC_SLICE,
+                XnnOperator.STATIC_SLICE,
                 shape,
                 num_dims=rank,
                 offsets=tuple(number * size if at == axis else 0 for at in range(rank)),
@@ -244,7 +243,7 @@ def _joined(
         f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
     }
     value = emission.add(
-        NodeKind[f"CONCATENATE{len(parts)}"],
+        XnnOperator[f"CONCATENATE{len(parts)}"],
         (*shape[:axis], size, *shape[axis + 1 :]),
         layout,
         None,

@@ -14,35 +14,10 @@ from lowerdeck.xnnpack.emit.tables import compute_tables
 
 _CONVOLUTIONS = (XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D)
 _BY_ELEMENT = {
-    *(
-        XnnOperator.ADD,
-        XnnOperator.SUBTRACT,
-        XnnOperator.MULTIPLY,
-        XnnOperator.DIV,
-        XnnOperator.MAXIMUM,
-    ),
-    *(
-        XnnOperator.MINIMUM,
-        XnnOperator.PRELU,
-        XnnOperator.ABS,
-        XnnOperator.CEILING,
-        XnnOperator.CLAMP,
-    ),
-    *(XnnOperator.COPY, XnnOperator.COS, XnnOperator.ELU, XnnOperator.EXP, XnnOperator.FLOOR),
-    *(
-        XnnOperator.GELU,
-        XnnOperator.HARDSWISH,
-        XnnOperator.LEAKY_RELU,
-        XnnOperator.LOG,
-        XnnOperator.NEGATE,
-    ),
-    *(
-        XnnOperator.RECIPROCAL_SQUARE_ROOT,
-        XnnOperator.SIGMOID,
-        XnnOperator.SIN,
-        XnnOperator.SQUARE,
-    ),
-    *(XnnOperator.SQUARE_ROOT, XnnOperator.TANH),
+    one for one in XnnOperator if one.table in ("Unary", "Binary", "LeakyReLU", "ELU")
+} - {
+    *(XnnOperator.SOFTMAX, XnnOperator.CONVERT, XnnOperator.GLOBAL_AVG_POOLING_2D),
+    XnnOperator.BATCH_MATRIX_MULTIPLY,
 }
 _SIDES = ("padding_top", "padding_right", "padding_bottom", "padding_left")
 _TILE = 32
@@ -66,19 +41,13 @@ def tidy(emission: Emission) -> None:
     _keep_images(emission)
     merge_moves(emission)
     _drop_unread(emission)
-    readers = _readers_of(emission.graph)
+    readers = defaultdict[int, set[XnnOperator]](set)
+    for node in emission.graph.nodes:
+        for value in node.inputs:
+            readers[value].add(node.operator)
     compute_steps(emission, readers)
     compute_tables(emission, readers)
     _number_anew(emission)
-
-
-def _readers_of(graph: XnnGraph) -> dict[int, set[XnnOperator]]:
-    """Return the kinds of nodes that read each value that is read."""
-    readers: dict[int, set[XnnOperator]] = {}
-    for node in graph.nodes:
-        for value in node.inputs:
-            readers.setdefault(value, set()).add(node.operator)
-    return readers
 
 
 class _Uses:
@@ -136,10 +105,10 @@ def _keep_images(emission: Emission) -> None:
             made = images[result.id] = emission.value_like(result, _row(result.shape))
             back = {"num_dims": 3, "input_id": made, "output_id": result.id}
             line = XnnNode(XnnOperator.STATIC_RESHAPE, {**back, "new_shape": result.shape})
-            image = _reading(node, operands | {result.id: made})
+            image = node.reading(operands | {result.id: made})
             changed[number] = [(image, number), (line, number)]
         elif any(one in renamed for one in node.inputs):
-            changed[number] = [(_reading(node, renamed), number)]
+            changed[number] = [(node.reading(renamed), number)]
     if changed:
         _replace(emission, changed)
 
@@ -170,15 +139,6 @@ def _operands(
         else:
             return None
     return operands if any(one in images for one in operands) else None
-
-
-def _reading(node: XnnNode, others: Mapping[int, int]) -> XnnNode:
-    """Return a node of other values."""
-    fields = {
-        name: others.get(value, value) if name.endswith("_id") else value  # type: ignore[arg-type]
-        for name, value in node.fields.items()
-    }
-    return replace(node, fields=fields)
 
 
 # -- zeros before convolutions
@@ -373,18 +333,13 @@ def _number_anew(emission: Emission) -> None:
     values = [one for one in graph.values if one.id in used or one.external_id is not None]
     numbers = {value.id: number for number, value in enumerate(values)}
     held = {one for value in values for one in (value.constant, value.encoding.scale_constant)}
-    graph.nodes[:] = [_renumbered(node, numbers, place) for place, node in enumerate(graph.nodes)]
+    graph.nodes[:] = [
+        replace(node.reading(numbers), debug_handle=place)
+        for place, node in enumerate(graph.nodes)
+    ]
     for value in values:
         value.id = numbers[value.id]
     graph.values[:] = values
     graph.constants[1:] = [one for one in graph.constants[1:] if one in held]
     for ids in (graph.input_ids, graph.output_ids):
         ids[:] = [numbers[one] for one in ids]
-
-
-def _renumbered(node: XnnNode, numbers: Mapping[int, int], place: int) -> XnnNode:
-    fields = {
-        name: numbers[value] if name.endswith("_id") and value != XnnNode.NONE else value  # type: ignore[index]
-        for name, value in node.fields.items()
-    }
-    return XnnNode(node.operator, fields, node.output_range, place)

@@ -10,10 +10,8 @@ from torch.fx import Node
 
 from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
-_aten = torch.ops.aten
 _COARSEST = 2**11
 """From here on the runtime loses a step of its sums."""
 _FINEST_PRODUCT = 2**15
@@ -27,18 +25,16 @@ _CAN_CLAMP = {XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOp
 
 
 def _binary(kind: XnnOperator, *, swapped: bool = False) -> Operator:
-    def emit(emission: Emission, call: Call) -> None:
-        left, right = (emission.of(call.args[name]) for name in ("self", "other"))
+    def build(e: Emission, left: Tracked, call: Call) -> Tracked:
+        right = e.of(call.args["other"])
         if swapped:
             left, right = right, left
-        right = scaled(emission, right, call.args.get("alpha", 1))
+        right = scaled(e, right, call.args.get("alpha", 1))
         left, right = _without_repeats(left, right), _without_repeats(right, left)
-        last, limits = following_clamp(call.node) if kind in _CAN_CLAMP else (call.node, None)
-        shape = shape_of(call.node)
-        emission.define(last, emission.binary(kind, left, right, limits, shape=shape))
+        return e.binary(kind, left, right, call.limits, shape=shape_of(call.node))
 
-    return Operator(
-        emit,
+    return function(
+        build,
         _refusal,
         integers=Integers.CHOOSES,
         scale_refusal=partial(scale_refusal, kind),
@@ -106,17 +102,14 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-_ADD = _binary(XnnOperator.ADD)
-_SUB = _binary(XnnOperator.SUBTRACT)
-_RSUB = _binary(XnnOperator.SUBTRACT, swapped=True)
-_MUL = _binary(XnnOperator.MULTIPLY)
-_DIV = _binary(XnnOperator.DIV)
-ARITHMETIC: Table = {
-    **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar], _ADD),
-    **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar], _SUB),
-    **dict.fromkeys([_aten.rsub.Tensor, _aten.rsub.Scalar], _RSUB),
-    **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar], _MUL),
-    **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar], _DIV),
-    _aten.maximum.default: _binary(XnnOperator.MAXIMUM),
-    _aten.minimum.default: _binary(XnnOperator.MINIMUM),
-}
+ARITHMETIC: Table = table(
+    {
+        "add.Tensor add.Scalar": _binary(XnnOperator.ADD),
+        "sub.Tensor sub.Scalar": _binary(XnnOperator.SUBTRACT),
+        "rsub.Tensor rsub.Scalar": _binary(XnnOperator.SUBTRACT, swapped=True),
+        "mul.Tensor mul.Scalar": _binary(XnnOperator.MULTIPLY),
+        "div.Tensor div.Scalar": _binary(XnnOperator.DIV),
+        "maximum": _binary(XnnOperator.MAXIMUM),
+        "minimum": _binary(XnnOperator.MINIMUM),
+    }
+)

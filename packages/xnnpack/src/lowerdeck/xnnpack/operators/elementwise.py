@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import MOST_RESCALED, Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.contract import (
+    Build,
     FloatNeededError,
     Integers,
     Operator,
@@ -20,6 +20,8 @@ from lowerdeck.xnnpack.operators.contract import (
     Scales,
     Table,
     accept,
+    function,
+    table,
 )
 from lowerdeck.xnnpack.payload.encoding import int8
 from lowerdeck.xnnpack.payload.layout import Layout
@@ -27,22 +29,12 @@ from lowerdeck.xnnpack.payload.layout import Layout
 _aten = torch.ops.aten
 
 
-Build = Callable[[Emission, Tracked, Call], Tracked]
-"""From a tensor and the call that reads it to the result."""
 _add = XnnOperator.ADD
 _mul = XnnOperator.MULTIPLY
 
 
-def _operator(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
-    def emit(emission: Emission, call: Call) -> None:
-        tracked = emission.of(call.args["self" if "self" in call.args else "input"])
-        emission.define(call.node, build(emission, tracked, call))
-
-    return Operator(emit, refusal, **options)
-
-
 def _on_integers(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
-    return _operator(build, refusal, integers=Integers.CHOOSES, **options)
+    return function(build, refusal, integers=Integers.CHOOSES, **options)
 
 
 def _direct(kind: XnnOperator) -> Operator:
@@ -217,29 +209,24 @@ def _pow_refusal(call: Call) -> str | None:
     return None
 
 
-def _prelu(emission: Emission, call: Call) -> None:
-    tracked, slope = emission.of(call.args["self"]), emission.of(call.args["weight"])
-    rank = len(tracked.shape)
-    layout = Layout.CHANNELS_LAST if rank == 4 else tracked.preferred
-    data = emission.constant(call.args["weight"]) if slope.is_constant else None
-    if data is None:
-        slope_id = emission.id_of(slope)
-    else:
-        encoding = _slope_encoding(emission, tracked, data)
+def _prelu(e: Emission, x: Tracked, call: Call) -> Tracked:
+    slope, rank = e.of(call.args["weight"]), len(x.shape)
+    layout = Layout.CHANNELS_LAST if rank == 4 else x.preferred
+    if slope.is_constant:
+        data = e.constant(call.args["weight"])
+        encoding = _slope_encoding(e, x, data)
         if data.numel() == 1 or rank < 2:
             data = data.reshape(1)
         else:
             wide = data.reshape(1, -1, *(1,) * (rank - 2))
             data = wide.permute(layout.permutation(rank))
-        slope_id = emission.constant_value(data, encoding=encoding)
-    value = emission.add(
-        XnnOperator.PRELU,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=slope_id,
+        slope_id = e.constant_value(data, encoding=encoding)
+    else:
+        slope_id = e.id_of(slope)
+    value = e.add(
+        XnnOperator.PRELU, x.shape, layout, input1_id=e.id_of(x, layout), input2_id=slope_id
     )
-    emission.define_value(call.node, value, layout)
+    return e.tracked(x.shape, value, layout)
 
 
 def _slope_encoding(
@@ -275,42 +262,37 @@ def _pow_int8_refusal(call: Call) -> str | None:
     return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
 
 
-_KINDS = {
-    _aten.abs.default: XnnOperator.ABS,
-    _aten.ceil.default: XnnOperator.CEILING,
-    _aten.cos.default: XnnOperator.COS,
-    _aten.exp.default: XnnOperator.EXP,
-    _aten.floor.default: XnnOperator.FLOOR,
-    _aten.hardswish.default: XnnOperator.HARDSWISH,
-    _aten.log.default: XnnOperator.LOG,
-    _aten.neg.default: XnnOperator.NEGATE,
-    _aten.sigmoid.default: XnnOperator.SIGMOID,
-    _aten.sin.default: XnnOperator.SIN,
-    _aten.square.default: XnnOperator.SQUARE,
-    _aten.tanh.default: XnnOperator.TANH,
-}
-_ELU = _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal)
-_PRELU = Operator(_prelu, _prelu_refusal, integers=Integers.CHOOSES, packs=("weight",))
-ELEMENTWISE: Table = {
-    **{op: _direct(kind) for op, kind in _KINDS.items()},
-    # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
-    _aten.sqrt.default: _on_integers(_sqrt, wide=True),
-    **dict.fromkeys([_aten.elu.default, _aten.celu.default, _aten.selu.default], _ELU),
-    _aten.softplus.default: _operator(_softplus, _softplus_refusal, wide=True),
-    _aten.mish.default: _operator(_mish, wide=True),
-    _aten.gelu.default: _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
-    _aten.hardsigmoid.default: _on_integers(
-        _hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal
-    ),
-    _aten.leaky_relu.default: _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
-    _aten.pow.Tensor_Scalar: _on_integers(
-        lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),
-        _pow_refusal,
-        int8_refusal=_pow_int8_refusal,
-        wide=True,
-    ),
-    **dict.fromkeys([_aten.prelu.default, _aten._prelu_kernel.default], _PRELU),
-    _aten.reciprocal.default: _operator(lambda e, x, _: e.binary(XnnOperator.DIV, 1.0, x)),
-    _aten.rsqrt.default: _operator(_rsqrt, wide=True),
-    _aten.silu.default: _on_integers(_silu, scale_refusal=_silu_scale_refusal),
-}
+ELEMENTWISE: Table = table(
+    {
+        "abs": _direct(XnnOperator.ABS),
+        "ceil": _direct(XnnOperator.CEILING),
+        "cos": _direct(XnnOperator.COS),
+        "exp": _direct(XnnOperator.EXP),
+        "floor": _direct(XnnOperator.FLOOR),
+        "hardswish": _direct(XnnOperator.HARDSWISH),
+        "log": _direct(XnnOperator.LOG),
+        "neg": _direct(XnnOperator.NEGATE),
+        "sigmoid": _direct(XnnOperator.SIGMOID),
+        "sin": _direct(XnnOperator.SIN),
+        "square": _direct(XnnOperator.SQUARE),
+        "tanh": _direct(XnnOperator.TANH),
+        # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
+        "sqrt": _on_integers(_sqrt, wide=True),
+        "elu celu selu": _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal),
+        "softplus": function(_softplus, _softplus_refusal, wide=True),
+        "mish": function(_mish, wide=True),
+        "gelu": _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
+        "hardsigmoid": _on_integers(_hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal),
+        "leaky_relu": _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
+        "pow.Tensor_Scalar": _on_integers(
+            lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),
+            _pow_refusal,
+            int8_refusal=_pow_int8_refusal,
+            wide=True,
+        ),
+        "prelu _prelu_kernel": _on_integers(_prelu, _prelu_refusal, packs=("weight",)),
+        "reciprocal": function(lambda e, x, _: e.binary(XnnOperator.DIV, 1.0, x)),
+        "rsqrt": function(_rsqrt, wide=True),
+        "silu": _on_integers(_silu, scale_refusal=_silu_scale_refusal),
+    }
+)

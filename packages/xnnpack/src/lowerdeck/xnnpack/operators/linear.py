@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from lowerdeck.serializer import XnnEncoding, XnnNode, XnnOperator
-from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,
     Integers,
     Operator,
+    Refusal,
     Scales,
     Table,
+    table,
 )
 from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
 from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload.encoding import HALF
-
-_aten = torch.ops.aten
-Emit: TypeAlias = Callable[[Emission, Call], None]
-Refusal: TypeAlias = Callable[[Call], str | None]
 
 
 def _fully_connected(
@@ -85,15 +82,9 @@ def _weights(
     if affine is None:
         bias_id = XnnNode.NONE if bias is None else _packed(emission, bias, flat=True)
         return _packed(emission, filters, encoding=_filter_encoding(emission, filters)), bias_id
-    scale = affine.scale if flags else affine.scale.unsqueeze(1)
-    folded = (emission.constant(filters).double() * scale).float()
-    shift = affine.shift
-    if bias is not None:
-        shift = shift + emission.constant(bias).reshape(-1).double() * affine.scale
-    return (
-        emission.packed(folded, _filter_encoding(emission)),
-        emission.packed(shift.float()),
-    )
+    shift = None if bias is None else emission.constant(bias)
+    folded, shift = affine.fold(emission.constant(filters), shift, 1 if flags else 0)
+    return emission.packed(folded, _filter_encoding(emission)), emission.packed(shift)
 
 
 def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
@@ -120,11 +111,6 @@ def _packed(
     return emission.packed(tensor, encoding)
 
 
-def _linear(emission: Emission, call: Call) -> None:
-    args = call.args
-    _fully_connected(emission, call.node, args["input"], args["weight"], args["bias"], 0)
-
-
 def _linear_refusal(call: Call) -> str | None:
     if call.rank("weight") != 2 or call.rank("input") < 1:
         return "its weight is no matrix"
@@ -135,13 +121,6 @@ def _linear_refusal(call: Call) -> str | None:
     ):
         return "its bias is not one number for each output"
     return None
-
-
-def _addmm(emission: Emission, call: Call) -> None:
-    args = call.args
-    _fully_connected(
-        emission, call.node, args["mat1"], args["mat2"], args["self"], XnnNode.TRANSPOSE_WEIGHTS
-    )
 
 
 def _addmm_refusal(call: Call) -> str | None:
@@ -158,7 +137,7 @@ def _addmm_refusal(call: Call) -> str | None:
 
 
 def _product(emission: Emission, call: Call) -> None:
-    left, right = _factors(call.node)
+    left, right = _factors(call)
     if len(shape_of(right)) == 2 and emission.of(right).is_constant:
         _fully_connected(emission, call.node, left, right, None, XnnNode.TRANSPOSE_WEIGHTS)
         return
@@ -167,27 +146,25 @@ def _product(emission: Emission, call: Call) -> None:
     emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 
-def _factors(node: Node) -> tuple[Node, Node]:
-    args = arguments_of(node)
-    return args["self"], args["other" if "other" in args else "mat2"]
+def _factors(call: Call) -> tuple[Node, Node]:
+    return call.args["self"], call.args["other" if "other" in call.args else "mat2"]
 
 
 def _product_refusal(call: Call) -> str | None:
-    left, right = (len(shape_of(factor)) for factor in _factors(call.node))
-    if left < 2 or right < 2:
+    if any(len(shape_of(factor)) < 2 for factor in _factors(call)):
         return "a factor is a vector"
     return None
 
 
 def _product_int8_refusal(call: Call) -> str | None:
-    right = _factors(call.node)[1]
+    right = _factors(call)[1]
     if call.is_weight(right) and len(shape_of(right)) != 2:
         return "its weight is no matrix"
     return None
 
 
 def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
-    right = _factors(call.node)[1]
+    right = _factors(call)[1]
     if call.is_weight(right):
         return None
     if scales.inputs[-1].zero_point != 0:
@@ -198,39 +175,36 @@ def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
     return None
 
 
-def _layer(emit: Emit, refusal: Refusal, *packs: str) -> Operator:
-    return Operator(
-        emit,
-        refusal,
-        integers=Integers.CHOOSES,
-        int8_refusal=_int8_refusal(packs[0]),
-        clamps=True,
-        packs=packs,
-    )
+def _layer(refusal: Refusal, source: str, weight: str, bias: str, flags: int = 0) -> Operator:
+    """Return a linear layer whose arguments have some names."""
 
+    def emit(emission: Emission, call: Call) -> None:
+        rows, filters, shift = (call.args[name] for name in (source, weight, bias))
+        _fully_connected(emission, call.node, rows, filters, shift, flags)
 
-def _int8_refusal(weight: str) -> Refusal:
-    def refusal(call: Call) -> str | None:
+    def int8_refusal(call: Call) -> str | None:
         """Return why a layer of integers is computed in float."""
         factor = call.args[weight]
         if not call.is_weight(factor):
             return "its weight is not constant"
         return None if len(shape_of(factor)) == 2 else "its weight is no matrix"
 
-    return refusal
+    packs = (weight, bias)
+    return Operator(emit, refusal, int8_refusal=int8_refusal, packs=packs, **_OPTIONS)
 
 
-_PRODUCT = Operator(
-    _product,
-    _product_refusal,
-    integers=Integers.CHOOSES,
-    int8_refusal=_product_int8_refusal,
-    scale_refusal=_product_scale_refusal,
-    clamps=True,
-    packs=("other", "mat2"),
+_OPTIONS: Mapping[str, Any] = {"integers": Integers.CHOOSES, "clamps": True}
+LINEAR: Table = table(
+    {
+        "linear": _layer(_linear_refusal, "input", "weight", "bias"),
+        "addmm": _layer(_addmm_refusal, "mat1", "mat2", "self", XnnNode.TRANSPOSE_WEIGHTS),
+        "mm bmm matmul": Operator(
+            _product,
+            _product_refusal,
+            int8_refusal=_product_int8_refusal,
+            scale_refusal=_product_scale_refusal,
+            packs=("other", "mat2"),
+            **_OPTIONS,
+        ),
+    }
 )
-LINEAR: Table = {
-    _aten.linear.default: _layer(_linear, _linear_refusal, "weight", "bias"),
-    _aten.addmm.default: _layer(_addmm, _addmm_refusal, "mat2", "self"),
-    **dict.fromkeys([_aten.mm.default, _aten.bmm.default, _aten.matmul.default], _PRODUCT),
-}

@@ -10,7 +10,6 @@ from torch import fx
 
 from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Emission, Quantized, Tracked, shape_of
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.quantized_weights import (
@@ -20,6 +19,7 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     store_static,
     symmetric,
 )
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload.encoding import FLOAT, PER_ROW
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -171,4 +171,4 @@ def _add(
                 XnnOperator.ADD, shape, output_range=ends, input1_id=result, input2_id=product
             )
         result = product
-    emission.define_value(last, result)
+    emission.define(last, emission.tracked(shape, result))

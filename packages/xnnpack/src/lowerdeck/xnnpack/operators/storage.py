@@ -12,9 +12,9 @@ from torch.fx import Node
 from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, fake
-from lowerdeck.xnnpack.operators.clamps import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
+from lowerdeck.xnnpack.operators.results import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
 
