@@ -389,7 +389,8 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    values = with_plain_sizes(functional(remove_noop_mode_regions(repair_program(program))))
+    program = with_plain_sizes(repair_program(program))
+    values = functional(remove_noop_mode_regions(program))
     return with_late_views(with_short_masks(values))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import (
     copy_graph_module,
@@ -99,9 +100,28 @@ def _rewrite(graph: Graph) -> None:
             return int(found)
         return number.node.shape_env.create_symintnode(found, hint=hint_of(number))
 
-    for node in graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = pytree.tree_map(lambda one: _plain(one, plain), node.meta["val"])
+    for node in list(graph.nodes):
+        if "val" not in node.meta:
+            continue
+        before = node.meta["val"]
+        value = node.meta["val"] = pytree.tree_map(lambda one: _plain(one, plain), before)
+        if (
+            isinstance(value, int)
+            and isinstance(before, torch.SymInt)
+            and node.op != "placeholder"
+        ):
+            _replace_by(node, value)
+
+
+def _replace_by(node: Node, number: int) -> None:
+    """Replace a size that turned out to be one number."""
+
+    def replaced(one: Node) -> Any:
+        return number if one is node else one
+
+    for user in list(node.users):
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), replaced)
+    node.graph.erase_node(node)
 
 
 def _number(size: Any) -> Any:
