@@ -22,7 +22,7 @@ PUBLIC = {"lowerdeck.lowered_module.testing", "lowerdeck.xnnpack.quantizer"}
 # By reason: the test files, without ``packages/``, ``tests/`` and suffix.
 BEHIND = {
     "formats of bytes and text": (
-        "demo-backends/test_inductor_backend demo-backends/test_text_format "
+        "demo-backends/test_text_format "
         "openvino/test_partition openvino/test_payload "
         "serializer/test_read "
         "serializer/test_field_check "
