@@ -30,12 +30,15 @@ MOST = {
     "LlamaForCausalLM": (1, 13),
     "MambaForCausalLM": (1, 10),
     "PhiForCausalLM": (1, 13),
+    "SegformerForSemanticSegmentation": (10, 43),
     "T5ForConditionalGeneration": (2, 69),
     "ViTModel": (1, 2),
+    "Wav2Vec2ConformerModel": (3, 23),
+    "Wav2Vec2Model": (1, 0),
 }
 """Delegates, and calls of kernels outside of them."""
-QUESTIONS = 8
-"""Questions on symbolic sizes that lowering asks torch, for each node of the program."""
+QUESTIONS = {"SegformerForSemanticSegmentation": 24, "Wav2Vec2ConformerModel": 9}
+"""Questions on symbolic sizes that lowering asks torch, for each node of the program; others 8."""
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -56,7 +59,7 @@ def test_few_delegates_and_kernels_compute_what_eager_does(
     monkeypatch.setattr(ShapeEnv, "evaluate_expr", counted)
     lowered = lower(program, [XnnpackPartitioner()], bounds=bounds_of(program))
     monkeypatch.undo()
-    assert questions["asked"] <= QUESTIONS * len(program.graph.nodes)
+    assert questions["asked"] <= QUESTIONS.get(name, 8) * len(program.graph.nodes)
     found: Any = facts_of(lowered.program)
     delegates, kernels = MOST[name]
     assert found["delegates"] <= delegates, found

@@ -606,6 +606,41 @@ def dynamic() -> Iterator[Case]:
         others=((torch.randn(1, 3, 16, 16),), (torch.randn(1, 3, 5, 5),)),
     )
     yield from two_sizes()
+    yield from three_sizes()
+
+
+def three_sizes() -> Iterator[Case]:
+    """Yield lines and images of which all sizes vary but the channels."""
+
+    def speech(x: Tensor, first: Any, second: Any, norm: Any, layer: Any, last: Any) -> Any:
+        y = norm(second(norm(first(x)).relu()).transpose(1, 2).transpose(1, 2)).transpose(1, 2)
+        y = layer(y)
+        return y + last(y.transpose(1, 2))[:, :, :-1].transpose(1, 2)
+
+    def image(x: Tensor, first: Any, layer: Any, norm: Any, last: Any) -> Any:
+        y = first(x)
+        tokens = norm(layer(y.flatten(2).transpose(1, 2)) * y.mean((2, 3))[:, None])
+        return last(tokens.transpose(1, 2).reshape(y.shape))
+
+    convolutions = (nn.Conv1d(3, 4, 3, 2), nn.Conv1d(4, 4, 2, bias=False))
+    batch, length = Dim("batch", min=1, max=5), Dim("length", min=9, max=40)
+    for groups in (1, 2, 4):
+        norm = nn.GroupNorm(groups, 4)
+        nn.init.uniform_(norm.weight)
+        parts = (*convolutions, norm, nn.Linear(4, 4), nn.Conv1d(4, 4, 4, padding=2, groups=2))
+        yield case(
+            *(f"dynamic_speech_{groups}", speech, (2, 3, 20)),
+            parts=parts,
+            dynamic=(({0: batch, 2: length},),),
+            others=((torch.randn(1, 3, 9),), (torch.randn(5, 3, 33),)),
+        )
+    height, width = Dim("height", min=6, max=16), Dim("width", min=6, max=16)
+    yield case(
+        *("dynamic_tokens_of_images", image, (2, 3, 8, 8)),
+        parts=(nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.LayerNorm(4), nn.Conv2d(4, 2, 3)),
+        dynamic=(({0: batch, 2: height, 3: width},),),
+        others=((torch.randn(1, 3, 6, 9),), (torch.randn(5, 3, 16, 7),)),
+    )
 
 
 def two_sizes() -> Iterator[Case]:

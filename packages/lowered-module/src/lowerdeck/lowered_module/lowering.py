@@ -62,7 +62,9 @@ from lowerdeck.lowered_module.program.functional import (
     mark_shared,
     used_memory,
 )
+from lowerdeck.lowered_module.program.late_views import with_late_views
 from lowerdeck.lowered_module.program.masks import with_short_masks
+from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.program.signature import SubProgram
 from lowerdeck.lowered_module.progress import Progress, shown
@@ -387,7 +389,9 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
-    return with_short_masks(functional(remove_noop_mode_regions(repair_program(program))))
+    program = with_plain_sizes(repair_program(program))
+    values = functional(remove_noop_mode_regions(program))
+    return with_late_views(with_short_masks(values))
 
 
 def _partitioned(

@@ -89,13 +89,20 @@ def _shorten(graph: Graph) -> bool:
                 unread.append(node)
         elif node.target is _ATTENTION:
             mask = arguments_of(node)["attn_mask"]
-            short = _without_repeats(mask, known)
+            short = None if known.get(mask) is _TRUE else _without_repeats(mask, known)
             if short is not mask:
-                node.replace_input_with(mask, short)
+                _give_mask(node, short)
                 unread.append(mask)
     changed = bool(unread)
     _erase(graph, unread)
     return changed
+
+
+def _give_mask(node: Node, mask: Any) -> None:
+    if "attn_mask" in node.kwargs:
+        node.kwargs = {**node.kwargs, "attn_mask": mask}
+    else:
+        node.args = (*node.args[:3], mask, *node.args[4:])
 
 
 def _erase(graph: Graph, unread: list[Node]) -> None:

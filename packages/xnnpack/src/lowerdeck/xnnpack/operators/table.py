@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnGraph
 from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import Call
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
@@ -30,7 +31,6 @@ from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.operators.volumes import VOLUMES
-from lowerdeck.xnnpack.payload.schema import MAX_RANK
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS: Table = {
@@ -133,8 +133,8 @@ def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str
             if reason:
                 return f"input {source.name}: {reason}"
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.dim() > MAX_RANK:
-        return f"{value.dim()} dimensions where at most {MAX_RANK} are allowed"
+    if isinstance(value, torch.Tensor) and value.dim() > XnnGraph.MAX_RANK:
+        return f"{value.dim()} dimensions where at most {XnnGraph.MAX_RANK} are allowed"
     return entry.refusal(Call(node, args, constants))
 
 
@@ -146,8 +146,8 @@ def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str 
         return "it is not a tensor"
     if tensor.dtype not in dtypes:
         return f"{tensor.dtype} where float32, float16 or bfloat16 is needed"
-    if tensor.dim() > MAX_RANK:
-        return f"{tensor.dim()} dimensions where at most {MAX_RANK} are allowed"
+    if tensor.dim() > XnnGraph.MAX_RANK:
+        return f"{tensor.dim()} dimensions where at most {XnnGraph.MAX_RANK} are allowed"
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
         return "it is empty"
     return None
