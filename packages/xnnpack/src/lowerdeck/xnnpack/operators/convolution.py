@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
-from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
@@ -23,11 +22,13 @@ from lowerdeck.xnnpack.emit import (
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table, table
 from lowerdeck.xnnpack.operators.images import (
+    Window,
     from_image,
     image_of,
     image_sizes,
     line_refusal,
     spatial,
+    window_fields,
 )
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
@@ -48,17 +49,13 @@ class Convolution:
     """A convolution's settings, whichever operator it was written with.
 
     Attributes:
-        stride: Steps in height and width.
-        padding: Zeros at top, right, bottom and left.
-        dilation: Steps between the elements of the kernel.
+        windows: How its kernel lies along height and width.
         groups: Number of groups.
         transposed: Whether it is a transposed convolution.
         adjustment: Rows and columns to add to a transposed convolution's result.
     """
 
-    stride: tuple[int, ...]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, ...]
+    windows: tuple[Window, Window]
     groups: int
     transposed: bool = False
     adjustment: tuple[int, ...] = (0, 0)
@@ -66,40 +63,25 @@ class Convolution:
     @classmethod
     def of(cls, call: Call) -> Convolution:
         """Return the settings of a call; over one dimension they are those of width."""
-        args = call.args
-        rank = call.rank("weight")
-
-        def two(name: str, other: int) -> tuple[int, ...]:
-            return spatial(args.get(name, other), rank, other)
-
-        dilation = two("dilation", 1)
+        args, rank = call.args, call.rank("weight")
+        kernel = [int(size) for size in image_sizes(call.shape("weight"))[2:]]
+        stride, dilation = (spatial(args[name], rank, 1) for name in ("stride", "dilation"))
         if isinstance(args["padding"], str):
-            sides = _named_padding(args["padding"], call.shape("weight")[2:], dilation)
+            same = args["padding"] == "same"
+            reach = [step * (size - 1) * same for size, step in zip(kernel, dilation, strict=True)]
+            # torch puts the odd row and column at the end
+            sides = [(one // 2, one - one // 2) for one in reach]
         else:
-            height, width = two("padding", 0)
-            sides = (height, width, height, width)
+            sides = [(one, one) for one in spatial(args["padding"], rank, 0)]
+        rows, columns = (
+            Window(kernel[axis], stride[axis], *sides[axis], dilation[axis]) for axis in (0, 1)
+        )
         return cls(
-            stride=two("stride", 1),
-            padding=sides,
-            dilation=dilation,
+            (rows, columns),
             groups=int(args["groups"]),
             transposed=bool(args.get("transposed", "transpose" in str(call.node.target))),
-            adjustment=two("output_padding", 0),
+            adjustment=spatial(args.get("output_padding", 0), rank, 0),
         )
-
-
-def _named_padding(
-    name: str, kernel: Sequence[Dim], dilation: tuple[int, ...]
-) -> tuple[int, int, int, int]:
-    if name == "valid":
-        return (0, 0, 0, 0)
-    sizes = [int(size) for size in kernel]
-    height, width = (
-        distance * (size - 1)
-        for distance, size in zip(dilation, [*[1] * (2 - len(sizes)), *sizes], strict=True)
-    )
-    # torch puts the odd row and column at the end
-    return (height // 2, width - width // 2, height - height // 2, width // 2)
 
 
 def _emit(emission: Emission, call: Call) -> None:
@@ -232,7 +214,7 @@ def _emit_dynamic(
         _define(emission, kind, image, ids, fields_of(settings, data.shape), last, limits)
 
 
-_POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
+_POINT = Convolution((Window(), Window()), groups=1)
 
 
 def _scaled_pixels(
@@ -290,23 +272,13 @@ def fields_of(settings: Convolution, weight: Sequence[int]) -> dict[str, Fields]
         settings: How it convolves.
         weight: The sizes of its weight, as torch has them.
     """
-    top, right, bottom, left = settings.padding
     groups = settings.groups
     if settings.transposed:
         channels_in, channels_out = weight[0] // groups, weight[1]
     else:
         channels_in, channels_out = weight[1], weight[0] // groups
     return {
-        "padding_top": top,
-        "padding_right": right,
-        "padding_bottom": bottom,
-        "padding_left": left,
-        "kernel_height": weight[2],
-        "kernel_width": weight[3],
-        "subsampling_height": settings.stride[0],
-        "subsampling_width": settings.stride[1],
-        "dilation_height": settings.dilation[0],
-        "dilation_width": settings.dilation[1],
+        **window_fields(*settings.windows, "kernel", "subsampling"),
         "group_input_channels": channels_in,
         "group_output_channels": channels_out,
         "groups": groups,

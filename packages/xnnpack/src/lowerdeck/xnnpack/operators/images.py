@@ -94,23 +94,26 @@ def pool(
         columns: The windows along the width.
         limits: Least and greatest result.
     """
-    return emission.unary(
-        kind,
-        image,
-        limits,
-        shape=shape,
-        layout=Layout.CHANNELS_LAST,
-        padding_top=rows.before,
-        padding_right=columns.after,
-        padding_bottom=rows.after,
-        padding_left=columns.before,
-        pooling_height=rows.kernel,
-        pooling_width=columns.kernel,
-        stride_height=rows.stride,
-        stride_width=columns.stride,
-        dilation_height=rows.dilation,
-        dilation_width=columns.dilation,
-    )
+    fields = window_fields(rows, columns, "pooling", "stride")
+    return emission.unary(kind, image, limits, shape=shape, layout=Layout.CHANNELS_LAST, **fields)
+
+
+def window_fields(rows: Window, columns: Window, kernel: str, stride: str) -> dict[str, int]:
+    """Return the fields of a node of windows over images.
+
+    Args:
+        rows: The windows along the height.
+        columns: The windows along the width.
+        kernel: What the node calls their sizes.
+        stride: What the node calls their steps.
+    """
+    fields = {"padding_top": rows.before, "padding_right": columns.after}
+    fields |= {"padding_bottom": rows.after, "padding_left": columns.before}
+    for side, window in (("height", rows), ("width", columns)):
+        fields[f"{kernel}_{side}"] = window.kernel
+        fields[f"{stride}_{side}"] = window.stride
+        fields[f"dilation_{side}"] = window.dilation
+    return fields
 
 
 def mean_of_images(

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from lowerdeck.serializer import XnnGraph
 from lowerdeck.torch_base import OpOverload, arguments_of
-from lowerdeck.xnnpack.emit import Call
+from lowerdeck.xnnpack.emit import Call, named
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
@@ -54,11 +54,11 @@ OPERATORS: Table = {
     **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
 _aten = torch.ops.aten
-_LEFT = dict.fromkeys(
-    [
-        *(_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar),
-        *(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor),
-    ],
+_LEFT: dict[object, str] = dict.fromkeys(
+    named(
+        "where.self where.ScalarOther where.ScalarSelf where.Scalar "
+        "masked_fill.Scalar masked_fill.Tensor"
+    ),
     "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
 )
 _LEFT[_aten._int_mm.default] = (

@@ -21,7 +21,7 @@ from lowerdeck.xnnpack.operators.convolution import (
     fields_of,
     filter_encoding,
 )
-from lowerdeck.xnnpack.operators.images import padded, spatial, volume_refusal
+from lowerdeck.xnnpack.operators.images import Window, padded, spatial, volume_refusal
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
@@ -89,12 +89,11 @@ def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_i
             tracked,
             *(kernel[0], stride[0], padding[0], dilation[0], int(depth), groups),
         )
-    settings = Convolution(
-        stride=stride[1:],
-        padding=(padding[1], padding[2], padding[1], padding[2]),
-        dilation=dilation[1:],
-        groups=groups,
+    rows, columns = (
+        Window(kernel[axis], stride[axis], padding[axis], padding[axis], dilation[axis])
+        for axis in (1, 2)
     )
+    settings = Convolution((rows, columns), groups)
     value = emission.add(
         XnnOperator.CONV2D,
         (batch * depth, outputs, height, width),
