@@ -25,6 +25,7 @@ from lowerdeck.torch_base import (
     arguments_of,
     copy_graph_module,
     expression_of,
+    is_channels_last,
     renamed_outputs,
     varies,
     with_parts,
@@ -234,7 +235,7 @@ class _Pass:
         wanted = _wanted(self._graph, parts)
         resizes = [node for node in self._graph.nodes if _is_left_resize(node)]
         if not changed and not wanted:
-            return sum(map(self._lay_channels_last, resizes)) > 0
+            return self._lay_as_read() + sum(map(self._lay_channels_last, resizes)) > 0
         for node in list(self._graph.nodes):
             if node.op not in {"call_function", "output"}:
                 continue
@@ -245,6 +246,7 @@ class _Pass:
                     if source in self._held:
                         node.replace_input_with(source, self._merged(source, node))
         self._drop_unread()
+        self._lay_as_read()
         for node in resizes:
             self._lay_channels_last(node)
         return True
@@ -266,6 +268,28 @@ class _Pass:
             value = node.meta["val"]
             node.meta["val"] = value.contiguous(memory_format=torch.channels_last)
         return True
+
+    def _lay_as_read(self) -> int:
+        """Let what is computed element by element lie as what it is computed of; count changes.
+
+        Views that permute are copies, so that nothing lies channels last for being one of these.
+        """
+        lies: dict[Node, bool] = {}
+        count = 0
+        for node in self._graph.nodes:
+            value = node.meta.get("val")
+            if not isinstance(value, torch.Tensor) or value.dim() != _IMAGE:
+                continue
+            target: Any = node.target
+            if target in _VIEWS or target in _RULES:
+                continue
+            lies[node] = is_channels_last(value)
+            if lies[node] and torch.Tag.pointwise in getattr(target, "tags", ()):
+                lies[node] = any(lies.get(source) for source in node.all_input_nodes)
+                if not lies[node]:
+                    node.meta["val"] = value.new_empty(value.shape)
+                    count += 1
+        return count
 
     def _widen(self, node: Node) -> None:
         """Make a convolution over one dimension one over two."""
