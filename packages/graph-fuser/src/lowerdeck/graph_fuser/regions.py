@@ -12,6 +12,9 @@ from lowerdeck.graph_fuser.errors import RegionError
 ROOT = 0
 """Index of the implicit outermost region: every node that no region names."""
 
+_NO_CHILDREN: list[int] = []
+"""The children of all regions without any: one list, for most regions of a model are such."""
+
 
 # Not frozen, which makes the creation four times as long.
 @dataclass(slots=True, eq=False)
@@ -119,7 +122,7 @@ def _enter(tree: RegionTree, region: Region, parent: int) -> None:
     tree.regions.append(region)
     tree.parent.append(parent)
     tree.depth.append(tree.depth[parent] + 1)
-    tree.children.append([])
+    tree.children.append([] if region.children else _NO_CHILDREN)
     tree.children[parent].append(index)
 
 

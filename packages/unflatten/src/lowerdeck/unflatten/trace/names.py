@@ -287,8 +287,7 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
             if path not in calls.types:
                 calls.types[path] = type_name
                 paths.add(path)
-            identity = key.partition("@")[0]
-            if identity.isdecimal():
+            if key[:1].isdecimal() and (identity := key.partition("@")[0]).isdecimal():
                 calls.identities[path] = identity
                 paths.alias(first.setdefault(identity, path), path)
     return calls
