@@ -65,7 +65,6 @@ class Call:
     """One call of an operator, as the question whether XNNPACK can take it.
 
     Attributes:
-        node: The call.
         args: Its arguments by name.
         constants: Names of the placeholders that are constants, and of what is known of them.
         limits: Least and greatest result, where a clamp that follows is taken into the call.

@@ -228,7 +228,6 @@ class Emission:
         """Make a tensor the output at ``position`` of the delegate call.
 
         Args:
-            tracked: The tensor.
             position: Where the call returns it, inputs counted.
             layout: How the program holds it.
             encoding: What its elements are there; None for what they came to be.

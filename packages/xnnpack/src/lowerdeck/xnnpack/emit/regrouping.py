@@ -46,8 +46,6 @@ def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracke
     """Return a tensor with other sizes, which ``reshape_refusal`` does not refuse.
 
     Args:
-        emission: Where to add.
-        tensor: The tensor.
         after: The sizes of the result, which has the plain layout.
     """
     before = tensor.shape
@@ -214,7 +212,6 @@ def joined(
     """Return tensors as one, one after the other along a dimension.
 
     Args:
-        emission: Where to add.
         parts: The tensors.
         axis: The dimension.
         layout: The layout of the result.

@@ -61,8 +61,6 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     """Return a tensor of some indices of a dimension, those that follow each other at once.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axis: The dimension, of a fixed size.
         indices: What is taken of it, none negative.
     """

@@ -1,4 +1,4 @@
-"""What the table of operators holds for each operator."""
+"""Operators of torch and how each becomes nodes of XNNPACK."""
 
 from __future__ import annotations
 

@@ -48,12 +48,7 @@ def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...
 
 
 def image_of(emission: Emission, tracked: Tracked) -> Tracked:
-    """Return a tensor of 3 or 4 dimensions as images with channels last.
-
-    Args:
-        emission: Where to add.
-        tracked: The tensor.
-    """
+    """Return a tensor of 3 or 4 dimensions as images with channels last."""
     value = emission.id_of(tracked, Layout.CHANNELS_LAST)
     shape = image_sizes(tracked.shape)
     if len(tracked.shape) == 3:
@@ -86,9 +81,7 @@ def pool(
     """Return the pool of an image.
 
     Args:
-        emission: Where to add.
         kind: Which pool.
-        image: The image.
         shape: The result's sizes, as torch counts them.
         rows: The windows along the height.
         columns: The windows along the width.
@@ -127,10 +120,7 @@ def mean_of_images(
     """Return the mean over height and width, the second and third dimension of memory.
 
     Args:
-        emission: Where to add.
-        value: The images.
         shape: The result's sizes, as torch counts them in a layout.
-        layout: The layout.
         keep: Whether height and width stay, with size 1.
     """
     flags = XnnNode.KEEP_DIMS if keep else 0
@@ -151,12 +141,10 @@ def padded(
     """Return a value with numbers added around it.
 
     Args:
-        emission: Where to add.
         value: What to pad.
         shape: The result's sizes, as torch counts them in a layout.
         before: How many numbers precede each dimension of memory.
         after: How many follow it.
-        layout: The layout.
         number: The number, 0 if None.
     """
     fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
@@ -176,7 +164,6 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     """Return the largest number along the last dimension, which stays with size 1.
 
     Args:
-        emission: Where to add.
         tensor: The numbers; the last size is fixed, and at most one of the others is not.
     """
     *kept, width = tensor.shape

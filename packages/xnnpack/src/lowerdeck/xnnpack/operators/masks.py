@@ -146,7 +146,6 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     """Return 1 for each row that has a 1, else 0; the last dimension stays with size 1.
 
     Args:
-        emission: Where to add.
         tensor: Numbers that are 0 or 1, of two or more dimensions, of which any may vary.
     """
     *batch, rows, _ = tensor.shape

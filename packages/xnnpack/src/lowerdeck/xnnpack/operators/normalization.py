@@ -44,7 +44,6 @@ def row_mean(
     parts of a long row are summed first, which is about as exact as eager.
 
     Args:
-        emission: Where to add.
         tensor: What to average, in the plain layout; its last size is a number.
         offset: What to add to the mean.
         at_once: The widest rows that are summed without parts.
@@ -96,8 +95,6 @@ def weighted_sums(
     """Return a linear layer of a tensor.
 
     Args:
-        emission: Where to add.
-        tensor: The tensor.
         weights: Constants, one row for each result.
         bias: What is added to each result.
         encoding: How the weights are stored; as results are, by default.
@@ -123,8 +120,6 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
     the largest result.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axes: The dimensions over which a mean is to be taken.
     """
     layout, rank = tracked.preferred, len(tracked.shape)
@@ -229,7 +224,6 @@ def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Return a batch norm by the statistics of its input: each channel is one row.
 
     Args:
-        e: Where to add.
         x: The input.
         call: The batch norm.
     """

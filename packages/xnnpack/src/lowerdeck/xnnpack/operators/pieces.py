@@ -35,8 +35,6 @@ def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: i
     """Return a part of a tensor along one dimension, which has a fixed size.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axis: The dimension.
         start: The first index of the part.
         size: How many there are.

@@ -33,7 +33,6 @@ def quantized_linear(
     """Add a linear layer whose weight is constant integers.
 
     Args:
-        emission: Where to add.
         node: The layer.
         source: Its input.
         weight: Its weight, one row for each output.

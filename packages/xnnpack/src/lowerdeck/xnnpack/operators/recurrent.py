@@ -26,7 +26,6 @@ class _Cell:
     """One layer in one direction.
 
     Attributes:
-        emission: Where to add.
         batch: How many sequences run side by side.
         width: How many numbers a state has.
         recurrent: Multiplies the state: rows of outputs.

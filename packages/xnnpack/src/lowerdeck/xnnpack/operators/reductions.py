@@ -108,8 +108,6 @@ def mean_over(
     """Return the mean of a tensor over some of its dimensions.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axes: The dimensions, in order.
         keep: Whether they stay, with size 1.
         in_parts: Sum parts of rows in any case, and not by pooling, which adds number by number.

@@ -53,8 +53,6 @@ def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Track
     """Return a tensor with other sizes, which ``reshape_refusal`` allows.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         shape: The sizes.
     """
     # A write through a view is functionalized to a round trip: view, compute, view back.

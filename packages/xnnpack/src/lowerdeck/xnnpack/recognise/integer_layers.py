@@ -100,7 +100,6 @@ def integer_layers(graph: Graph, constants: Collection[str]) -> list[IntegerLaye
     """Return the layers of 8-bit integers in a graph.
 
     Args:
-        graph: The graph.
         constants: Names of the placeholders that no run changes.
     """
     found = [

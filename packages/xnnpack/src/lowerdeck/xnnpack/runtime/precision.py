@@ -40,7 +40,6 @@ def precision_of(node: XnnNode, values: Mapping[int, XnnValue]) -> Precision | N
     """Return how exact a node is, None for float32 throughout.
 
     Args:
-        node: The node.
         values: The values of its payload by id.
     """
     made = values[node.outputs[0]]
