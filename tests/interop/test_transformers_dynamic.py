@@ -9,6 +9,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowerdeck.lowered_module import lower
@@ -37,7 +40,11 @@ MOST = {
     "Wav2Vec2Model": (1, 0),
 }
 """Delegates, and calls of kernels outside of them."""
-QUESTIONS = {"SegformerForSemanticSegmentation": 24, "Wav2Vec2ConformerModel": 9}
+QUESTIONS = {
+    "SegformerForSemanticSegmentation": 24,
+    "Wav2Vec2ConformerModel": 9,
+    "Wav2Vec2Model": 12,
+}
 """Questions on symbolic sizes that lowering asks torch, for each node of the program; others 8."""
 
 
@@ -64,4 +71,40 @@ def test_few_delegates_and_kernels_compute_what_eager_does(
     delegates, kernels = MOST[name]
     assert found["delegates"] <= delegates, found
     assert found["kernels"] <= kernels, found
+    assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"
+
+
+class Windows(nn.Module):
+    """Adds a layer of windows of 4 x 4 pixels to an image, shifted, as Swin does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, image: Tensor) -> Tensor:
+        batch, _, height, width = image.shape
+        tokens = self.norm(image.flatten(2).transpose(1, 2))
+        x = tokens.view(batch, height, width, 8)
+        x = nn.functional.pad(x, (0, 0, 0, (4 - width % 4) % 4, 0, (4 - height % 4) % 4))
+        high, wide = x.shape[1:3]
+        x = x.roll((-2, -1), (1, 2))
+        x = x.view(batch, high // 4, 4, wide // 4, 4, 8).permute(0, 1, 3, 2, 4, 5)
+        x = torch.softmax(self.layer(x.reshape(-1, 16, 8)), -1)
+        x = x.view(-1, high // 4, wide // 4, 4, 4, 8).permute(0, 1, 3, 2, 4, 5)
+        x = x.reshape(-1, high, wide, 8).roll((2, 1), (1, 2))[:, :height, :width]
+        return tokens + x.reshape(batch, height * width, 8)
+
+
+def test_windows_of_images_of_any_size_plan_memory_for_whole_windows() -> None:
+    torch.manual_seed(0)
+    model = Windows().eval()
+    images = [torch.randn(2, 8, *sides) for sides in ((16, 24), (9, 7), (17, 30))]
+    sides = {0: Dim.AUTO(max=4), 2: Dim.AUTO(max=32), 3: Dim.AUTO(max=32)}
+    program = torch.export.export(model, (images[0],), dynamic_shapes=(sides,))
+    lowered = lower(program, [XnnpackPartitioner()])
+    found: Any = facts_of(lowered.program)
+    assert found["planned"] <= 5 * 4 * 8 * 32 * 32 * 4, found
+    assert found["kernels"] <= 50, found
+    calls = [([image], [model(image).detach()]) for image in images]
     assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"

@@ -359,3 +359,14 @@ def test_batch_norms_in_training_mode_are_eagers(shape: tuple[int, ...]) -> None
     expected = operator(x, weight, bias, *state, True, 0.1, 1e-5)
     results = BATCH_NORMS[operator](x, weight, bias, *state, True, 0.1, 1e-5)
     torch.testing.assert_close(results, expected, equal_nan=True)
+
+
+def test_rolls_of_whole_windows_are_slices_joined() -> None:
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([x] * 4, 1)
+        return x.roll((-3, 2), (1, -2)) + x.roll(4, 1)
+
+    rows = {0: torch.export.Dim.AUTO(max=9), 1: torch.export.Dim.AUTO(max=9)}
+    inputs = [(torch.randn(size),) for size in ((3, 5, 4), (2, 6, 4), (4, 2, 4))]
+    emitted = check_program(windows, *inputs, dynamic_shapes=((rows,),))
+    assert "aten::roll" not in {each.name for each in emitted.program.execution_plan[0].operators}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import is_known, reference_decompositions
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, expression_of, varies
 
 _ATEN = torch.ops.aten
 
@@ -87,10 +87,35 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
 
 
 def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Return the elements shifted in the order of a vector: the kernel wants dimensions."""
-    if dims:
+    """Return the elements shifted in the order of a vector: the kernel wants dimensions.
+
+    It also goes element by element, and takes fifty times as long as slices of dynamic sizes.
+    """
+    if not dims:
+        return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
+    if not all(map(_is_short, shifts, (self.shape[dim] for dim in dims))):
         return NotImplemented
-    return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
+    result = self
+    for shift, dim in zip(shifts, dims, strict=True):
+        first, last = (_ATEN.slice.Tensor(result, dim, *ends) for ends in _cut(-shift))
+        result = _ATEN.cat.default([first, last], dim)
+    return result
+
+
+def _is_short(shift: Any, size: Any) -> bool:
+    """Return whether a dynamic size is 0 or at least as large as a shift."""
+    if not isinstance(shift, int) or not varies(size):
+        return False
+    factor = expression_of(size).as_coeff_Mul()[0]
+    return bool(factor >= abs(shift) and factor.is_Integer)
+
+
+def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the ends of what is behind a place and of what is in front of it."""
+    return (at, _END), (0, at)
+
+
+_END = 2**63 - 1
 
 
 def var_mean(

@@ -274,21 +274,17 @@ class _Pass:
 
         Views that permute are copies, so that nothing lies channels last for being one of these.
         """
-        lies: dict[Node, bool] = {}
         count = 0
         for node in self._graph.nodes:
             value = node.meta.get("val")
-            if not isinstance(value, torch.Tensor) or value.dim() != _IMAGE:
+            if (
+                torch.Tag.pointwise not in getattr(node.target, "tags", ())
+                or value.dim() != _IMAGE
+            ):
                 continue
-            target: Any = node.target
-            if target in _VIEWS or target in _RULES:
-                continue
-            lies[node] = is_channels_last(value)
-            if lies[node] and torch.Tag.pointwise in getattr(target, "tags", ()):
-                lies[node] = any(lies.get(source) for source in node.all_input_nodes)
-                if not lies[node]:
-                    node.meta["val"] = value.new_empty(value.shape)
-                    count += 1
+            if is_channels_last(value) and not any(map(_lies_last, node.all_input_nodes)):
+                node.meta["val"] = value.new_empty(value.shape)
+                count += 1
         return count
 
     def _widen(self, node: Node) -> None:
@@ -605,6 +601,13 @@ def _is_line(node: Node) -> bool:
     if getattr(args["weight"].target, "namespace", "") in _INTEGERS:
         return False
     return len(shape) == 3 and sum(map(varies, shape)) >= _SEVERAL
+
+
+def _lies_last(node: Node) -> bool:
+    value = node.meta["val"]
+    rule = _RULES.get(node.target)
+    is_view = node.target in _VIEWS or (rule is not None and rule.is_move)
+    return not is_view and isinstance(value, torch.Tensor) and is_channels_last(value)
 
 
 def _is_left_resize(node: Node) -> bool:

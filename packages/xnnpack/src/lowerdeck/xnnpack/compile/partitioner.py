@@ -26,6 +26,7 @@ from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
+from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.errors import XnnpackError
 from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR
 from lowerdeck.xnnpack.operators.quantization import (
@@ -120,7 +121,7 @@ class XnnpackPartitioner(Partitioner):
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
         for number, members in enumerate(partitions):
-            if any(_computes(node) for node in members):
+            if any(_computes(node) or _is_slow_move(node) for node in members):
                 tag = f"xnnpack_{number}"
                 tags[tag] = DelegationSpec(NAME, specs)
                 for node in members:
@@ -254,6 +255,25 @@ def _take_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
 def _computes(node: Node) -> bool:
     entry = entry_of(node)
     return entry is not None and entry.computes
+
+
+def _is_slow_move(node: Node) -> bool:
+    """Return whether a node permutes an image of dynamic sizes, as windows are.
+
+    The kernel for it takes ten times as long as XNNPACK; between fixed sizes, or with fewer
+    dimensions, such a move is always beside what computes.
+    """
+    if node.target not in _PERMUTATIONS or len(shape_of(node)) < _WINDOWS:
+        return False
+    return sum(not is_fixed(size) for size in shape_of(node)) > 1
+
+
+_PERMUTATIONS = (
+    *(torch.ops.aten.permute.default, torch.ops.aten.permute_copy.default),
+    torch.ops.aten.transpose.int,
+)
+_WINDOWS = 6
+"""Dimensions of images in windows."""
 
 
 def _take_sizes(program: ExportedProgram) -> None:
