@@ -153,11 +153,10 @@ def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
 
 def _test_installed(session: nox.Session, package: str, *options: str) -> None:
     """Run a package's tests from a copy, where nothing of the sources is in reach."""
-    if package not in TORCH_FREE:
-        session.install("hatchling", *DEV)
-        # Not editable, and with what is there: torch, and siblings that the package declares.
-        needed = [f"./packages/{one}" for one in TEST_NEEDS.get(package, ())]
-        session.install("--no-deps", "--no-build-isolation", ZOO, *needed)
+    session.install("hatchling", *DEV)
+    # Not editable, and with what is there: torch, and siblings that the package declares.
+    needed = [f"./packages/{one}" for one in TEST_NEEDS.get(package, ())]
+    session.install("--no-deps", "--no-build-isolation", ZOO, *needed)
     copy = Path(session.create_tmp()).resolve() / "tests"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "packages" / package / "tests", copy)

@@ -167,7 +167,8 @@ def peak():
 """
 _OPEN = """
 import sys, io, time, contextlib
-from lowerdeck.serializer.command_line import main
+from lowerdeck.inspect.command_line import main
+import lowerdeck.inspect.commands.inspect
 before = peak()
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):

@@ -12,10 +12,8 @@ import sysconfig
 from pathlib import Path
 
 BRAND = "lowerdeck"
-# The commands that the script's own package brings; the others come through entry points.
-OWN_COMMANDS = {"inspect", "verify", "diff", "extract", "ops", "completion", "doctor"}
 # What a distribution has beside its package: the script must not have to read one to begin.
-BESIDE = {"serializer": {"script"}}
+BESIDE = {"inspect": {"script"}}
 
 
 def main(*packages: str) -> None:
@@ -26,7 +24,7 @@ def main(*packages: str) -> None:
     """
     problems = [problem for package in packages for problem in module_problems(package)]
     problems += distribution_problems(set(packages))
-    problems += command_problems("serializer" in packages)
+    problems += command_problems("inspect" in packages)
     if problems:
         sys.exit("\n".join(problems))
 
@@ -83,7 +81,7 @@ def command_problems(has_script: bool) -> list[str]:
         return [f"{script} is there without the package that brings it"] * script.exists()
     shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
     listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  ")}
-    expected = OWN_COMMANDS | {entry_point.name for entry_point in entry_points}
+    expected = {entry_point.name for entry_point in entry_points}
     return [] if listed == expected else [f"--help lists {sorted(listed)}, not {sorted(expected)}"]
 
 

@@ -20,6 +20,7 @@ PACKAGES = (
     "decompose",
     "graph-fuser",
     "serializer",
+    "inspect",
     "emitter",
     "runner",
     "unflatten",
@@ -30,7 +31,7 @@ PACKAGES = (
     "language-models",
     "demo-backends",
 )
-TORCH_FREE = frozenset({"serializer"})
+TORCH_FREE = frozenset({"inspect", "serializer"})
 # Packages that the tests of a package need beside those that it declares.
 TEST_NEEDS = {"demo-backends": ("xnnpack",), "emitter": ("runner",)}
 

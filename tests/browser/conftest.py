@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/serializer/tests"))
-import serializer_programs as programs
-
 from lowerdeck import serializer as pte
+from lowerdeck_files import programs
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from examples.beside_page import page
-from lowerdeck.serializer import html_report
+from lowerdeck.inspect import html_report
 
 ROWS = [
     ("float", "Lowerdeck", {"lowered": 0.5, "run": 0.016, "size": 46_000_000, "error": 6e-7}),

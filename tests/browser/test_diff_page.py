@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer import Program, html_diff
+from lowerdeck.inspect import html_diff
+from lowerdeck.serializer import Program
 
 COUNTER = "return document.querySelector('#instructions .counter').textContent"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.serializer import html_report
+from lowerdeck.inspect import html_report
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lowerdeck.serializer import Program, html_report
+from lowerdeck.inspect import html_report
+from lowerdeck.serializer import Program
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")

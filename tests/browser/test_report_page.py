@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lowerdeck.serializer import (
-    AllocationDetails,
-    Instruction,
-    JumpFalseCall,
-    KernelCall,
-    html_report,
-)
+from lowerdeck.inspect import html_report
+from lowerdeck.serializer import AllocationDetails, Instruction, JumpFalseCall, KernelCall
 
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
 Keys = keys.Keys

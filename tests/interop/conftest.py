@@ -12,8 +12,8 @@ sys.path.extend(map(str, Path(__file__).resolve().parents[2].glob("packages/*/te
 
 from payload_moves import payloads_have_no_mergeable_moves
 
+from lowerdeck_files.shell import shell
 from lowerdeck_zoo import official
-from lowerdeck_zoo.shell import shell
 
 __all__ = ["payloads_have_no_mergeable_moves", "shell"]
 

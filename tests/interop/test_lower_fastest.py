@@ -80,7 +80,7 @@ def test_the_runtime_is_loaded_without_what_it_does_not_need() -> None:
     # What only exir needs may be missing: `pip install --no-deps executorch` brings none of it.
     program = (
         "import sys\n"
-        "from lowerdeck.serializer import official_binding, official_binding_name\n"
+        "from lowerdeck.runner import official_binding, official_binding_name\n"
         "assert official_binding_name()\n"
         "assert not any('portable_lib' in name for name in sys.modules)\n"
         "assert 'XnnpackBackend' in official_binding()['_get_registered_backend_names']()\n"

@@ -5,11 +5,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-import serializer_programs as programs
 import torch
 
 from lowerdeck.runner import ExecutionError, load
 from lowerdeck.serializer import Bool, Double, Int, ScalarType, serialize_pte
+from lowerdeck_files import programs
 from lowerdeck_zoo import official
 
 TYPES: dict[torch.dtype, tuple[ScalarType, Callable[[], Any]]] = {

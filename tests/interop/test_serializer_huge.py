@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from serializer_programs import add_program
 
 from lowerdeck.serializer import (
     Buffer,
@@ -18,6 +17,7 @@ from lowerdeck.serializer import (
     verify_pte,
     write_pte,
 )
+from lowerdeck_files.programs import add_program
 from lowerdeck_zoo import official
 
 GIB = 1 << 30

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-import serializer_payloads as payloads
-import serializer_programs as programs
 import torch
 
 from lowerdeck import serializer as pte
+from lowerdeck_files import payloads, programs
 from lowerdeck_zoo import official
 
 T, O = pte.XnnDatatype, pte.XnnOperator  # noqa: E741

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck.serializer.report.operators import contents_of
+from lowerdeck.inspect.report.operators import contents_of
 
 HERE = Path(__file__).parent
 
@@ -41,8 +41,8 @@ def test_files_of_the_official_compiler_are_read_whole_and_have_no_hazards(folde
                 if one.constant is not None and one.constant.key is None:
                     wanted = math.prod(one.shape) * one.dtype.bits // 8
                     assert one.constant.size == wanted
-                if one.quantization is not None:
-                    schemes.add(one.quantization.scheme)
+                if one.encoding.scheme:
+                    schemes.add(one.encoding.scheme)
     assert schemes == (set() if folder == "corpus" else {"tensor", "channel", "token"})
 
 

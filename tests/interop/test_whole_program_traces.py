@@ -22,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowerdeck.decompose import decompose
 from lowerdeck.demo_backends import (
-    CompilerDemoPartitioner,
     DelegateMappingDemoPartitioner,
     ExecutorPartitioner,
     SharedWeightsDemoPartitioner,
@@ -48,12 +47,10 @@ SHOWN = [
     for one in programs(without="large memory layers names complex dynamic")[::12]
     if one.name != "filled_piece_by_piece"
 ]
-# The inductor demo is not among them: to compile with torch's compiler is to trace with it.
 PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,
     ExecutorPartitioner,
     DelegateMappingDemoPartitioner,
-    CompilerDemoPartitioner,
     SharedWeightsDemoPartitioner,
 )
 

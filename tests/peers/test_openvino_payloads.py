@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from lowerdeck.inspect.report import contents_of
 from lowerdeck.serializer import deserialize_pte
-from lowerdeck.serializer.report import contents_of
 
 # Of executorch, against importlib and against itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

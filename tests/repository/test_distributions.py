@@ -22,12 +22,12 @@ IMPORTED_AS = {
 }
 # Who asks for what a package offers by an entry point: without it the offer is of no use.
 ASKED_BY = {
-    "lowerdeck.commands": "lowerdeck-serializer",
+    "lowerdeck.commands": "lowerdeck-inspect",
     "lowerdeck.backends": "lowerdeck-lowered-module",
     "lowerdeck.partitioners": "lowerdeck-lowered-module",
     "lowerdeck.quantizations": "lowerdeck-lowered-module",
     "lowerdeck.runtimes": "lowerdeck-runner",
-    "lowerdeck.payloads": "lowerdeck-serializer",
+    "lowerdeck.payloads": "lowerdeck-inspect",
 }
 # Type checkers bring it along; nothing imports it when code runs.
 ONLY_FOR_TYPES = {"_typeshed"}
@@ -36,9 +36,8 @@ WHERE_TESTED = {"lowered-module": {"lowerdeck-runner"}}
 # What is taken where it is there: 600 MB of distributions are nothing to ask of those who export.
 WHERE_INSTALLED = {
     # torch comes with executorch, into whose process it must be loaded first; so may openvino.
-    "serializer": {"executorch", "openvino", "torch"},
-    "language-models": {"executorch"},
-    "runner": {"executorch"},
+    "inspect": {"executorch"},
+    "runner": {"executorch", "openvino"},
 }
 
 

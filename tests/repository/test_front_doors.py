@@ -22,21 +22,21 @@ PUBLIC = {"lowerdeck.lowered_module.testing", "lowerdeck.xnnpack.quantizer"}
 # By reason: the test files, without ``packages/``, ``tests/`` and suffix.
 BEHIND = {
     "formats of bytes and text": (
-        "demo-backends/test_inductor_backend demo-backends/test_text_format "
+        "demo-backends/test_text_format "
         "openvino/test_partition openvino/test_payload "
-        "serializer/test_read serializer/test_xnnpack_numbers "
-        "serializer/serializer_payloads serializer/test_field_check "
-        "serializer/test_schema serializer/test_stream "
-        "xnnpack/test_flatbuffer xnnpack/test_runtime"
+        "serializer/test_read "
+        "serializer/test_field_check "
+        "serializer/test_nested serializer/test_schema serializer/test_stream "
+        "xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (
-        "serializer/serializer_steps serializer/test_steps "
+        "inspect/inspect_steps inspect/test_steps "
         "xnnpack/test_rounding xnnpack/test_weights language-models/test_stored"
     ),
     "order, placement and lifetimes": (
         "emitter/test_placement graph-fuser/fuser_graphs graph-fuser/test_effects "
         "graph-fuser/test_schedule interop/test_runner_memory_plans runner/test_flow "
-        "runner/test_memory serializer/test_report_lifetimes"
+        "runner/test_memory inspect/test_report_lifetimes"
     ),
     "rules, one by one, beside torch": (
         "decompose/test_devices emitter/test_constants emitter/test_decompositions "
@@ -48,9 +48,9 @@ BEHIND = {
     "parsers of hostile text": "runner/hostile_kernels runner/test_structure",
     "pages and commands without a public function": (
         "exir-compat/test_managers language-models/test_changes language-models/test_generating "
-        "runner/test_commands serializer/test_answers serializer/test_command_line "
-        "serializer/test_completion serializer/test_doctor serializer/test_payload_contents "
-        "serializer/test_quiet serializer/test_report serializer/test_report_trace "
+        "runner/test_commands inspect/test_answers "
+        "inspect/test_command_line inspect/test_doctor inspect/test_payload_contents "
+        "inspect/test_quiet inspect/test_report inspect/test_report_trace "
         "interop/test_language_models interop/test_serializer_payloads"
     ),
 }

@@ -306,6 +306,24 @@ def test_a_kept_call_has_the_strides_of_its_input(keep: Any) -> None:
     Strides(decompose(exported(Of(forward), x), keep=keep).graph_module).run(x)
 
 
+def test_views_of_attention_with_a_mask_are_refused_as_by_torch() -> None:
+    """GPT-2 of transformers with two prompts: the decomposed attention has other strides."""
+
+    def forward(x: Tensor) -> Tensor:
+        attended = nn.functional.scaled_dot_product_attention(x, x, x, x @ x.mT)
+        return attended.transpose(1, 2).reshape(2, 8, 8).view(-1, 8)
+
+    x = torch.rand(2, 8, 2, 4).transpose(1, 2)
+    program = exported(Of(forward), x)
+    with pytest.raises(ValueError, match="Cannot view") as refused:
+        program.run_decompositions()
+    with pytest.raises(DecomposeError, match="keep it whole") as error:
+        decompose(program)
+    assert str(refused.value).partition("!")[0] in str(error.value)
+    kept = decompose(program, keep=[ATEN.scaled_dot_product_attention.default])
+    torch.testing.assert_close(kept.module()(x), forward(x))
+
+
 def test_random_numbers_that_nothing_reads_are_drawn() -> None:
     # torch omits them, and what is drawn next is other numbers than eager's.
     def function(x: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ SAMPLES = (
 )
 DEMOS = {
     "BackendWithDelegateMappingDemo": "DelegateMappingDemo",
-    "BackendWithCompilerDemo": "CompilerDemo",
     "BackendWithSharedWeightsDemo": "SharedWeightsDemo",
     "BackendWithStateDemo": "StateDemo",
     "ExecutorBackend": "Executor",

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from folders import save_folder
 
     import lowerdeck.language_models  # noqa: F401
-    from lowerdeck_zoo.shell import shell
+    from lowerdeck_files.shell import shell
 
 __all__ = ["shell"]
 

@@ -23,6 +23,7 @@ from folders import (
 )
 from safetensors.torch import load_file, save_file
 
+from lowerdeck.inspect import ExitStatus
 from lowerdeck.language_models import (
     CachedDecoder,
     FolderError,
@@ -31,7 +32,7 @@ from lowerdeck.language_models import (
     export_language_model,
 )
 from lowerdeck.runner import load
-from lowerdeck.serializer import ExitStatus, KernelCall, open_pte
+from lowerdeck.serializer import KernelCall, open_pte
 from lowerdeck_zoo import Of
 
 IDS = tokenizer().encode(PROMPT).ids

@@ -13,7 +13,7 @@ import pytest
 from folders import PROMPT, greedy, save_folder, tokenizer
 from transformers.utils import logging
 
-from lowerdeck.serializer import ExitStatus
+from lowerdeck.inspect import ExitStatus
 
 EXPORT = ["lm", "export", "{folder}"]
 RUN = ["lm", "run", "--runtime", "lowerdeck"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from lowered_helpers import install, lowerdeck, runs_without
 
-from lowerdeck.serializer import open_pte
+from lowerdeck.serializer import Tensor, open_pte
 
 MODEL = """
 import torch
@@ -148,6 +148,118 @@ def test_models_and_partitioners_may_have_several_forms(
     assert message in capsys.readouterr().out
 
 
+SHAPES = """
+import torch
+from torch.export import Dim, export
+
+class Scale(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(4, 4), torch.nn.Dropout()
+    def forward(self, x, *, scale):
+        return self.dropout(self.linear(x)) * scale
+
+INPUTS = (torch.ones(2, 4),), {"scale": torch.ones(2, 1)}
+
+def training():
+    return Scale(), *INPUTS
+
+def evaluated():
+    return Scale().eval(), *INPUTS
+
+def dynamic():
+    return Scale().eval(), *INPUTS, {"x": {0: Dim.AUTO}, "scale": {0: Dim.AUTO}}
+
+def program():
+    return export(Scale().eval(), *INPUTS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message", "sizes"),
+    [
+        ("shapes_model:evaluated", 0, "from eager", [2, 4]),
+        ("shapes_model:program", 0, "from eager", [2, 4]),
+        ("shapes_model:evaluated --dynamic batch=1:8", 0, "from eager", [8, 4]),
+        ("shapes_model:dynamic --bounds 16", 0, "from eager", [16, 4]),
+        ("shapes_model:dynamic --bounds x_0=6", 0, "from eager", [6, 4]),
+        ("shapes_model:dynamic --bounds x.0=6", 0, "from eager", [6, 4]),
+        (
+            "shapes_model:training",
+            0,
+            "warning        shapes_model:training is in training",
+            [2, 4],
+        ),
+        ("shapes_model:evaluated --backend Try", 0, "", [2, 4]),
+        ("shapes_model:evaluated --backend TRY", 0, "backend        Try\n", [2, 4]),
+        ("shapes_model:evaluated --backend Never", 0, "nothing was delegated to Never", [2, 4]),
+        ("shapes_model:dynamic", 3, "has no upper bound", None),
+        ("shapes_model:dynamic --dynamic batch=1:8", 3, "without dynamic_shapes", None),
+        ("shapes_model:program --dynamic batch=1:8", 3, "without dynamic_shapes", None),
+        ("shapes_model:program --auto --bounds 8", 2, "--auto takes no --bounds", None),
+    ],
+)
+def test_factories_may_give_programs_and_dynamic_shapes(
+    model: str,
+    words: str,
+    status: int,
+    message: str,
+    sizes: list[int] | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "shapes_model.py").write_text(SHAPES)
+    monkeypatch.delitem(sys.modules, "shapes_model", raising=False)
+    partitioners = {
+        "Try": lambda: runs_without("mul"),
+        "Never": lambda: runs_without(""),
+    }
+    install(monkeypatch, "lowerdeck.partitioners", partitioners)
+    assert lowerdeck("lower", *words.split()) == status
+    shown = capsys.readouterr()
+    assert message in shown.out + shown.err
+    if sizes is not None:
+        with open_pte(tmp_path / "model.pte") as file:
+            plan = file.method("forward")
+            tensor = plan.values[plan.inputs[0]].val
+            assert isinstance(tensor, Tensor)
+            assert tensor.sizes == sizes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--dynamic batch=8",
+        "--dynamic x=1:8",
+        "--dynamic batch=8:1",
+        "--bounds x",
+        "--bounds x=1=2",
+    ],
+)
+def test_malformed_sizes_are_wrong_arguments(words: str, model: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        lowerdeck("lower", model, *words.split())
+    assert stop.value.code == 2
+
+
+def test_xnnpack_is_the_default_where_it_is_installed(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitioners = {"XnnpackBackend": lambda: runs_without("tanh")}
+    install(monkeypatch, "lowerdeck.partitioners", partitioners)
+    assert lowerdeck("lower", model) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "backend        XnnpackBackend (the default; --backend none: portable kernels alone)"
+    )
+    assert "partitions     1 (1 to VerbatimBackend)" in lines
+    assert lowerdeck("lower", model, "--backend", "none") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "backend        none: portable kernels"
+    assert "partitions     0" in lines
+
+
 def test_a_check_that_cannot_be_made_is_an_error(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +314,11 @@ def test_check_names_the_output_and_the_state_that_differ(
         ("leaving_model:f", 3, "'leaving_model' of .* cannot be imported: SystemExit: 0"),
         # Partitioners.
         ("{} --backend command_model:NoPartitioner", 3, "without __call__ and ops_to_not_decomp"),
-        ("{} --backend command_model:example", 3, "is a function without ops_to_not_decompose"),
+        (
+            "{} --backend command_model:example",
+            3,
+            "is a tuple without __call__ and ops_to_not_decompose",
+        ),
         ("{} --backend command_model:LeavesToo", 3, "cannot be made .* SystemExit: 0"),
         ("{} --backend command_model:LeavesLate", 3, "runs ended with SystemExit;"),
         ("{} --backend command_model:LeavesEarly", 3, "runs ended with SystemExit: 5;"),
@@ -255,16 +371,6 @@ def test_a_tolerance_that_is_none_is_a_wrong_argument(
     assert "0 or more" in (shown := capsys.readouterr().err)
     assert len(shown) < 4000
     assert not list(tmp_path.glob("*.pte"))
-
-
-def test_a_model_without_modes_is_taken_as_it_is(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: torch.nn.Module) -> torch.nn.Module:
-        raise NotImplementedError("Calling train() or eval() is not supported")
-
-    monkeypatch.setattr(torch.nn.Module, "eval", refuse)
-    assert lowerdeck("lower", model) == 0
 
 
 _SCRIPT = "import sys; from lowerdeck.script import main; sys.exit(main())"

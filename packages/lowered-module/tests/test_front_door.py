@@ -8,7 +8,7 @@ import sys
 IMPORT = """
 import sys
 import lowerdeck.lowered_module as package
-late = ("lowerdeck.emitter", "lowerdeck.serializer.report")
+late = ("lowerdeck.emitter", "lowerdeck.inspect.report")
 assert not [name for name in late if name in sys.modules]
 assert set(package.__all__) <= set(dir(package))
 for name in package.__all__:

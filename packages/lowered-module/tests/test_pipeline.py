@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -299,3 +300,14 @@ def test_an_input_that_is_also_another_input_or_a_weight_is_read(shared: str) ->
     given = [torch.randn(2) for _ in range(4)]
     wanted = module(given[0], given[1:3], y=given[3])
     torch.testing.assert_close(program.run("forward", given[0], given[1:3], y=given[3]), wanted)
+
+
+def test_a_model_in_training_mode_is_lowered_as_it_is_with_a_warning() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    inputs = (torch.tensor([[1.0, 2.0], [3.0, 5.0]]),)
+    with pytest.warns(UserWarning, match=r"'forward' is in training mode: .* call \.eval\(\)"):
+        lower((model, inputs))
+    assert model.training
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower((model.eval(), inputs))

@@ -19,12 +19,12 @@ from openvino_cases import numbers  # type: ignore[import-not-found]
 from torch import nn
 
 from lowerdeck.emitter import emit
+from lowerdeck.inspect import PayloadGraph
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.openvino import BlobError, OpenvinoPartitioner, decode_payload
 from lowerdeck.openvino.payload import HEADER, crossed
 from lowerdeck.openvino.precision import text_of
 from lowerdeck.script import main
-from lowerdeck.serializer import PayloadGraph
 from lowerdeck_zoo import Of
 
 QD, STEP = torch.ops.quantized_decomposed, (0.5, 3, -128, 127, torch.int8)

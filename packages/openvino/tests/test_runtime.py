@@ -14,6 +14,7 @@ import torch
 from openvino_cases import numbers  # type: ignore[import-not-found]
 
 from lowerdeck.emitter import emit
+from lowerdeck.inspect import html_report
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.openvino import (
     BlobError,
@@ -25,7 +26,7 @@ from lowerdeck.openvino import (
     decode_payload,
 )
 from lowerdeck.runner import compare, load
-from lowerdeck.serializer import CompileSpec, deserialize_pte, html_report
+from lowerdeck.serializer import CompileSpec, deserialize_pte
 from lowerdeck_zoo import Of
 
 _DATA = re.compile(r'id="report-data">(.*?)</script>', re.DOTALL)

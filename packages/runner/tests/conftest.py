@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lowerdeck import serializer as pte
-from lowerdeck_zoo.shell import shell
+from lowerdeck_files.shell import shell
 
 __all__ = ["shell"]
 

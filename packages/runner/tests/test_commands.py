@@ -49,7 +49,7 @@ def test_without_the_official_runtime_no_emulation_refuses(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     told = shell("run", file, "--no-emulation", status=4)
     assert told.out == ""
-    assert told.err.startswith("lowerdeck run: --no-emulation wants the official runtime, which")
+    assert told.err.startswith("lowerdeck run: the official runtime is not installed")
     assert "pip install executorch" in told.err
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serializer_programs import BUNDLE, add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
+from lowerdeck_files.programs import BUNDLE, add_program
 
 _PTE = pte.serialize_pte(add_program())
 _SIZES = struct.pack("<III", 2, 4, 6)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
+from lowerdeck_files.programs import add_program
 
 _LAYOUT = pte.TensorLayout(pte.ScalarType.FLOAT, [2, 3], [0, 1])
 _WEIGHT = bytes(range(24))

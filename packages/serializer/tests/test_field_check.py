@@ -11,10 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
-from serializer_programs import add_delegates, add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer.pte import schema
+from lowerdeck_files.programs import add_delegates, add_program
 
 
 class _Nothing:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from serializer_hostile import bad_contents, damaged  # type: ignore[import-not-found]
-from serializer_payloads import convolution, linear, payload, relu  # type: ignore[import-not-found]
-from serializer_programs import BUNDLE, add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer import FormatError, deserialize_pte, serialize_pte, verify_pte
+from lowerdeck_files import DATA
+from lowerdeck_files.payloads import convolution, linear, payload, relu
+from lowerdeck_files.programs import BUNDLE, add_program
 
-_DATA = Path(__file__).parent / "data"
-_FILES = sorted(path.name for path in _DATA.glob("*.pte"))
+_FILES = sorted(path.name for path in DATA.glob("*.pte"))
 
 
 def _refused(data: bytes) -> bool:
@@ -40,20 +39,20 @@ MANY = [pytest.param(seed, 2000, marks=pytest.mark.heavy) for seed in range(8)]
 @pytest.mark.parametrize(("seed", "count"), [(7, 240), *MANY])
 @pytest.mark.parametrize("name", _FILES)
 def test_damaged_files_are_verified_or_refused(name: str, seed: int, count: int) -> None:
-    data = (_DATA / name).read_bytes()
+    data = (DATA / name).read_bytes()
     # Much damage hits bytes that matter to nobody, but by far not all of it.
     assert sum(_refused(damage) for _, damage in damaged(data, seed, count)) > count / 5
 
 
 @pytest.mark.parametrize("name", _FILES)
 def test_bad_content_is_refused(name: str) -> None:
-    data = (_DATA / name).read_bytes()
+    data = (DATA / name).read_bytes()
     accepted = [what for what, file in bad_contents(data) if not _refused(file)]
     assert accepted == []
 
 
 FORMATS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
-    "ptd": ((_DATA / "external_ptd.ptd").read_bytes(), pte.deserialize_ptd),
+    "ptd": ((DATA / "external_ptd.ptd").read_bytes(), pte.deserialize_ptd),
     "bundle": (pte.serialize_bundle(BUNDLE), lambda data: layouts(pte.deserialize_bundle(data))),
     **{
         f"payload of {make.__name__}": (payload(make(), bytes(64)), pte.decode_payload)

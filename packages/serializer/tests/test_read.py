@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer.collector import collector_held
@@ -20,6 +19,7 @@ from lowerdeck.serializer.flatbuffer.assembly import Assembly
 from lowerdeck.serializer.flatbuffer.packing import int_vector
 from lowerdeck.serializer.flatbuffer.skeleton import SLOT
 from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
+from lowerdeck_files.programs import add_delegates, add_program, tensor
 
 WEIGHT = bytes(range(24))
 

@@ -7,7 +7,6 @@ import copy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serializer_programs import add_program, programs  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     BackendDelegateInlineData,
@@ -17,6 +16,7 @@ from lowerdeck.serializer import (
     deserialize_pte,
     serialize_pte,
 )
+from lowerdeck_files.programs import add_program, programs
 
 _SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 

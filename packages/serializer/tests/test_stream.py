@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serializer_programs import add_program  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer import stream
+from lowerdeck_files.programs import add_program
 
 
 class _Bytes(os.PathLike[bytes]):

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from serializer_programs import add_program, program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     Bool,
     ContentError,
+    Double,
     FormatError,
     Int,
     IntList,
     JumpFalseCall,
+    Null,
+    String,
+    Tensor,
     TensorList,
     serialize_pte,
     verify_pte,
 )
+from lowerdeck_files.programs import add_program, program, tensor
 
 # The places of fields in a table of a method, as the schema orders them.
 LISTS = {"values": 2, "inputs": 3, "outputs": 4, "chains": 5, "delegates": 7}
@@ -104,7 +108,9 @@ def test_a_call_keeps_the_rules_of_its_kernel_and_memory(
 @pytest.mark.parametrize(("value", "told"), [(1, "constants"), (0, "initial values")])
 def test_data_that_is_not_there_is_told_by_what_it_is(value: int, told: str) -> None:
     made = add_program()
-    made.execution_plan[0].values[value].val.data_buffer_idx = 9
+    tensor = made.execution_plan[0].values[value].val
+    assert isinstance(tensor, Tensor)
+    tensor.data_buffer_idx = 9
     with pytest.raises(FormatError, match=f"found data_buffer_idx 9.* the number of {told}"):
         verify_pte(serialize_pte(made))
 
@@ -179,3 +185,23 @@ def test_a_view_gives_memory_where_it_is_made(name: str) -> None:
         return
     with pytest.raises(ContentError, match=reason):
         verify_pte(_file(*chains))
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("gt.Scalar", Bool(False), Int(0)),
+        ("eq.Scalar", Bool(False), IntList([])),
+        ("lt.Scalar", Bool(False), tensor((2,), at=64).val),
+        ("truediv.Scalar", Double(0.0), Bool(False)),
+        ("mod.int", Int(0), Double(0.0)),
+        ("add.Scalar", Int(0), Null()),
+        ("mul.Scalar", Double(0.0), String("a")),
+    ],
+)
+def test_a_number_is_not_written_over_another_kind(name: str, right: Any, wrong: Any) -> None:
+    """The next call would read it: kernels end the process on a value of another kind."""
+    call = (f"executorch_prim::{name}", range(3))
+    verify_pte(serialize_pte(program([Int(4), Int(3), right], call)))
+    with pytest.raises(ContentError, match="writes its result, expected"):
+        verify_pte(serialize_pte(program([Int(4), Int(3), wrong], call)))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serializer_programs import add_delegates, add_program, tensor  # type: ignore[import-not-found]
 
 from lowerdeck import serializer as pte
+from lowerdeck_files.programs import add_delegates, add_program, tensor
 
 
 @settings(deadline=None)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from serializer_payloads import Flat, convolution, graph, linear, payload, relu, value  # type: ignore[import-not-found]
 
 from lowerdeck.serializer import (
     FormatError,
     XnnConstant,
     XnnDatatype,
+    XnnEncoding,
     XnnOperator,
-    XnnQuantization,
     decode_payload,
+    encode_payload,
 )
+from lowerdeck_files.payloads import Flat, convolution, graph, linear, payload, relu, value
 
 
 def test_a_float_payload_is_read_whole() -> None:
     found = decode_payload(payload(relu()))
     assert (found.version, found.num_externs) == ("0", 2)
-    assert (found.input_ids, found.output_ids) == ((0,), (1,))
+    assert (found.input_ids, found.output_ids) == ([0], [1])
     first, second = found.values
     assert (first.id, first.shape, first.flags, first.external_id) == (0, (2, 3), 1, 0)
-    assert (second.dtype, second.constant, second.quantization) == (XnnDatatype.FP32, None, None)
+    assert (second.constant, second.encoding) == (None, XnnEncoding(XnnDatatype.FP32))
     (node,) = found.nodes
     assert (node.operator, node.operator.label) == (XnnOperator.CLAMP, "Clamp")
     assert (node.inputs, node.outputs) == ((0,), (1,))
@@ -35,8 +36,8 @@ def test_constants_inside_the_payload_have_their_range() -> None:
     _, _, filters, bias = found.values
     assert filters.constant == XnnConstant(None, 54, 0)
     assert bias.constant == XnnConstant(None, 8, 56)
-    assert filters.quantization == XnnQuantization("channel", (0.5, 0.25))
-    assert found.values[0].quantization == XnnQuantization("tensor", (0.5,), -3)
+    assert filters.encoding == XnnEncoding(XnnDatatype.QCINT8, (0.5, 0.25))
+    assert found.values[0].encoding == XnnEncoding(XnnDatatype.QINT8, (0.5,), -3)
     (node,) = found.nodes
     assert (node.inputs, node.outputs) == ((0, 2, 3), (1,))
     assert node.parameters["kernel_height"] == 3
@@ -46,12 +47,19 @@ def test_constants_in_named_data_and_groups_of_scales_are_read() -> None:
     found = decode_payload(payload(linear()))
     filters = found.values[3]
     assert filters.constant == XnnConstant("weight", 64, 2**64 - 1)
-    assert filters.quantization == XnnQuantization(
-        "group", group_size=32, scale_constant=XnnConstant("scales", 8, 2**64 - 1)
+    assert filters.encoding == XnnEncoding(
+        XnnDatatype.QBINT4, group_size=32, scale_constant=XnnConstant("scales", 8, 2**64 - 1)
     )
-    assert found.values[2].quantization == XnnQuantization("token", nonbatch_dims=1)
+    assert found.values[2].encoding == XnnEncoding(XnnDatatype.QDINT8, nonbatch_dims=1)
     # A bias that is left out is no input.
     assert found.nodes[1].inputs == (2, 3)
+
+
+def test_what_is_read_is_written_as_it_was() -> None:
+    for made, constants in ((relu(), b""), (convolution(), bytes(64)), (linear(), b"")):
+        blob = encode_payload(decode_payload(payload(made, constants)))
+        assert decode_payload(blob) == decode_payload(payload(made, constants))
+        assert encode_payload(decode_payload(blob)) == blob
 
 
 def test_a_bare_graph_of_either_version_is_read() -> None:
@@ -84,6 +92,9 @@ def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
         }
 
 
+_THIRD = ("PerChannelQuant", {"scale_buffer_idx": 3})
+
+
 @pytest.mark.parametrize(
     ("blob", "reason"),
     [
@@ -104,9 +115,11 @@ def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
         (payload(graph([value(0, datatype=-1)], [])), "unknown datatype -1"),
         (payload(graph([value(0, constant_buffer_idx=1)], [])), "found constant 1 of 1"),
         (
-            payload(graph([value(0, quant=("PerChannelQuant", {"scale_buffer_idx": 3}))], [])),
+            payload(graph([value(0, datatype=6, quant=_THIRD)], [])),
             "found constant 3 of 1",
         ),
+        (payload(graph([value(0, quant=_THIRD)], [])), "scheme 'channel' .* of FP32, expected ''"),
+        (payload(graph([value(0, datatype=3)], [])), "scheme '' .* of QINT8, expected 'tensor'"),
         (payload(graph([], [], [{"named_key": b"\xff"}])), "no UTF-8"),
     ],
 )

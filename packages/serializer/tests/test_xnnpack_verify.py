@@ -6,18 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from serializer_payloads import (  # type: ignore[import-not-found]
-    NONE,
-    Table,
-    convolution,
-    graph,
-    linear,
-    node,
-    payload,
-    program,
-    relu,
-    value,
-)
 
 from lowerdeck.serializer import (
     FormatError,
@@ -30,6 +18,18 @@ from lowerdeck.serializer import (
     serialize_pte,
     verify_payload,
     verify_pte,
+)
+from lowerdeck_files.payloads import (
+    NONE,
+    Table,
+    convolution,
+    graph,
+    linear,
+    node,
+    payload,
+    program,
+    relu,
+    value,
 )
 
 NAMED = {"weight": 64, "scales": 8}

@@ -5,6 +5,7 @@ Names are torch's own, so that the tests stand whatever this package calls them.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.export._unlift import _convert_guards_code_to_fn, _get_input_guards_f
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
+from lowerdeck.unflatten import export_preserving, unflatten
 from lowerdeck.unflatten._torch_private import size_conditions
 from lowerdeck_zoo import Of, exported, saved_and_loaded
 
@@ -46,6 +48,32 @@ def test_children_and_state_are_shared_by_their_tables() -> None:
     owner.add_module("later", torch.nn.ReLU())
     assert list(other.state_dict()) == list(owner.state_dict())
     assert [name for name, _ in other.named_children()] == ["later"]
+
+
+def test_tables_of_rare_hooks_are_created_when_they_are_read() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    module = unflatten(export_preserving(model, (torch.ones(1, 2),)))
+    inner: Any = module.get_submodule("0")
+    plain = torch.nn.Linear(2, 2)
+    late = vars(plain).keys() - vars(inner).keys() - {"in_features", "out_features"}
+    assert len(late) == 7
+    assert {name for name in vars(plain) if "state_dict" in name} < late
+    assert {name: type(getattr(inner, name)) for name in vars(plain) if "hooks" in name} == {
+        name: type(value) for name, value in vars(plain).items() if "hooks" in name
+    }
+    seen: list[str] = []
+    inner.register_state_dict_post_hook(lambda _, state, *__: seen.append("saved"))
+    inner.register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    handle = inner.register_state_dict_pre_hook(lambda *_: seen.append("saving"))
+    module.load_state_dict(copy.deepcopy(module).state_dict())
+    assert seen == ["saving", "saved", "loaded"]
+    handle.remove()
+    inner.register_forward_hook(lambda *_, **__: seen.append("called"), with_kwargs=True)
+    inner.register_forward_pre_hook(lambda *_, **__: seen.append("calling"), with_kwargs=True)
+    module(torch.ones(1, 2))
+    assert seen[3:] == ["calling", "called"]
+    assert inner.state_dict().keys() == plain.state_dict().keys()
+    assert seen[5:] == ["saved"]
 
 
 def test_tensors_of_a_transform_are_told_from_others() -> None:

@@ -41,13 +41,13 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
         return None
     memory = MemoryUse.of_program(program)
     variants: dict[Node, OpOverload] = {}
-    known: dict[Any, OpOverload | None] = {}
+    variants_by_kind: dict[Any, OpOverload | None] = {}
     names: dict[Node, list[Node]] = {}
     for node in program.graph.nodes:
         if memory.writers(node):
             names.setdefault(memory.group(node), []).append(node)
         if memory.writes(node):
-            variant = _variant(node, known)
+            variant = _variant(node, variants_by_kind)
             if variant is None:
                 return None
             variants[node] = variant
@@ -61,12 +61,12 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
     return _rewritten(program, variants, maker_of)
 
 
-def _variant(node: Node, known: dict[Any, OpOverload | None]) -> OpOverload | None:
+def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOverload | None:
     """Return the functional variant of a call whose result it has, in sizes, strides and dtype.
 
     Args:
         node: A call that writes in place.
-        known: The variants of calls of the same kind; filled.
+        variants_by_kind: The variants of calls of the same kind; filled.
     """
     if not isinstance(node.target, OpOverload) or not node.args:
         return None
@@ -76,9 +76,9 @@ def _variant(node: Node, known: dict[Any, OpOverload | None]) -> OpOverload | No
         return None
     kinds = tuple(map(type, (*node.args, *node.kwargs.values())))
     key = (node.target, first, kinds, tuple(node.kwargs))
-    if key not in known:
-        known[key] = _checked_variant(node, first)
-    return known[key]
+    if key not in variants_by_kind:
+        variants_by_kind[key] = _checked_variant(node, first)
+    return variants_by_kind[key]
 
 
 def _checked_variant(node: Node, facts: tuple[Any, ...]) -> OpOverload | None:

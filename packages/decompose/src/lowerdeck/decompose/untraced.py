@@ -115,8 +115,8 @@ def functional_variant(operator: OpOverload) -> OpOverload | None:
         return None
     # `pow_.Scalar` takes a tensor and a number, `pow.Scalar` a number and a tensor.
     arguments, others = (
-        [(argument.name, str(argument.type)) for argument in each.arguments]
-        for each in (schema, schema_of(variant))
+        [(argument.name, str(argument.type)) for argument in compared.arguments]
+        for compared in (schema, schema_of(variant))
     )
     return variant if arguments == others and not returns_alias(variant) else None
 

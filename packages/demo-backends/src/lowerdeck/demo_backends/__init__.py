@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from lowerdeck.demo_backends.errors import (
     BlobError,
-    CompilerMissingError,
     DelegateInputError,
     DelegateRunError,
     DemoBackendError,
-    NativeCodeError,
     UnsupportedNodeError,
 )
 
 if TYPE_CHECKING:
-    from lowerdeck.demo_backends.compiler_demo import (
-        BackendWithCompilerDemo,
-        CompilerDemoPartitioner,
-        CompilerDemoRuntime,
-    )
     from lowerdeck.demo_backends.delegate_mapping_demo import (
         OWN_IDENTIFIERS,
         BackendWithDelegateMappingDemo,
@@ -36,11 +29,6 @@ if TYPE_CHECKING:
         ExecutorBackend,
         ExecutorPartitioner,
         ExecutorRuntime,
-    )
-    from lowerdeck.demo_backends.inductor_backend import (
-        InductorBackend,
-        InductorPartitioner,
-        InductorRuntime,
     )
     from lowerdeck.demo_backends.shared_weights_demo import (
         BackendWithSharedWeightsDemo,
@@ -60,10 +48,6 @@ __all__ = [
     "DelegateMappingDemoPartitioner",
     "DelegateMappingDemoRuntime",
     "OWN_IDENTIFIERS",
-    # Operators one by one, with compile specs
-    "BackendWithCompilerDemo",
-    "CompilerDemoPartitioner",
-    "CompilerDemoRuntime",
     # Programs inside programs
     "ExecutorBackend",
     "ExecutorPartitioner",
@@ -77,24 +61,15 @@ __all__ = [
     "KvCacheAttention",
     "StateDemoPartitioner",
     "StateDemoRuntime",
-    # Native code for the host
-    "InductorBackend",
-    "InductorPartitioner",
-    "InductorRuntime",
     # Errors
     "DemoBackendError",
     "BlobError",
-    "CompilerMissingError",
     "DelegateInputError",
     "DelegateRunError",
-    "NativeCodeError",
     "UnsupportedNodeError",
 ]
 
-_DEMOS = (
-    *("compiler_demo", "delegate_mapping_demo", "executor_backend"),
-    *("inductor_backend", "shared_weights_demo", "state_demo"),
-)
+_DEMOS = ("delegate_mapping_demo", "executor_backend", "shared_weights_demo", "state_demo")
 
 
 def __getattr__(name: str) -> Any:

@@ -21,11 +21,3 @@ class DelegateInputError(DemoBackendError, ValueError):
 
 class DelegateRunError(DemoBackendError, RuntimeError):
     """A sound blob failed while it ran, for instance for want of memory."""
-
-
-class CompilerMissingError(DemoBackendError, RuntimeError):
-    """A backend needs a compiler that this machine does not have; the message says which."""
-
-
-class NativeCodeError(DemoBackendError, PermissionError):
-    """A file holds native code, and nobody has said that it may be trusted."""

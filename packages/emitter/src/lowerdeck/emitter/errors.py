@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowerdeck.serializer import ExitStatus
-
 
 class EmitterError(Exception):
     """Base of every error that ``lowerdeck.emitter`` raises on purpose.
 
     Attributes:
-        exit_status: With what a command ends that raises it.
+        exit_status: Exit status of a ``lowerdeck`` command that raises it: 3 if the program cannot
+            be emitted, 4 if something is missing on this machine or in the runtime.
     """
 
-    exit_status: int = ExitStatus.BAD_INPUT
+    exit_status: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class MissingKernelError(EmitterError):
         missing: All of them, in order of first use.
     """
 
-    exit_status: int = ExitStatus.FAILED
+    exit_status: int = 4
 
     def __init__(self, missing: Sequence[MissingKernel], version: str) -> None:
         self.missing: tuple[MissingKernel, ...] = tuple(missing)

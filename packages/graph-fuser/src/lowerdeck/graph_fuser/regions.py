@@ -12,6 +12,9 @@ from lowerdeck.graph_fuser.errors import RegionError
 ROOT = 0
 """Index of the implicit outermost region: every node that no region names."""
 
+_NO_CHILDREN: list[int] = []
+"""The children of all regions without any: one list, for most regions of a model are such."""
+
 
 # Not frozen, which makes the creation four times as long.
 @dataclass(slots=True, eq=False)
@@ -119,12 +122,13 @@ def _enter(tree: RegionTree, region: Region, parent: int) -> None:
     tree.regions.append(region)
     tree.parent.append(parent)
     tree.depth.append(tree.depth[parent] + 1)
-    tree.children.append([])
+    tree.children.append([] if region.children else _NO_CHILDREN)
     tree.children[parent].append(index)
 
 
 def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
     region_of, position = tree.region_of, tree.position
+    claimed = len(region_of)
     if not region.nodes and not region.children:
         raise RegionError(
             f"Region {region.name!r} is empty: found no node and no child, expected at least one. "
@@ -145,7 +149,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
                 "a node may be in one only."
             )
     # ``setdefault`` above does not notice a node that the same region names twice.
-    if len(set(region.nodes)) != len(region.nodes):
+    if len(region_of) - claimed < len(region.nodes):
         twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
         raise RegionError(
             f"Region {region.name!r} names {twice.name!r} twice; name each node once."
@@ -170,9 +174,9 @@ def _stranger(node: object, graph: Graph, name: str) -> RegionError:
 
 
 def _order_members(tree: RegionTree) -> None:
-    position = tree.position
+    position, region_of = tree.position, tree.region_of
     tree.members = [[] for _ in tree.regions]
-    tree.region_of = dict(sorted(tree.region_of.items(), key=lambda pair: position[pair[0]]))
+    tree.region_of = {node: region_of[node] for node in tree.nodes if node in region_of}
     for node, index in tree.region_of.items():
         tree.members[index].append(node)
     # Children come after their parents in preorder, so that from the back each has its answer

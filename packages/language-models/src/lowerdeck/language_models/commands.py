@@ -9,6 +9,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from lowerdeck.inspect import (
+    CommandError,
+    ExitStatus,
+    keep_apart,
+    say,
+    writing,
+)
 from lowerdeck.language_models.checking import check_lines, check_prompt
 from lowerdeck.language_models.errors import FolderError, GenerationError, first_line
 from lowerdeck.language_models.exporting import (
@@ -25,15 +32,8 @@ from lowerdeck.language_models.generating import (
     open_model,
 )
 from lowerdeck.language_models.steps import Steps, without_bars
-from lowerdeck.serializer import (
-    CommandError,
-    ExitStatus,
-    keep_apart,
-    official_binding_name,
-    printable,
-    say,
-    writing,
-)
+from lowerdeck.runner import official_binding_name
+from lowerdeck.serializer import printable
 
 RUNTIMES = ("official", "lowerdeck")
 _KIND = b"ET12"
@@ -43,7 +43,7 @@ _KIND = b"ET12"
 class LanguageModelCommand:
     """Exports language models and runs them."""
 
-    help = "export a language model from a Hugging Face folder, and generate text with it"
+    help = "export, quantise and run language models"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of both forms.
@@ -66,7 +66,7 @@ class LanguageModelCommand:
 
         Raises:
             LanguageModelError: The folder, the file or the prompt cannot be used.
-            lowerdeck.serializer.CommandError: A file cannot be written.
+            lowerdeck.inspect.CommandError: A file cannot be written.
         """
         return _export(args) if args.form == "export" else _run(args)
 

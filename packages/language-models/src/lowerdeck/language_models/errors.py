@@ -1,6 +1,6 @@
 """The errors that this package raises."""
 
-from lowerdeck.serializer import ExitStatus
+from lowerdeck.inspect import ExitStatus
 
 
 class LanguageModelError(Exception):

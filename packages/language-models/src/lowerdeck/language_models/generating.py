@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 
 from lowerdeck.language_models import custom_kernels, embeddings
 from lowerdeck.language_models.errors import GenerationError
-from lowerdeck.runner import LoadedProgram, RunnerError, load
+from lowerdeck.runner import (
+    LoadedProgram,
+    OfficialRuntime,
+    OfficialRuntimeError,
+    RunnerError,
+    load,
+)
 
-Step = Callable[[Sequence[int], int], int]
-"""Takes tokens and the position of the first; gives the token that follows the last."""
+Step = Callable[[Sequence[int], int], tuple[int, float]]
+"""Takes tokens and the position of the first; returns the next token and the seconds it took."""
 
 DECODE = "decode"
 """The method that takes exactly one token, where a file has one."""
 
 OURS = "lowerdeck.runner (Python; it emulates the runtime, and its speed says nothing)"
-
-# Without the current folder, which the command `lowerdeck` does not look into either.
-_BRIDGE = ("-P", "-m", "lowerdeck.language_models.official")
-_TAIL = 1 << 14
-"""Bytes at the end of a log in which its last line is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +54,9 @@ class Timing:
     Attributes:
         runtime: Which runtime it was.
         prompt_tokens: How many tokens were read.
-        prompt_seconds: Wall time from the first of them to the first new one.
+        prompt_seconds: Time of the calls that read them.
         tokens: How many tokens came after the first new one.
-        seconds: Wall time for those.
+        seconds: Time of the calls for those.
     """
 
     runtime: str = OURS
@@ -127,13 +122,21 @@ def generate(
             f"holds {model.context}: give a shorter prompt, fewer --tokens, or export with a "
             "larger --context"
         )
-    if official:
-        yield from _officially(model, prompt, count, timing)
-    else:
+    rest = prompt, count, model.chunk, model.eos, timing
+    if not official:
         timing.runtime = OURS
-        yield from continued(
-            our_step(model.program), prompt, count, model.chunk, model.eos, timing
-        )
+        yield from continued(our_step(model.program), *rest)
+        return
+    try:
+        with OfficialRuntime(extra_kernels=True) as runtime:
+            timing.runtime = runtime.name
+            methods = [name for name in ("forward", DECODE) if name in model.program.methods]
+            runtime.load(model.path, methods=methods)
+            yield from continued(official_step(runtime, methods), *rest)
+    except OfficialRuntimeError as error:
+        raise GenerationError(
+            f"{model.path}: {error}; --runtime lowerdeck runs it in our runner"
+        ) from error
 
 
 def continued(
@@ -154,20 +157,19 @@ def continued(
         ends: The tokens that end a text.
         timing: Where it is written how long it took.
     """
-    began = time.perf_counter()
     token = 0
     for start in range(0, len(prompt), chunk):
-        token = step(prompt[start : start + chunk], start)
-    timing.prompt_tokens, timing.prompt_seconds = len(prompt), time.perf_counter() - began
-    began = time.perf_counter()
+        token, seconds = step(prompt[start : start + chunk], start)
+        timing.prompt_seconds += seconds
+    timing.prompt_tokens = len(prompt)
     for position in range(len(prompt), len(prompt) + count):
         if token in ends:
             break
         yield token
         if position + 1 < len(prompt) + count:
-            token = step([token], position)
+            token, seconds = step([token], position)
             timing.tokens += 1
-            timing.seconds = time.perf_counter() - began
+            timing.seconds += seconds
 
 
 def our_step(program: LoadedProgram) -> Step:
@@ -177,10 +179,26 @@ def our_step(program: LoadedProgram) -> Step:
         program: The model.
     """
 
-    def step(tokens: Sequence[int], position: int) -> int:
+    def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
         method = method_for(tokens, program.methods)
+        start = time.perf_counter()
         logits = program.run(method, *inputs_of(tokens, position))
-        return int(logits[0, -1].argmax())
+        return int(logits[0, -1].argmax()), time.perf_counter() - start
+
+    return step
+
+
+def official_step(runtime: OfficialRuntime, methods: Collection[str]) -> Step:
+    """Return what runs a model in the official runtime.
+
+    Args:
+        runtime: It has the model loaded.
+        methods: The methods of the model.
+    """
+
+    def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
+        calls = runtime.run(inputs_of(tokens, position), method_for(tokens, methods))
+        return int(calls.outputs[0][0, -1].argmax()), sum(calls.seconds)
 
     return step
 
@@ -203,54 +221,3 @@ def inputs_of(tokens: Sequence[int], position: int) -> tuple[torch.Tensor, torch
         position: Where in the text the first stands.
     """
     return torch.tensor([list(tokens)]), torch.arange(position, position + len(tokens))
-
-
-def _officially(
-    model: ModelFile, prompt: Sequence[int], count: int, timing: Timing
-) -> Iterator[int]:
-    # In a process of its own: that runtime ends the process over a file that it cannot run.
-    asked: dict[str, Any] = {
-        "path": str(model.path),
-        "prompt": list(prompt),
-        "count": count,
-        "chunk": model.chunk,
-        "ends": list(model.eos),
-        "methods": [name for name in ("forward", DECODE) if name in model.program.methods],
-    }
-    # What it logs goes to a file: a pipe that nobody reads is full after 64 KB, and it would wait.
-    # What it is asked does, too: an argument has 128 KB at most.
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as question:
-        question.write(json.dumps(asked).encode())
-        question.seek(0)
-        yield from _told(question, log, model.path, timing)
-
-
-def _told(question: BinaryIO, log: BinaryIO, path: Path, timing: Timing) -> Iterator[int]:
-    command = [sys.executable, *_BRIDGE]
-    with subprocess.Popen(
-        command, stdin=question, stdout=subprocess.PIPE, stderr=log, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                said = json.loads(line)
-                if isinstance(said, int):
-                    yield said
-                    continue
-                for name, value in said.items():
-                    setattr(timing, name, value)
-        except BaseException:
-            # Whoever wants no more tokens does not wait for those that are left.
-            process.kill()
-            raise
-    if process.returncode:
-        raise GenerationError(
-            f"the official runtime ended with {process.returncode} over {path}: "
-            f"{_last_line(log)}; --runtime lowerdeck runs it in our runner"
-        )
-
-
-def _last_line(log: BinaryIO) -> str:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no message"

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 
 from transformers.utils import logging
 
-from lowerdeck.serializer import is_closed, printable
+from lowerdeck.inspect import is_closed
+from lowerdeck.serializer import printable
 
 
 class Steps:

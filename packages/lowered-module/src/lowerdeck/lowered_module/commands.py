@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.lowered_module.authoring.registry import installed_partitioner
+import torch
+
+from lowerdeck.emitter import Bounds, EmitConfig
+from lowerdeck.inspect import (
+    CommandError,
+    ExitStatus,
+    installed_entries,
+    keep_apart,
+    say,
+    writing,
+)
+from lowerdeck.lowered_module.authoring.quantization import quantization_names
+from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.factories import (
@@ -21,6 +34,7 @@ from lowerdeck.lowered_module.factories import (
 )
 from lowerdeck.lowered_module.inspect.accuracy import (
     CALLS,
+    EagerCall,
     OutputAccuracy,
     accuracy_of,
     call_in_eager,
@@ -29,24 +43,25 @@ from lowerdeck.lowered_module.inspect.accuracy import (
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import quantization_lines, report_lines
 from lowerdeck.lowered_module.pipeline import (
+    TRAINS,
     Example,
-    export_example,
     in_a_line,
     lower_exported,
+    trains,
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.progress import Stages
 from lowerdeck.lowered_module.quantizing import Quantizer, float_weights
-from lowerdeck.serializer import CommandError, ExitStatus, keep_apart, say, writing
 
 _TOLERANCE = 1e-4
+_DEFAULT = "XnnpackBackend"
 _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
 
 class LowerCommand:
     """Lowers a model for one or more backends and writes a ``.pte`` file."""
 
-    help = "export a model, give parts of it to a backend, and write a .pte file"
+    help = "compile a PyTorch model to a .pte file"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -57,16 +72,17 @@ class LowerCommand:
         parser.add_argument(
             "factory",
             metavar="MODULE:FACTORY",
-            help="a function that returns (module, example_args) or (module, args, kwargs)",
+            help="a function that returns an ExportedProgram, or (module, example_args), or "
+            "(module, args, kwargs, dynamic_shapes)",
         )
         parser.add_argument(
             "--backend",
             action="append",
             default=[],
             metavar="NAME",
-            help="a backend whose installed partitioner chooses nodes, or MODULE:CLASS of any "
-            "partitioner; may be repeated, the first chooses first; without it everything stays "
-            "with the portable kernels",
+            help="an installed backend, such as xnnpack, or MODULE:CLASS of any partitioner; may "
+            "be repeated, the first chooses first; none: portable kernels alone; without it "
+            "xnnpack, if it is installed",
         )
         parser.add_argument(
             "--auto",
@@ -75,6 +91,19 @@ class LowerCommand:
             "that the official runtime has) in that runtime, on the example inputs, and keep the "
             "fastest that is right; prints each on standard error as it is done, and all at the "
             "end",
+        )
+        parser.add_argument(
+            "--dynamic",
+            type=_batch,
+            metavar="batch=MIN:MAX",
+            help="export with a dynamic dimension 0, the same for all tensor inputs",
+        )
+        parser.add_argument(
+            "--bounds",
+            type=_bounds,
+            metavar="SIZE|NAME=SIZE,...",
+            help="upper bounds of dynamic dimensions, for which memory is planned: 64 for all "
+            "that have none, or by name (batch=8, x.1=512 for dimension 1 of input x)",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(
@@ -118,9 +147,13 @@ class LowerCommand:
         Raises:
             LoweringError: The model cannot be made, exported or lowered.
             lowerdeck.emitter.EmitterError: It cannot be emitted.
-            lowerdeck.serializer.CommandError: The file cannot be written.
+            lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
+        default = "" if args.backend or args.auto else _default_backend()
+        args.backend = [
+            _full_name(one) for one in args.backend or [default] if one not in {"", "none"}
+        ]
         quantizer = None
         if args.quantize is not None:
             quantizer = Quantizer.choose(
@@ -129,6 +162,9 @@ class LowerCommand:
         tolerance = _TOLERANCE if args.tolerance is None else args.tolerance
         with _torch_quiet(), _outlived(args.factory), Stages(_STAGES) as stages:
             lines, accuracy = _lower(args, quantizer, tolerance, stages)
+        if not args.auto:
+            note = " (the default; --backend none: portable kernels alone)" if default else ""
+            say(f"backend        {', '.join(args.backend) or 'none: portable kernels'}{note}")
         say(*lines, f"file           {args.output.resolve()}")
         if not args.check or all(one.largest <= tolerance for one in accuracy):
             return ExitStatus.DONE
@@ -157,6 +193,8 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     keep_apart(read=[], written=_written(args))
     if args.calibrate is not None and args.quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
+    if args.auto and args.bounds is not None:
+        raise CommandError("--auto takes no --bounds: give one of them", ExitStatus.USAGE)
     if args.auto and args.quantize is not None:
         raise CommandError(
             "--auto compares lowerings of one program, and --quantize makes another for one "
@@ -176,22 +214,19 @@ def _lower(
     told = nullcontext if getattr(args, "debug", False) else held_messages
     with stages.stage("build"):
         model = example_from(args.factory)
+        if args.dynamic is not None:
+            model = model.with_dynamic_batch(*args.dynamic)
     made_by: dict[str, Any] = {}
     samples: Sequence[Any] = ()
     with stages.stage("quantize" if quantizer else "export"), told():
         if quantizer is None:
-            program = export_example(
-                model, f"what {args.factory!r} returned", "; --debug shows where"
-            )
+            program = model.export(f"what {args.factory!r} returned", "; --debug shows where")
         else:
             samples = () if args.calibrate is None else samples_from(args.calibrate)
             program, made_by[quantizer.backend] = quantizer.quantize(model, samples)
     trials: Sequence[Trial] = ()
     partitioners = []
-    if args.auto:
-        for name in args.backend:
-            installed_partitioner(name)
-    else:
+    if not args.auto:
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
     # Modules that are named have been imported by now, so that their files are known.
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
@@ -207,7 +242,12 @@ def _lower(
             )
     else:
         with told():
-            lowered = lower_exported({"forward": program}, {"forward": partitioners}, stages)
+            lowered = lower_exported(
+                {"forward": program},
+                {"forward": partitioners},
+                stages,
+                config=EmitConfig(bounds=args.bounds),
+            )
     if args.html is not None:
         page = graph_html(lowered.programs["forward"], title=args.factory)
         with writing(args.html):
@@ -216,14 +256,17 @@ def _lower(
         lowered.save(args.output)
     accuracy, not_compared = _compared(model, args.output, args.check, stages)
     lines = list(trial_lines(trials)) if trials else []
-    lines += report_lines(
-        lowered, lowered.delegation(), args.output, stages.seconds, accuracy, not_compared
-    )
+    summary = lowered.delegation()
+    lines += report_lines(lowered, summary, args.output, stages.seconds, accuracy, not_compared)
+    if partitioners and not summary.delegates:
+        lines.append(f"warning        nothing was delegated to {', '.join(args.backend)}")
+    if trains(program):
+        lines.append(f"warning        {args.factory} {TRAINS}")
     if quantizer is not None:
         lines += quantization_lines(
             quantizer.mode,
             float_weights(quantizer.offer, quantizer.mode, program),
-            sum(one.nbytes for one in model[0].parameters() if one.is_floating_point()),
+            sum(one.nbytes for one in model.module.parameters() if one.is_floating_point()),
             len(samples) if quantizer.is_calibrated else None,
             accuracy,
         )
@@ -241,12 +284,54 @@ def _tolerance(text: str) -> float:
     return found
 
 
+def _batch(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest batch of ``batch=1:8``."""
+    match = re.fullmatch(r"batch=(\d{1,9}):(\d{1,9})", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected batch=MIN:MAX as in batch=1:8")
+    return int(match[1]), int(match[2])
+
+
+def _bounds(text: str) -> Bounds:
+    """Return the bounds of ``64`` or ``batch=8,x.1=512``."""
+    if re.fullmatch(r"\d{1,9}", text):
+        return int(text)
+    bounds: dict[str, Any] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\w+?)(?:\.(\d{1,2}))?=(\d{1,9})", part)
+        if match is None:
+            raise argparse.ArgumentTypeError(
+                f"found {part!r}, expected a size, NAME=SIZE or INPUT.DIMENSION=SIZE"
+            )
+        if match[2] is None:
+            bounds[match[1]] = int(match[3])
+        else:
+            bounds.setdefault(match[1], {})[int(match[2])] = int(match[3])
+    return bounds
+
+
+def _full_name(backend: str) -> str:
+    """Return ``XnnpackBackend`` for ``xnnpack``."""
+    if ":" in backend or backend in quantization_names():
+        return backend
+    return installed_partitioner(backend).name
+
+
+def _default_backend() -> str:
+    """Return the backend of the official runtime for all machines, if it is installed."""
+    return _DEFAULT if installed_entries(PARTITIONERS, _DEFAULT) else ""
+
+
+def _in_eager(model: Example, count: int) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
+    return call_in_eager(model.module, model.args, model.kwargs, count)
+
+
 lower: LowerCommand = LowerCommand()
 
 
 def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
     """Return what eager gives, where it gives that again: nothing else tells what is right."""
-    wanted, again = (call_in_eager(*model, 1)[0][0].outputs for _ in range(2))
+    wanted, again = (_in_eager(model, 1)[0][0].outputs for _ in range(2))
     difference = max((one.largest for one in accuracy_of(again, wanted)), default=0.0)
     if not difference <= tolerance:
         raise LoweringError(
@@ -272,7 +357,7 @@ def _compared(
         try:
             from lowerdeck.runner import load
 
-            calls, state = call_in_eager(*model, CALLS if check else 1)
+            calls, state = _in_eager(model, CALLS if check else 1)
             method = load(output).method("forward")
             return compare_calls(calls, method, state, method.state), ""
         except (Exception, SystemExit) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowerdeck.serializer import ExitStatus
+from lowerdeck.inspect import ExitStatus
 
 
 class LoweringError(RuntimeError):

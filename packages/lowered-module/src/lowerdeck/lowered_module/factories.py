@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 def example_from(factory: str) -> Example:
-    """Return the module and example inputs that a factory makes.
+    """Return the module or program and the example inputs that a factory makes.
 
     Args:
         factory: ``"package.module:function"``; modules are also looked for in the current folder.
@@ -30,14 +29,10 @@ def example_from(factory: str) -> Example:
         LoweringError: There is no such function, or it returns something else.
     """
     expected = (
-        "expected a function without arguments that returns (module, example_args) or (module, "
-        "example_args, example_kwargs)"
+        "expected a function without arguments that returns an ExportedProgram, (module, "
+        "example_args), or that with example_kwargs and dynamic_shapes"
     )
-    model = _made(factory, expected, lambda given: example_of(given, f"{factory!r} returned"))
-    with suppress(NotImplementedError):
-        # What PT2E converted has no modes, and says so.
-        model[0].eval()
-    return model
+    return _made(factory, expected, lambda given: example_of(given, f"{factory!r} returned"))
 
 
 def samples_from(factory: str) -> list[Sample]:
@@ -72,7 +67,8 @@ def partitioner_from(name: str) -> Any:
     """Return an installed partitioner, or one of any module.
 
     Args:
-        name: Name of an installed one, or ``"package.module:Class"``.
+        name: Name of an installed one, or ``"package.module:path"`` of a class, a function that
+            makes one, or an instance.
 
     Raises:
         LoweringError: There is none, or it cannot be made without arguments.
@@ -83,7 +79,9 @@ def partitioner_from(name: str) -> Any:
             made = find_partitioner(name)
         else:
             made = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
-            made = made() if isinstance(made, type) else made
+            # `Class`, `Class.partitioner` or an instance.
+            if isinstance(made, type) or not hasattr(made, "ops_to_not_decompose"):
+                made = made() if callable(made) else made
     except LoweringError:
         raise
     except (Exception, SystemExit) as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ShapesCollection
 from torch.fx import Node
 
 from lowerdeck.decompose import (
@@ -38,8 +39,9 @@ from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of, varie
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
     | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]
+    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any], Any]
 )
-"""A module with example inputs, and perhaps those that are given by name."""
+"""A module with example inputs, then those by name, then ``dynamic_shapes`` of torch.export."""
 
 Partitioners: TypeAlias = PartitionerLike | str | Sequence[PartitionerLike | str]
 """One partitioner or several, of which the first chooses first; a text names an installed one."""
@@ -119,9 +121,9 @@ def lower(
     are not copied.
 
     Args:
-        programs: An exported program, or a module with example inputs, ``(module, args)`` or
-            ``(module, args, kwargs)``: it becomes the method ``forward``. Several of them by
-            method name share what they share in memory.
+        programs: An exported program, or a module with example inputs: ``(module, args)``,
+            ``(module, args, kwargs)`` or ``(module, args, kwargs, dynamic_shapes)``. It becomes
+            the method ``forward``. Several of them by method name share what they share in memory.
         partitioners: Who chooses what goes to backends: a partitioner, the name of a backend
             whose partitioner is installed, or a list of which the first chooses first; for all
             methods, or in a mapping by method. None leaves everything to the runtime's kernels.
@@ -257,55 +259,122 @@ def _exported(method: str, given: Any) -> ExportedProgram:
             f"method {method!r} is a {type(given).__name__}, give its example inputs too: "
             f"expected {_EXAMPLE}"
         )
-    model = example_of(given, f"method {method!r} is", "an ExportedProgram, ")
-    return export_example(model, f"method {method!r}")
+    program = example_of(given, f"method {method!r} is").export(f"method {method!r}")
+    if trains(program):
+        warnings.warn(f"method {method!r} {TRAINS}", stacklevel=3)
+    return program
 
 
-Example: TypeAlias = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
-"""A module with its example inputs, those by position and those by name."""
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A module with example inputs, of which each is a tensor of its own.
 
-_EXAMPLE = "(module, example_args) or (module, example_args, example_kwargs)"
+    Attributes:
+        module: The module; of an exported program, its ``module()``.
+        args: Example inputs by position.
+        kwargs: Example inputs by name.
+        dynamic_shapes: As torch.export takes them.
+        program: The exported program, if one was given.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any = None
+    program: ExportedProgram | None = None
+
+    def with_dynamic_batch(self, least: int, most: int) -> Example:
+        """Return it with a dynamic dimension 0, the same for all tensors among its inputs.
+
+        Args:
+            least: The smallest size.
+            most: The largest size.
+
+        Raises:
+            LoweringError: It has dynamic shapes, or is exported already.
+        """
+        if self.program is not None or self.dynamic_shapes is not None:
+            raise LoweringError(
+                "a dynamic batch is for a module without dynamic_shapes: leave it out, or change "
+                "the dynamic_shapes"
+            )
+        batch = torch.export.Dim("batch", min=least, max=most)
+        untyped: Any = ShapesCollection
+        shapes = untyped()
+        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.dim():
+                shapes[leaf] = {0: batch}
+        shapes_by_input = shapes.dynamic_shapes(self.module, self.args, self.kwargs)
+        return replace(self, dynamic_shapes=shapes_by_input)
+
+    def export(self, what: str, hint: str = "") -> ExportedProgram:
+        """Return the exported program.
+
+        Args:
+            what: The module in an error.
+            hint: The end of an error.
+
+        Raises:
+            LoweringError: torch cannot export it.
+        """
+        if self.program is not None:
+            return self.program
+        shapes = {} if self.dynamic_shapes is None else {"dynamic_shapes": self.dynamic_shapes}
+        try:
+            return torch.export.export(self.module, self.args, self.kwargs, **shapes)
+        except (Exception, SystemExit) as error:
+            raise LoweringError(
+                f"torch.export cannot export {what}: {in_a_line(error)}{hint}"
+            ) from error
 
 
-def example_of(given: Any, what: str, instead: str = "") -> Example:
+_EXAMPLE = (
+    "an ExportedProgram, (module, example_args), (module, example_args, example_kwargs) or "
+    "(module, example_args, example_kwargs, dynamic_shapes)"
+)
+_TRAINING_ARGUMENT = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
+TRAINS = (
+    "is in training mode: its dropout is random and its batch norms use the inputs' statistics; "
+    "call .eval() on the module first"
+)
+
+
+def trains(program: ExportedProgram) -> bool:
+    """Return whether a program has dropout or batch norms in training mode."""
+    for node in program.graph.nodes:
+        if isinstance(node.target, OpOverload):
+            position = _TRAINING_ARGUMENT.get(schema_of(node.target).name.partition("::")[2])
+            if position is not None and node.args[position : position + 1] == (True,):
+                return True
+    return False
+
+
+def example_of(given: Any, what: str) -> Example:
     """Return a module with example inputs, of which each is a tensor of its own.
 
     Args:
-        given: What should be a module with example inputs.
+        given: What should be an exported program, or a module with example inputs.
         what: The beginning of an error, such as ``"method 'forward' is"``.
-        instead: What else was expected.
 
     Raises:
         LoweringError: It is something else.
     """
-    told = type(given).__name__
+    if isinstance(given, ExportedProgram):
+        if given.example_inputs is None:
+            raise LoweringError(f"{what} an ExportedProgram without example inputs: set them")
+        args, kwargs = given.example_inputs
+        return Example(given.module(), tuple(args), dict(kwargs), program=given)
+    described = type(given).__name__
     if isinstance(given, tuple):
-        told = f"({', '.join(type(one).__name__ for one in given)})"
-        if len(given) in (2, 3):
-            module, args, kwargs = given if len(given) == 3 else (*given, {})
+        described = f"({', '.join(type(one).__name__ for one in given)})"
+        if len(given) in (2, 3, 4):
+            module, args, kwargs, shapes = (
+                (*given, {}, None) if len(given) == 2 else (*given, None)[:4]
+            )
             if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping):
                 inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
-                return module, *separate_inputs(module, inputs, kwargs)
-    raise LoweringError(f"{what} a {told}, expected {instead}{_EXAMPLE}")
-
-
-def export_example(example: Example, what: str, hint: str = "") -> ExportedProgram:
-    """Return the exported program of a module.
-
-    Args:
-        example: The module with its example inputs.
-        what: What an error calls the module.
-        hint: The end of an error.
-
-    Raises:
-        LoweringError: torch cannot export it.
-    """
-    try:
-        return torch.export.export(*example)
-    except (Exception, SystemExit) as error:
-        raise LoweringError(
-            f"torch.export cannot export {what}: {in_a_line(error)}{hint}"
-        ) from error
+                return Example(module, *separate_inputs(module, inputs, kwargs), shapes)
+    raise LoweringError(f"{what} a {described}, expected {_EXAMPLE}")
 
 
 def separate_inputs(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from lowerdeck.serializer import is_closed
+from lowerdeck.inspect import is_closed
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of partitions done, the number of all, and the last one's label."""

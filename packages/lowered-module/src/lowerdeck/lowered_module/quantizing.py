@@ -8,6 +8,7 @@ from functools import partial
 
 from torch.export import ExportedProgram
 
+from lowerdeck.inspect import CommandError, ExitStatus
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.quantization import (
     Quantization,
@@ -22,7 +23,6 @@ from lowerdeck.lowered_module.inspect.float_weights import (
     why_not_quantized,
 )
 from lowerdeck.lowered_module.pipeline import Example, in_a_line
-from lowerdeck.serializer import CommandError, ExitStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,13 @@ class Quantizer:
             CommandError: Something is not installed that this needs.
             LoweringError: The model cannot be quantised, or the samples do not fit it.
         """
-        module, inputs, named = model
+        if model.program is not None:
+            raise CommandError(
+                "--quantize needs a module, and the factory returned an ExportedProgram: let it "
+                "return (module, example_args)",
+                ExitStatus.USAGE,
+            )
+        module, inputs, named = model.module, model.args, model.kwargs
         try:
             return self.offer.quantize(
                 self.mode, module, inputs, named, samples or [(inputs, named)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from xml.etree import ElementTree
 
+from lowerdeck.inspect import PayloadGraph, PayloadNode, PayloadValue
 from lowerdeck.openvino.errors import BlobError
-from lowerdeck.serializer import PayloadGraph, PayloadNode, PayloadValue
 
 HEADER = struct.Struct("<6Q")
 """Offset and size of three parts: what belongs to the device, constants, and the graph's text."""

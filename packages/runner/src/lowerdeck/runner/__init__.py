@@ -1,5 +1,6 @@
 """Run, watch and compare .pte programs in Python."""
 
+from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
@@ -16,12 +17,14 @@ from lowerdeck.runner.errors import (
     InputError,
     MemoryPlanError,
     MissingKernelError,
+    OfficialRuntimeError,
     ProgramError,
     RunnerError,
 )
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
+from lowerdeck.runner.official_runtime import OfficialCalls, OfficialRuntime
 from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.runner.program import LoadedProgram
 
@@ -50,6 +53,11 @@ __all__ = [
     "make_bundle",
     "check_bundle",
     "CaseOutcome",
+    # The official runtime
+    "OfficialRuntime",
+    "OfficialCalls",
+    "official_binding",
+    "official_binding_name",
     # Errors
     "RunnerError",
     "ProgramError",
@@ -58,4 +66,5 @@ __all__ = [
     "ExecutionError",
     "MemoryPlanError",
     "BusyError",
+    "OfficialRuntimeError",
 ]

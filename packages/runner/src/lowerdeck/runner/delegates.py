@@ -7,11 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from lowerdeck.inspect import installed_entries
 from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.operators import resize
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.tensors import TensorSpec
-from lowerdeck.serializer import CompileSpec, installed_entries
+from lowerdeck.serializer import CompileSpec
 
 RUNTIMES = "lowerdeck.runtimes"
 """The entry-point group in which runtime halves are registered under their backend id."""

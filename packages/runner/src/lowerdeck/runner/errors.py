@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowerdeck.serializer import ExitStatus
+from lowerdeck.inspect import ExitStatus
 
 
 class RunnerError(Exception):
@@ -91,3 +91,9 @@ class BusyError(RunnerError, RuntimeError):
 
 class MemoryPlanError(ExecutionError):
     """The memory plan gives two values the same bytes while both are needed."""
+
+
+class OfficialRuntimeError(RunnerError):
+    """The official runtime is not installed, refuses a file or a call, or ends over it."""
+
+    exit_status: int = ExitStatus.FAILED

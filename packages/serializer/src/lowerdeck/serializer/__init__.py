@@ -14,15 +14,6 @@ from lowerdeck.serializer.bundled import (
     serialize_bundle,
     write_bundle,
 )
-from lowerdeck.serializer.commands.answers import (
-    CommandError,
-    ExitStatus,
-    is_closed,
-    reading,
-    say,
-    writing,
-)
-from lowerdeck.serializer.commands.paths import keep_apart
 from lowerdeck.serializer.errors import (
     AlignmentError,
     ContentError,
@@ -45,8 +36,13 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.escaping import printable
-from lowerdeck.serializer.flatbuffer.storage import FileRange
-from lowerdeck.serializer.installed import installed_entries
+from lowerdeck.serializer.flatbuffer.storage import (
+    FileRange,
+    byte_view,
+    resident_view,
+    storage_size,
+)
+from lowerdeck.serializer.flatbuffer.stream import write_pieces
 from lowerdeck.serializer.ptd import (
     ExternalData,
     ExternalEntry,
@@ -127,21 +123,19 @@ if TYPE_CHECKING:
         kernel_names,
         runtime_kernels,
     )
-    from lowerdeck.serializer.official_runtime import official_binding, official_binding_name
     from lowerdeck.serializer.pte.digest import method_digest
-    from lowerdeck.serializer.report import html_diff, html_page, html_report
-    from lowerdeck.serializer.report.payloads import PayloadGraph, PayloadNode, PayloadValue
     from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
+        XnnEncoding,
         XnnGraph,
         XnnNode,
-        XnnQuantization,
         XnnValue,
     )
     from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-    from lowerdeck.serializer.xnnpack.payload import decode_payload
+    from lowerdeck.serializer.xnnpack.payload import decode_payload, encode_payload
     from lowerdeck.serializer.xnnpack.verify import verify_payload
+    from lowerdeck.serializer.xnnpack.verify_types import needed_release
 
 __all__ = [
     # Writing and reading
@@ -182,23 +176,8 @@ __all__ = [
     "serialize_etdump",
     "write_etdump",
     "method_digest",
-    # Text from files, and what a command answers
+    # Text from files
     "printable",
-    "say",
-    "reading",
-    "writing",
-    "keep_apart",
-    "is_closed",
-    "ExitStatus",
-    "CommandError",
-    # What is installed, ExecuTorch's runtime among it
-    "installed_entries",
-    "official_binding",
-    "official_binding_name",
-    # Pictures
-    "html_report",
-    "html_diff",
-    "html_page",
     # Kernels
     "runtime_kernels",
     "RuntimeKernel",
@@ -206,18 +185,16 @@ __all__ = [
     "kernel_names",
     # XNNPACK's payloads
     "decode_payload",
+    "encode_payload",
     "verify_payload",
+    "needed_release",
     "XnnGraph",
     "XnnValue",
-    "XnnQuantization",
+    "XnnEncoding",
     "XnnConstant",
     "XnnNode",
     "XnnOperator",
     "XnnDatatype",
-    # Any backend's payloads
-    "PayloadGraph",
-    "PayloadNode",
-    "PayloadValue",
     # Named data
     "NamedDataStore",
     "NamedDataStoreOutput",
@@ -268,6 +245,10 @@ __all__ = [
     "SubsegmentOffsets",
     "Storage",
     "FileRange",
+    "byte_view",
+    "resident_view",
+    "storage_size",
+    "write_pieces",
     "FileLayout",
     # Enumerations
     "ScalarType",
@@ -310,22 +291,20 @@ _AT_FIRST_USE = {
         "kernel_names",
         "runtime_kernels",
     ),
-    "lowerdeck.serializer.official_runtime": ("official_binding", "official_binding_name"),
     "lowerdeck.serializer.pte.digest": ("method_digest",),
-    "lowerdeck.serializer.report": ("html_diff", "html_page", "html_report"),
-    "lowerdeck.serializer.report.payloads": ("PayloadGraph", "PayloadNode", "PayloadValue"),
     "lowerdeck.serializer.verify.hazards": ("Hazard",),
     "lowerdeck.serializer.verify.verify": ("verify_pte",),
     "lowerdeck.serializer.xnnpack.graph": (
         "XnnConstant",
+        "XnnEncoding",
         "XnnGraph",
         "XnnNode",
-        "XnnQuantization",
         "XnnValue",
     ),
     "lowerdeck.serializer.xnnpack.operators": ("XnnDatatype", "XnnOperator"),
-    "lowerdeck.serializer.xnnpack.payload": ("decode_payload",),
+    "lowerdeck.serializer.xnnpack.payload": ("decode_payload", "encode_payload"),
     "lowerdeck.serializer.xnnpack.verify": ("verify_payload",),
+    "lowerdeck.serializer.xnnpack.verify_types": ("needed_release",),
 }
 """What writing and reading never need, a third of all classes here: whoever verifies, looks into
 payloads or draws pages imports it then."""

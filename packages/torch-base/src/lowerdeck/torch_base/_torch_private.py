@@ -89,11 +89,7 @@ def overload_name(operator: OpOverload) -> str:
 
 @functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
-    """Return the function that computes a composite ``operator`` by others; None if not composite.
-
-    Args:
-        operator: One overload.
-    """
+    """Return the function that computes ``operator`` by others; None if it is not composite."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     try:
         if not operator.has_kernel_for_dispatch_key(key):

@@ -14,9 +14,6 @@ from lowerdeck.torch_base._torch_private import OpOverload, schema_of
 def arguments_of(node: Node) -> dict[str, Any]:
     """Return a call's arguments by name, in the schema's order, with defaults filled in.
 
-    Args:
-        node: Any node.
-
     Returns:
         Names and values; these hold nodes where the call does. Where torch takes one number for
         several (``stride=[2]`` of a convolution in two dimensions), it is repeated.

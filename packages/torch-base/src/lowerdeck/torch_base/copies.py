@@ -51,7 +51,8 @@ class OwnCopies:
     def __init__(self, tensors: Iterable[object]) -> None:
         # Held, so that no identity and no address is given to another one meanwhile.
         self._held = [value for value in tensors if _is_plain(value)]
-        self._sharers = Counter(map(storage_identity, self._held))
+        self._storages = {id(value): storage_identity(value) for value in self._held}
+        self._sharers = Counter(self._storages.values())
         self._whole: dict[object, torch.Tensor] = {}
         self._parts: dict[Extent, torch.UntypedStorage] = {}
 
@@ -62,18 +63,18 @@ class OwnCopies:
 
     def of(self, value: Any) -> Any:
         """Return the copy of ``value``; anything but a tensor is returned as it is."""
+        storage = self._storages.get(id(value))
+        if storage is not None and self._sharers.pop(storage, 0) == 1:
+            # Nearly every weight has its storage to itself; a second request finds it below.
+            copied = shared_copy(value)
+            if copied is not None:
+                self._whole[storage] = copied
+                return _as(value, copied)
         if not isinstance(value, torch.Tensor):
             return value
         if not _is_plain(value):
             return lazy_clone(value)
         source = value.detach()
-        identity = storage_identity(value)
-        if self._sharers.pop(identity, 0) == 1:
-            # Nearly every weight has its storage to itself; a second request finds it below.
-            copied = shared_copy(source)
-            if copied is not None:
-                self._whole[identity] = copied
-                return _as(value, copied)
         extent = self._memory.find(_in_storage(value))
         if extent is None:
             return lazy_clone(value)
@@ -104,6 +105,7 @@ def _as(original: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
     """Return ``copied`` as a tensor of the kind of ``original``."""
     if isinstance(original, torch.nn.Parameter):
         return torch.nn.Parameter(copied, requires_grad=original.requires_grad)
+    copied = copied.detach() if copied.requires_grad else copied
     return copied.requires_grad_() if original.requires_grad and original.is_leaf else copied
 
 
@@ -121,10 +123,9 @@ def _in_storage(tensor: torch.Tensor) -> Extent:
     return Extent(storage_identity(tensor), start, first + extent.end - extent.start)
 
 
-def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
+def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
     return (
-        isinstance(value, torch.Tensor)
-        and type(value) in _PLAIN
+        type(value) in _PLAIN
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_conj() or value.is_neg())
     )

@@ -44,11 +44,7 @@ def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
 
 
 def is_getitem(node: Node) -> bool:
-    """Return whether ``node`` takes an element of a value.
-
-    Args:
-        node: Any node.
-    """
+    """Return whether ``node`` takes an element of a value."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
@@ -103,9 +99,6 @@ def repair_program(program: ExportedProgram) -> ExportedProgram:
     Missing ``Node.users`` are restored in place, which is not observable (see
     :func:`restore_users`). Placeholders get the names by which the signature knows them back in a
     copy: fx renames the copy of a node called "input" or "dict". O(edges).
-
-    Args:
-        program: Any program.
 
     Returns:
         The program itself, or a copy on the same tensors.

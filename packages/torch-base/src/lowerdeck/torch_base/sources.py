@@ -75,9 +75,6 @@ def source_frame(node: Node) -> SourceFrame | None:
     """Return the innermost frame outside torch that made a node, None where nothing is known.
 
     If all frames are of torch, such as that of ``Linear.forward``, it is the innermost of them.
-
-    Args:
-        node: Any node.
     """
     frames = source_frames(node)
     own = [frame for frame in frames if not frame.file.startswith(_TORCH)]
@@ -85,11 +82,7 @@ def source_frame(node: Node) -> SourceFrame | None:
 
 
 def module_path(node: Node) -> str:
-    """Return the path of the module that a node belongs to, such as ``layers.0``; "" for the root.
-
-    Args:
-        node: Any node.
-    """
+    """Return the path of a node's module, such as ``layers.0``; "" for the root."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
@@ -98,11 +91,7 @@ def module_path(node: Node) -> str:
 
 
 def describe_node(node: Node) -> str:
-    """Return a node's operator, name and source line, for an error message.
-
-    Args:
-        node: Any node.
-    """
+    """Return a node's operator, name and source line, for an error message."""
     frame = source_frame(node)
     location = f"{frame.file}:{frame.line}" if frame else "an unknown line"
     return f"{node.target} (node {node.name!r}, from {location})"

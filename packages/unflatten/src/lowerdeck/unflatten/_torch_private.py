@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -223,17 +226,27 @@ class Movable(torch.nn.Module):
 
 
 def module_state() -> dict[str, Any]:
-    """Return the attributes that ``torch.nn.Module.__init__`` sets, several times faster."""
+    """Return the attributes that ``torch.nn.Module.__init__`` sets, several times faster.
+
+    Those that few modules need are missing: ``Movable`` creates them when they are first read.
+    """
     state = _MODULE_STATE.copy()
-    state.update(zip(_MODULE_TABLES, [kind() for kind in _TABLE_TYPES], strict=True))
+    for name, kind in _MODULE_TABLES:
+        state[name] = kind()
     return state
 
 
 _MODULE_STATE: dict[str, Any] = vars(torch.nn.Module())
+for _name in [name for name in _MODULE_STATE if re.search("state_dict|kwargs|always", name)]:
+    # Half of a module's objects, which only state dicts and calls with hooks read.
+    del _MODULE_STATE[_name]
+    setattr(Movable, _name, cached_property(lambda _: OrderedDict[int, Any]()))
+    vars(Movable)[_name].__set_name__(Movable, _name)
 _MODULE_TABLES = [
-    name for name, value in _MODULE_STATE.items() if isinstance(value, (dict, list, set))
+    (name, type(value))
+    for name, value in _MODULE_STATE.items()
+    if isinstance(value, (dict, list, set))
 ]
-_TABLE_TYPES = [type(_MODULE_STATE[name]) for name in _MODULE_TABLES]
 
 
 def size_conditions(program: ExportedProgram) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from lowerdeck.unflatten.codegen.names import call_target
 from lowerdeck.unflatten.codegen.source import Source, write_source
 from lowerdeck.unflatten.contract import RecordedCall
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
+from lowerdeck.unflatten.cut.signatures import loaded_class
 from lowerdeck.unflatten.cut.working_graph import attribute_modules
 from lowerdeck.unflatten.metadata import PRIVATE, UNCHANGED
 from lowerdeck.unflatten.module import (
@@ -136,8 +136,8 @@ class ModuleBuilder:
                     is_part=bool(frame.part),
                 )
             )
-            return
-        module.bodies[number].calls.append(recorded)
+        else:
+            module.bodies[number].calls.append(recorded)
 
     def add_sites(self, frame: Frame, sites: dict[str, Site]) -> None:
         """Add the calls that a call makes to the call sites of its module.
@@ -174,8 +174,8 @@ class ModuleBuilder:
         module = self._modules.get(name)
         if module is None:
             return Container(name)
-        first, *others = module.bodies
-        first.others = others
+        first = module.bodies[0]
+        first.others = tuple(module.bodies[1:])
         kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule
         key = (kind, *[id(body.source) for body in module.bodies])
         cls = self._classes.get(key)
@@ -227,6 +227,7 @@ def _in_call_order(root: Frame) -> list[Frame]:
     return order[::-1]
 
 
+@torch.no_grad()
 def install_state(
     modules: Mapping[str, torch.nn.Module], state: ProgramState, paths: ModulePaths
 ) -> None:
@@ -265,8 +266,8 @@ def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module
             continue
         model = _child(eager, name)
         body = module.__dict__.get(PRIVATE)
-        cls = _eager_class(model) if model is not None else _loaded_class(body and body.type_name)
-        if cls is None or not issubclass(cls, torch.nn.Module):
+        cls = _eager_class(model) if model is not None else loaded_class(body and body.type_name)
+        if cls is None:
             continue
         if isinstance(module, GeneratedModule):
             give_eager_type(module, cls)
@@ -302,18 +303,10 @@ def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:
     return eager
 
 
-def _eager_class(model: torch.nn.Module) -> type | None:
+def _eager_class(model: torch.nn.Module) -> type[torch.nn.Module] | None:
     """Return the class of ``model``, or the eager class of a generated module, or None."""
-    cls = next(cls for cls in type(model).__mro__ if not issubclass(cls, Refusing))
+    cls: Any = next(cls for cls in type(model).__mro__ if not issubclass(cls, Refusing))
     return None if cls is torch.nn.Module else cls
-
-
-def _loaded_class(type_name: str | None) -> type | None:
-    """Return the class of this qualified name if its module is loaded."""
-    outer, _, name = (type_name or "").rpartition(".")
-    # Not by getattr: a module may import others when it is asked for a name.
-    cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
-    return cls if isinstance(cls, type) else None
 
 
 def _copy_attributes(model: torch.nn.Module, module: torch.nn.Module) -> None:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, contiguous_order
+from lowerdeck.emitter.passes.rewriting import by_target, rewrite
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
@@ -37,28 +38,20 @@ def center_norms(method: Method, table: KernelTable) -> None:
         What a norm is given has a mean of about zero over what it normalises, unless the table
         has no kernels for it.
     """
-    for block in all_blocks(method.block):
-        body: list[Operation] = []
-        for operation in block.body:
-            match operation:
-                case Call() if operation.target in _MEANS and table.names.issuperset(_NEEDED):
-                    body += _centered(operation)
-                case _:
-                    body.append(operation)
-        block.body = body
+    if table.names.issuperset(_NEEDED):
+        rewrite(method, by_target(dict.fromkeys(_MEANS, _centered)))
 
 
-def _centered(norm: Call) -> list[Operation]:
+def _centered(norm: Call, before: list[Operation]) -> list[Operation]:
     given, returned = norm.args[0], norm.outs[1]
     assert isinstance(returned, TensorValue)
-    before: list[Operation] = []
-    shift, mean = _MEANS[norm.target](norm, before)
+    made: list[Operation] = []
+    shift, mean = _MEANS[norm.target](norm, made)
     centered = given.like(f"{given.name}.centered")
     rest = returned.like(f"{returned.name}.rest")
     norm.args[0], norm.outs[1] = centered, rest
+    before += [*made, Call(_ATEN.sub.Tensor, [given, shift, 1], [centered], None)]
     return [
-        *before,
-        Call(_ATEN.sub.Tensor, [given, shift, 1], [centered], None),
         norm,
         # Dropped with all dead code where nobody reads the mean, which is nearly everywhere.
         Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], None),

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lowerdeck.emitter._torch_private import number_functions
-from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, rewrite
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _ATEN = torch.ops.aten
 # A longer chain of products is a power by the kernel on tensors.
 _MOST_FACTORS = 64
-
-Rule = Callable[[Call, list[Operation]], None]
 
 
 def compute_numbers(method: Method) -> None:
@@ -30,15 +28,7 @@ def compute_numbers(method: Method) -> None:
     Ensures:
         What is left of Python's operators on numbers has a kernel, or none can compute it.
     """
-    for block in all_blocks(method.block):
-        body: list[Operation] = []
-        for operation in block.body:
-            if isinstance(operation, Call) and not isinstance(operation.target, OpOverload):
-                rule = _RULES.get(operation.target)
-                if rule is not None:
-                    rule(operation, body)
-            body.append(operation)
-        block.body = body
+    rewrite(method, by_target(_RULES))
 
 
 def _number(

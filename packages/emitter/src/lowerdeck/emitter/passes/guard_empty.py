@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 import torch
 
 from lowerdeck.emitter.errors import UnsupportedError
-from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
+from lowerdeck.emitter.passes.rewriting import rewrite
 from lowerdeck.emitter.passes.select_kernels import source_of
 from lowerdeck.torch_base import size_range
 
@@ -57,23 +58,17 @@ def guard_empty(method: Method, table: KernelTable) -> None:
     Raises:
         UnsupportedError: If torch has no value for the tensor that a call is given.
     """
-    for block in list(all_blocks(method.block)):
-        body: list[Operation] = []
-        for operation in block.body:
-            empty = _empty(operation)
-            if empty is None or not isinstance(operation, Call):
-                body.append(operation)
-                continue
-            doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
-            _guard(operation, empty, doubtful, body, table)
-        block.body = body
 
+    def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
+        found = _RULES.get(call.target) if call.kernel is not None else None
+        empty = None if found is None else found(call)
+        if empty is None:
+            return None
+        doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
+        _guard(call, empty, doubtful, before, table)
+        return ()
 
-def _empty(operation: Operation) -> _Empty | None:
-    if not isinstance(operation, Call) or operation.kernel is None:
-        return None
-    rule = _RULES.get(operation.target)
-    return rule(operation) if rule is not None else None
+    rewrite(method, rule)
 
 
 def _guard(

@@ -1,4 +1,4 @@
-"""Pass: work around what single kernels refuse, where a cast or another shape is enough.
+"""Pass: work around what kernels refuse, where a tensor, a cast or another shape is enough.
 
 Each rule stands for one fault of one kernel, met by running it in the runtime that the kernel
 table was read from.
@@ -6,46 +6,93 @@ table was read from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
-from lowerdeck.emitter.ir.values import TensorValue, contiguous_order
+from lowerdeck.emitter._torch_private import overload_packet
+from lowerdeck.emitter.ir.graph import Call, Method, Operation
+from lowerdeck.emitter.ir.kernels import KernelTable
+from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, contiguous_order
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
+from lowerdeck.torch_base import OpOverload, overload_name, schema_of
 
 _ATEN = torch.ops.aten
 # Bytes are masks where an operator takes masks.
 _NARROW = frozenset({torch.int8, torch.int16, torch.int32})
 _NARROW_OR_BYTE = _NARROW | {torch.uint8}
-Rule = Callable[[Call, list[Operation]], list[Operation] | None]
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 
-def legalize_operands(method: Method) -> None:
+def legalize_operands(method: Method, table: KernelTable) -> None:
     """Rewrite calls whose arguments their kernels refuse.
 
     Requires:
-        Every argument that the schema calls a tensor is one.
+        Nothing.
 
     Ensures:
-        No call matches a rule.
+        No number is where the schema wants a tensor, and no call matches a rule.
     """
-    for block in all_blocks(method.block):
-        body: list[Operation] = []
-        for operation in block.body:
-            after: list[Operation] | None = None
-            if isinstance(operation, Call):
-                rule = _RULES.get(operation.target)
-                after = rule(operation, body) if rule is not None else None
-            body += [operation] if after is None else after
-        block.body = body
+    apply = by_target(_RULES)
+
+    def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
+        if isinstance(call.target, OpOverload):
+            _give_tensors(call, table, before)
+        return apply(call, before)
+
+    rewrite(method, rule)
+
+
+def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> None:
+    """Exchange numbers that are where the schema wants a tensor.
+
+    ``x + 2`` is traced as ``add.Tensor(x, 2)``. The ``Scalar`` overload is called where the
+    runtime has it; otherwise the number becomes a 0-dim constant.
+    """
+    for index, argument in enumerate(schema_of(call.target).arguments):
+        given = call.args[index]
+        if str(argument.type) != "Tensor" or isinstance(given, TensorValue):
+            continue
+        if index == 1 and (scalar := _scalar_overload(call.target, table)) is not None:
+            call.target = scalar
+            return
+        call.args[index] = _as_tensor(given, call, before)
+
+
+def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
+    """Return the overload that takes a number second, if the runtime has it."""
+    packet = overload_packet(target)
+    name = overload_name(target).replace("Tensor", "Scalar")
+    if name == overload_name(target) or not hasattr(packet, name):
+        return None
+    found: OpOverload = getattr(packet, name)
+    names = [argument.name for argument in schema_of(target).arguments]
+    if [argument.name for argument in schema_of(found).arguments] != names:
+        return None
+    variant = out_variant(found)
+    return found if variant is not None and variant.full_name in table else None
+
+
+def _as_tensor(given: Any, call: Call, before: list[Operation]) -> TensorValue:
+    name = f"{call.outs[0].name}.number" if call.outs else "number"
+    if isinstance(given, ScalarValue):
+        value = TensorValue(name, _DTYPES[given.kind], (), (), ())
+        target = torch.ops.aten.scalar_tensor.default
+        args = [given, *[None] * (len(schema_of(target).arguments) - 1)]
+        before.append(Call(target, args, [value], call.origin))
+        return value
+    value = TensorValue(name, _DTYPES[type(given)], (), (), ())
+    value.constant = torch.tensor(given, dtype=value.dtype)
+    value.fixed_role = Role.CONSTANT
+    return value
 
 
 def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) -> TensorValue:
     made = value.like(f"{value.name}.as_{str(dtype).removeprefix('torch.')}")
     made.dtype = dtype
-    args = [value, dtype, None, None, None, False, None]
-    before.append(Call(_ATEN._to_copy.default, args, [made], None))
+    before.append(cast(value, made))
     return made
 
 
@@ -120,8 +167,7 @@ def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
         return None
-    args = [source, out.dtype, None, None, None, False, None]
-    return [Call(_ATEN._to_copy.default, args, [out], call.origin)]
+    return [cast(source, out, call.origin)]
 
 
 def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:

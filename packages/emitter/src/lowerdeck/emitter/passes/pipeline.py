@@ -16,7 +16,6 @@ from lowerdeck.emitter.passes.group_products import group_products
 from lowerdeck.emitter.passes.guard_empty import guard_empty
 from lowerdeck.emitter.passes.legalize_layouts import legalize_layouts
 from lowerdeck.emitter.passes.legalize_operands import legalize_operands
-from lowerdeck.emitter.passes.legalize_scalars import legalize_scalars
 from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
@@ -45,8 +44,7 @@ def run_passes(
     fold_constants(method, stem_of)
     group_products(method)
     drop_dead_code(method)
-    legalize_scalars(method, config.table)
-    legalize_operands(method)
+    legalize_operands(method, config.table)
     widen_sums(method)
     center_norms(method, config.table)
     legalize_layouts(method, config.table)

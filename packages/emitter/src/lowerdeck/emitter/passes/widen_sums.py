@@ -8,20 +8,20 @@ has 0.2. The sum over one dimension is computed in blocks: that is exact and 1 t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
-from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.values import TensorValue, contiguous_order
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 # As many numbers are added one after the other without losing more than 4 units in the last place.
 _FEW = 512
-Rule = Callable[[Call], list[Operation] | None]
 
 
 def widen_sums(method: Method) -> None:
@@ -33,18 +33,7 @@ def widen_sums(method: Method) -> None:
     Ensures:
         No call matches a rule.
     """
-    for block in all_blocks(method.block):
-        body: list[Operation] = []
-        for operation in block.body:
-            rule = _RULES.get(operation.target) if isinstance(operation, Call) else None
-            replaced = rule(operation) if rule is not None else None  # type: ignore[arg-type]
-            body += [operation] if replaced is None else replaced
-        block.body = body
-
-
-def _cast(value: TensorValue, result: TensorValue, origin: Any = None) -> Call:
-    args = [value, result.dtype, None, None, None, False, None]
-    return Call(_ATEN._to_copy.default, args, [result], origin)
+    rewrite(method, by_target(_RULES))
 
 
 def _retyped(value: TensorValue, dtype: torch.dtype) -> TensorValue:
@@ -53,24 +42,23 @@ def _retyped(value: TensorValue, dtype: torch.dtype) -> TensorValue:
     return result
 
 
-def _in_float32(call: Call) -> list[Operation] | None:
+def _in_float32(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
     """Compute in float32 what the kernel would add up in half precision."""
     if call.args[0].dtype not in _HALF:
         return None
-    before: list[Operation] = []
     after: list[Operation] = []
     for position, value in enumerate(call.args):
         if isinstance(value, TensorValue) and value.dtype in _HALF:
             call.args[position] = _retyped(value, torch.float32)
-            before.append(_cast(value, call.args[position]))
+            before.append(cast(value, call.args[position]))
     for position, out in enumerate(call.outs):
         if isinstance(out, TensorValue) and out.dtype in _HALF:
             call.outs[position] = wide = _retyped(out, torch.float32)
-            after.append(_cast(wide, out, call.origin))
-    return [*before, call, *after]
+            after.append(cast(wide, out, call.origin))
+    return [call, *after]
 
 
-def _product_and_sum(call: Call) -> list[Operation] | None:
+def _product_and_sum(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
     """Multiply matrices of half precision first: that kernel adds them up in float32."""
     bias, left, right, beta, alpha = call.args
     (out,) = call.outs
@@ -78,7 +66,7 @@ def _product_and_sum(call: Call) -> list[Operation] | None:
     if out.dtype not in _HALF:
         return None
     if alpha != 1 or beta != 1:
-        return _in_float32(call)
+        return _in_float32(call, before)
     product = out.like(f"{out.name}.product")
     return [
         Call(_ATEN.mm.default, [left, right], [product], None),
@@ -86,7 +74,7 @@ def _product_and_sum(call: Call) -> list[Operation] | None:
     ]
 
 
-def _running_sum(call: Call) -> list[Operation] | None:
+def _running_sum(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
     """Add in the next wider type, as eager does: the kernel adds in the type of the result."""
     (out,) = call.outs
     if not isinstance(out, TensorValue) or out.rank == 0 or not out.dtype.is_floating_point:
@@ -95,10 +83,10 @@ def _running_sum(call: Call) -> list[Operation] | None:
         return None
     wide = _retyped(out, torch.float32 if out.dtype in _HALF else torch.float64)
     call.args[2], call.outs = wide.dtype, [wide]
-    return [call, _cast(wide, out, call.origin)]
+    return [call, cast(wide, out, call.origin)]
 
 
-def _sum(call: Call) -> list[Operation] | None:
+def _sum(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
     """Sum several dimensions of float32 one after the other."""
     source, dims, keep, _ = call.args
     dims = _positions(dims, source.rank)
@@ -108,7 +96,7 @@ def _sum(call: Call) -> list[Operation] | None:
     return _steps(call.target, source, dims, keep=keep, out=out, origin=call.origin)
 
 
-def _mean(call: Call) -> list[Operation] | None:
+def _mean(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
     """Compute a mean of float32 from sums, or step by step where few are added."""
     source, whole = call.args[0], call.target is _ATEN.mean.default
     dims, keep = (None, False) if whole else call.args[1:3]
@@ -139,11 +127,11 @@ def _mean_of_many(
     ]
 
 
-def _variance(call: Call) -> list[Operation] | None:
+def _variance(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
     """Compute a variance of float32 from sums, and one of half precision in float32."""
     source = call.args[0]
     if source.dtype is not torch.float32:
-        return _in_float32(call)
+        return _in_float32(call, before)
     # The second one is a bool, or the number itself.
     dims, correction, keep = call.args[1:4]
     dims = _positions(dims, source.rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -18,6 +18,10 @@ Item: TypeAlias = Node | int
 """What a body holds: a node, or the index of a region that the body calls."""
 
 
+Edges: TypeAlias = dict[tuple[Item, Item], tuple[Node, Node]]
+"""Precedences between items of a body, each with an edge of the graph that causes it."""
+
+
 @dataclass(slots=True)
 class Boundary:
     """The borders of every region, from one walk over the edges.
@@ -25,13 +29,19 @@ class Boundary:
     Attributes:
         inputs: For each region the outer values it takes.
         outputs: For each region the inner values it returns.
-        edges: For each region the precedences between items of its body of which at least one is a
-            region, each with an edge of the graph that causes it.
     """
+
+    inputs: Sequence[tuple[Node, ...]]
+    outputs: Sequence[tuple[Node, ...]]
+
+
+@dataclass(slots=True)
+class _Crossings:
+    """A boundary and its edges while they are found; dicts are sets in order."""
 
     inputs: list[dict[Node, None]]
     outputs: list[dict[Node, None]]
-    edges: list[dict[tuple[Item, Item], tuple[Node, Node]]]
+    edges: list[Edges]
 
 
 def find_boundary(
@@ -39,7 +49,7 @@ def find_boundary(
     *,
     order: Iterable[tuple[Node, Node]] = (),
     input_order: InputOrder = "parent",
-) -> Boundary:
+) -> tuple[Boundary, Sequence[Edges]]:
     """Return what crosses each border: O(edges at regions x depth).
 
     Args:
@@ -47,16 +57,20 @@ def find_boundary(
         order: Pairs of nodes that must stay in this order though no value flows between them.
         input_order: How inputs are ordered.
 
+    Returns:
+        The boundary, and for each region the precedences between items of its body of which at
+        least one is a region.
+
     Raises:
         RegionError: A region asks for an input or an output that it cannot have.
     """
     size = len(tree.regions)
-    boundary = Boundary(
+    crossings = _Crossings(
         inputs=[{} for _ in range(size)],
         outputs=[{} for _ in range(size)],
         edges=[{} for _ in range(size)],
     )
-    _force(tree, boundary)
+    _force(tree, crossings)
     region_of = tree.region_of
     # In the graph's order, so that first uses count wherever in the hierarchy they are.
     for node, index in region_of.items():
@@ -65,23 +79,22 @@ def find_boundary(
             # An edge inside one region crosses no border.
             if source_region == index:
                 continue
-            _cross(tree, boundary, source, source_region, node, index, carries=True)
+            _cross(tree, crossings, source, source_region, node, index, carries=True)
         # Edges into the root are added at their source: only nodes of regions are visited.
         for user in node.users:
             if user not in region_of:
-                _cross(tree, boundary, node, index, user, ROOT, carries=True)
+                _cross(tree, crossings, node, index, user, ROOT, carries=True)
     for before, after in order:
         # A hazard orders two calls, but no value is passed between them.
         first, second = region_of.get(before, ROOT), region_of.get(after, ROOT)
         if first != second:
-            _cross(tree, boundary, before, first, after, second, carries=False)
-    _sort(tree, boundary, input_order)
-    return boundary
+            _cross(tree, crossings, before, first, after, second, carries=False)
+    return _sort(tree, crossings, input_order), crossings.edges
 
 
 def _cross(
     tree: RegionTree,
-    boundary: Boundary,
+    crossings: _Crossings,
     source: Node,
     left: int,
     target: Node,
@@ -97,17 +110,17 @@ def _cross(
     while left != entered:
         if depth[left] >= depth[entered]:
             if carries:
-                boundary.outputs[left][source] = None
+                crossings.outputs[left][source] = None
             before, left = left, parent[left]
         else:
             if carries:
-                boundary.inputs[entered][source] = None
+                crossings.inputs[entered][source] = None
             after, entered = entered, parent[entered]
     # One edge of the graph for each pair is enough to explain a cycle.
-    boundary.edges[left].setdefault((before, after), (source, target))
+    crossings.edges[left].setdefault((before, after), (source, target))
 
 
-def _force(tree: RegionTree, boundary: Boundary) -> None:
+def _force(tree: RegionTree, crossings: _Crossings) -> None:
     for index in range(1, len(tree.regions)):
         region = tree.regions[index]
         if region is None:
@@ -118,9 +131,9 @@ def _force(tree: RegionTree, boundary: Boundary) -> None:
                     f"Region {region.name!r} asks for input {node.name!r}, which is not a node "
                     "outside it."
                 )
-            boundary.inputs[index][node] = None
+            crossings.inputs[index][node] = None
             # The value must also reach the parent that makes the call.
-            _carry_in(tree, boundary, node, index)
+            _carry_in(tree, crossings, node, index)
         for node in region.outputs:
             if node not in tree.position or not _within(
                 tree, tree.region_of.get(node, ROOT), index
@@ -129,7 +142,7 @@ def _force(tree: RegionTree, boundary: Boundary) -> None:
                     f"Region {region.name!r} asks for output {node.name!r}, which is not a node "
                     "inside it."
                 )
-            _carry_out(tree, boundary, node, index)
+            _carry_out(tree, crossings, node, index)
 
 
 def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
@@ -138,48 +151,48 @@ def _within(tree: RegionTree, index: int, ancestor: int) -> bool:
     return index == ancestor
 
 
-def _carry_in(tree: RegionTree, boundary: Boundary, node: Node, index: int) -> None:
+def _carry_in(tree: RegionTree, crossings: _Crossings, node: Node, index: int) -> None:
     parent = tree.parent[index]
     source_region = tree.region_of.get(node, ROOT)
     before: Item = node
     while not _within(tree, source_region, parent):
-        boundary.inputs[parent][node] = None
+        crossings.inputs[parent][node] = None
         index, parent = parent, tree.parent[parent]
     while source_region != parent:
-        boundary.outputs[source_region][node] = None
+        crossings.outputs[source_region][node] = None
         before, source_region = source_region, tree.parent[source_region]
-    boundary.edges[parent].setdefault((before, index), (node, node))
+    crossings.edges[parent].setdefault((before, index), (node, node))
 
 
-def _carry_out(tree: RegionTree, boundary: Boundary, node: Node, index: int) -> None:
+def _carry_out(tree: RegionTree, crossings: _Crossings, node: Node, index: int) -> None:
     current = tree.region_of[node]
     while True:
-        boundary.outputs[current][node] = None
+        crossings.outputs[current][node] = None
         if current == index:
             return
         current = tree.parent[current]
 
 
-def _sort(tree: RegionTree, boundary: Boundary, input_order: InputOrder) -> None:
+def _sort(tree: RegionTree, crossings: _Crossings, input_order: InputOrder) -> Boundary:
     if input_order not in get_args(InputOrder):
         orders = ", ".join(map(repr, get_args(InputOrder)))
         raise RegionError(f"found input_order={input_order!r}; expected one of {orders}.")
-    position = tree.position
-    for index in range(1, len(tree.regions)):
-        region = tree.regions[index]
-        if region is None:
-            continue
+    inputs: list[tuple[Node, ...]] = []
+    outputs: list[tuple[Node, ...]] = []
+    for index, region in enumerate(tree.regions):
+        fixed = (region.inputs, region.outputs) if region is not None else ((), ())
         # Inputs are in the order of first uses already, as edges were visited in that order.
-        if input_order == "parent":
-            boundary.inputs[index] = _by_position(boundary.inputs[index], position)
-        boundary.outputs[index] = _by_position(boundary.outputs[index], position)
-        if region.inputs:
-            boundary.inputs[index] = dict.fromkeys(region.inputs) | boundary.inputs[index]
-        if region.outputs:
-            boundary.outputs[index] = dict.fromkeys(region.outputs) | boundary.outputs[index]
+        is_sorted = input_order == "first_use"
+        inputs.append(_in_order(tree, crossings.inputs[index], fixed[0], is_sorted=is_sorted))
+        outputs.append(_in_order(tree, crossings.outputs[index], fixed[1]))
+    return Boundary(inputs, outputs)
 
 
-def _by_position(nodes: dict[Node, None], position: dict[Node, int]) -> dict[Node, None]:
-    if len(nodes) < 2:
-        return nodes
-    return dict.fromkeys(sorted(nodes, key=position.__getitem__))
+def _in_order(
+    tree: RegionTree, nodes: dict[Node, None], first: Sequence[Node], *, is_sorted: bool = False
+) -> tuple[Node, ...]:
+    """Return ``first``, and then the other nodes in the graph's order."""
+    others = list(nodes)
+    if len(others) > 1 and not is_sorted:
+        others.sort(key=tree.position.__getitem__)
+    return tuple(dict.fromkeys((*first, *others)) if first else others)

@@ -54,8 +54,8 @@ class ModuleBuilder:
                 region=region,
                 module=self._modules[index],
                 call_node=call.node,
-                inputs=tuple(self.graphs.boundary.inputs[index]),
-                outputs=tuple(self.graphs.boundary.outputs[index]),
+                inputs=self.graphs.boundary.inputs[index],
+                outputs=self.graphs.boundary.outputs[index],
                 arguments=tuple(call.node.args),  # type: ignore[arg-type]
                 results=call.results,
                 node_map=self._maps[index],

@@ -18,7 +18,7 @@ def check_names(tree: RegionTree, gm: GraphModule | None = None) -> None:
         names: set[str] = set()
         for child in children:
             name = tree.name(child) or ""
-            if not name or any(not part for part in name.split(".")):
+            if "" in name.split("."):
                 raise RegionError(
                     f"Region name {name!r} is not an attribute path; expected one or more "
                     "non-empty parts joined by dots."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch.fx import Node
 
 from lowerdeck.graph_fuser.errors import CycleError
-from lowerdeck.graph_fuser.outliner.boundary import Item
+from lowerdeck.graph_fuser.outliner.boundary import Edges, Item
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 _SHOWN = 12
@@ -16,7 +16,7 @@ _SHOWN = 12
 
 def cycle_error(
     tree: RegionTree,
-    edges: Mapping[tuple[Item, Item], tuple[Node, Node]],
+    edges: Edges,
     after: Mapping[Item, Sequence[Item]],
     stuck: set[Item],
 ) -> CycleError:

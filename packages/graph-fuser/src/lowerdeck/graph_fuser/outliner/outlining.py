@@ -85,4 +85,4 @@ def extract(
     graphs = prepare(gm, [region], input_order)
     check_attributes(gm, graphs.tree)
     module = ModuleBuilder(graphs, gm).build(1)
-    return module, tuple(graphs.boundary.inputs[1]), tuple(graphs.boundary.outputs[1])
+    return module, graphs.boundary.inputs[1], graphs.boundary.outputs[1]

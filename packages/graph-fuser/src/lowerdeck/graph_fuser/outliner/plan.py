@@ -38,11 +38,11 @@ class OutlinePlan:
 
     def inputs(self, region: Region) -> tuple[Node, ...]:
         """Return the outer nodes whose values the region takes, in order."""
-        return tuple(self._boundary.inputs[self._index[region]])
+        return self._boundary.inputs[self._index[region]]
 
     def outputs(self, region: Region) -> tuple[Node, ...]:
         """Return the inner nodes whose values the region returns, in order."""
-        return tuple(self._boundary.outputs[self._index[region]])
+        return self._boundary.outputs[self._index[region]]
 
     def returns_bare(self, region: Region) -> bool:
         """Return whether the region returns its one output without a tuple around it."""
@@ -116,6 +116,6 @@ def prepare(
     restore_users(graph)
     tree = region_tree(graph, regions)
     hazards = [*order_hazards(graph, module), *checked_order(order, tree)]
-    boundary = find_boundary(tree, order=hazards, input_order=input_order)
-    schedule = Schedule(tree, boundary, hazards)
+    boundary, edges = find_boundary(tree, order=hazards, input_order=input_order)
+    schedule = Schedule(tree, edges, hazards)
     return GraphBuilder(graph, tree, boundary, schedule)

@@ -64,7 +64,7 @@ class GraphBuilder:
                 self.call(item, graph, env)
             else:
                 env[item] = copy_node(graph, item, env)
-        outputs = tuple(self.boundary.outputs[index])
+        outputs = self.boundary.outputs[index]
         # As torch's fuser does: one result without a tuple, several or none in one.
         bare = self.is_bare(index)
         result = env[outputs[0]] if bare else tuple(env[node] for node in outputs)
@@ -90,7 +90,7 @@ class GraphBuilder:
             graph: The graph of its parent.
             env: From outer nodes to those of ``graph``, where they differ. The outputs are added.
         """
-        outputs = tuple(self.boundary.outputs[index])
+        outputs = self.boundary.outputs[index]
         name = self.tree.name(index) or ""
         arguments = tuple(env.get(outer, outer) for outer in self.boundary.inputs[index])
         bare = self.is_bare(index)

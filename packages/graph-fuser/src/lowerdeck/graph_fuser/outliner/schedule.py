@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from lowerdeck.graph_fuser.outliner.boundary import Boundary, Item
+from lowerdeck.graph_fuser.outliner.boundary import Edges, Item
 from lowerdeck.graph_fuser.outliner.cycles import cycle_error
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
@@ -40,7 +40,7 @@ class Schedule:
 
     Args:
         tree: The regions.
-        boundary: What crosses their borders.
+        edges: For each region the precedences of its body at regions.
         order: Pairs of nodes that must keep their order though no value flows between them.
 
     Raises:
@@ -48,15 +48,14 @@ class Schedule:
     """
 
     def __init__(
-        self, tree: RegionTree, boundary: Boundary, order: Sequence[tuple[Node, Node]] = ()
+        self, tree: RegionTree, edges: Sequence[Edges], order: Sequence[tuple[Node, Node]] = ()
     ) -> None:
         self.tree = tree
-        self.edges: list[dict[tuple[Item, Item], tuple[Node, Node]]] = boundary.edges
         self.following: dict[Node, list[Node]] = {}
         for before, after in order:
             self.following.setdefault(before, []).append(after)
         self.stretches: list[Stretch | None] = [
-            self._stretch(index) for index in range(len(tree.regions))
+            self._stretch(index, edges[index]) for index in range(len(tree.regions))
         ]
 
     def position(self, item: Item) -> int:
@@ -95,19 +94,19 @@ class Schedule:
             children[low:high] = [item for item in stretch.items if isinstance(item, int)]
         return children
 
-    def _stretch(self, index: int) -> Stretch | None:
+    def _stretch(self, index: int, edges: Edges) -> Stretch | None:
         broken = [
             (self.position(target), self.position(source))
-            for source, target in self.edges[index]
+            for source, target in edges
             if self.position(source) > self.position(target)
         ]
         if not broken:
             return None
         # A circle has a broken pair at its last item and one at its first, so it is inside.
         low, high = min(low for low, _ in broken), max(high for _, high in broken)
-        return Stretch(low, high, self._sorted(index, low, high))
+        return Stretch(low, high, self._sorted(index, edges, low, high))
 
-    def _sorted(self, index: int, low: int, high: int) -> list[Item]:
+    def _sorted(self, index: int, edges: Edges, low: int, high: int) -> list[Item]:
         """Sort the items of a body between two positions."""
         tree = self.tree
         item_at: dict[int, Item] = {
@@ -119,7 +118,7 @@ class Schedule:
         item_at |= {
             tree.first[child]: child for child in children if low <= tree.first[child] <= high
         }
-        after = self._successors(index, item_at.values())
+        after = self._successors(index, edges, item_at.values())
         waits = dict.fromkeys(after, 0)
         for targets in after.values():
             for target in targets:
@@ -138,10 +137,12 @@ class Schedule:
         # What is left is on a cycle, or after one.
         if len(done) < len(item_at):
             stuck = {item for item, count in waits.items() if count}
-            raise cycle_error(tree, self.edges[index], after, stuck)
+            raise cycle_error(tree, edges, after, stuck)
         return done
 
-    def _successors(self, index: int, items: Collection[Item]) -> dict[Item, list[Item]]:
+    def _successors(
+        self, index: int, edges: Edges, items: Collection[Item]
+    ) -> dict[Item, list[Item]]:
         after: dict[Item, list[Item]] = {item: [] for item in items}
         for item in items:
             # Edges at regions are in ``edges``, those between two nodes of the body are not.
@@ -152,7 +153,7 @@ class Schedule:
                     for user in readers
                     if user in after and self.tree.region_of.get(user, ROOT) == index
                 ]
-        for source, target in self.edges[index]:
+        for source, target in edges:
             if source in after and target in after:
                 after[source].append(target)
         return after

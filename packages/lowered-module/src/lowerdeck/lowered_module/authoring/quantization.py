@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch.export import ExportedProgram
 
+from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.authoring.partitioner import Partitioner
 from lowerdeck.lowered_module.authoring.registry import only_entry
-from lowerdeck.serializer import installed_entries
 
 QUANTIZATIONS = "lowerdeck.quantizations"
 Sample = tuple[tuple[Any, ...], dict[str, Any]]

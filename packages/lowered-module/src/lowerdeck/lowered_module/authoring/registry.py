@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module._executorch import backend_base, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
 from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
-from lowerdeck.serializer import installed_entries
 
 BACKENDS = "lowerdeck.backends"
 PARTITIONERS = "lowerdeck.partitioners"
@@ -120,8 +120,8 @@ def find_partitioner(name: str) -> Any:
     """Return a new instance of the installed partitioner called ``name``.
 
     Args:
-        name: Name of an entry point in the group ``lowerdeck.partitioners``; by convention the
-            backend's.
+        name: Name of an entry point in the group ``lowerdeck.partitioners``, by convention the
+            backend's; ``xnnpack`` is short for ``XnnpackBackend``.
 
     Returns:
         The instance, made without arguments.
@@ -158,7 +158,10 @@ def only_entry(group: str, name: str, missing: str) -> importlib.metadata.EntryP
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
     """
-    chosen = {entry.value: entry for entry in installed_entries(group, name)}
+    entries = installed_entries(group, name) or [
+        entry for entry in installed_entries(group) if _short(entry.name) == _short(name)
+    ]
+    chosen = {entry.value: entry for entry in entries}
     if not chosen:
         known = sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
         raise BackendNotFoundError(
@@ -170,6 +173,11 @@ def only_entry(group: str, name: str, missing: str) -> importlib.metadata.EntryP
             f"{name!r} of {group!r} is offered as {' and '.join(chosen)}: uninstall one"
         )
     return next(iter(chosen.values()))
+
+
+def _short(name: str) -> str:
+    """Return ``xnnpack`` for ``XnnpackBackend``."""
+    return name.lower().removesuffix("backend")
 
 
 def _different(candidates: Iterable[Any]) -> list[Any]:

@@ -11,10 +11,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from lowerdeck.inspect import html_page
 from lowerdeck.lowered_module.delegate import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
-from lowerdeck.serializer import html_page
 from lowerdeck.torch_base import (
     attribute_of,
     executorch_call_delegate,

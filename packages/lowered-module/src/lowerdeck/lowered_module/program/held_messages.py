@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import TextIO
 
-from lowerdeck.serializer import is_closed
+from lowerdeck.inspect import is_closed
 
 
 @contextmanager

@@ -12,12 +12,12 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
+from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import delegates_in
 from lowerdeck.lowered_module.testing.programs import Sample, generated
-from lowerdeck.serializer import installed_entries
 from lowerdeck.torch_base import graphs_of, pytree
 
 

@@ -7,29 +7,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+from lowerdeck.inspect import ExitStatus, keep_apart, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.commands.given_inputs import HELP, load_values, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.loading import load
-from lowerdeck.serializer import (
-    BundledProgram,
-    ExitStatus,
-    deserialize_bundle,
-    is_bundle,
-    keep_apart,
-    reading,
-    say,
-    write_bundle,
-    writing,
-)
+from lowerdeck.serializer import BundledProgram, deserialize_bundle, is_bundle, write_bundle
 
 
 class BundleCommand:
     """Writes ``.bpte`` files, and tries those that are there."""
 
-    help = "put test cases to a .pte file (.bpte), or try those of a .bpte file"
+    help = "add test cases to a .pte file, or check those it has"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.

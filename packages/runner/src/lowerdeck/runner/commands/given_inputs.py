@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from lowerdeck.inspect import say
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.values.layout import strides_of
-from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor, say
+from lowerdeck.serializer import Bool, Double, ExecutionPlan, Int, String, Tensor
 from lowerdeck.torch_base import DTYPES
 
 HELP = (

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from lowerdeck.serializer import ExitStatus, installed_entries, say
+from lowerdeck.inspect import ExitStatus, installed_entries, say
 
 _GROUPS = {
     "ahead of time": "lowerdeck.backends",
@@ -43,7 +43,7 @@ class InstalledBackend:
 class BackendsCommand:
     """Lists the installed backends."""
 
-    help = "list the installed backends: their halves, and what each supports"
+    help = "list installed backends and what each can run"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.

@@ -10,30 +10,22 @@ from typing import Any, get_args
 
 import torch
 
+from lowerdeck.inspect import CommandError, ExitStatus, keep_apart, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
-from lowerdeck.runner.commands.official import call_officially
 from lowerdeck.runner.errors import InputError, ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
-from lowerdeck.serializer import (
-    CommandError,
-    ExitStatus,
-    keep_apart,
-    open_pte,
-    reading,
-    say,
-    verify_pte,
-    writing,
-)
+from lowerdeck.runner.official_runtime import OfficialRuntime
+from lowerdeck.serializer import open_pte, verify_pte
 
 
 class RunCommand:
     """Runs a method of a ``.pte`` file."""
 
-    help = "run a method of a .pte file and show what it returns, and what took how long"
+    help = "run a .pte file and show its outputs and timings"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command.
@@ -84,7 +76,7 @@ class RunCommand:
 
         Raises:
             RunnerError: The file cannot be run, or not with these inputs.
-            lowerdeck.serializer.CommandError: A file cannot be read or written, or an output is
+            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output is
                 an input or the other output.
         """
         keep_apart(
@@ -124,12 +116,16 @@ def _run_officially(args: argparse.Namespace) -> None:
         # The official runtime ends its process, or worse, over what this refuses.
         verify_pte(file.data)
     inputs = make_inputs(plan, args.input, args.seed)
-    files = [args.file, *([args.data] if args.data else [])]
-    done = call_officially(files, name, inputs, args.repeat)
-    _tell(done.outputs)
-    say(f"{name}: {done.seconds * 1e3:.3f} ms a call in {done.runtime}, on this machine")
+    with OfficialRuntime(extra_kernels=True) as runtime:
+        runtime.load(args.file, args.data)
+        # The first call plans memory.
+        runtime.run(inputs, name)
+        calls = runtime.run(inputs, name, repeat=args.repeat)
+        seconds = sum(calls.seconds) / args.repeat
+        _tell(calls.outputs)
+        say(f"{name}: {seconds * 1e3:.3f} ms a call in {runtime.name}, on this machine")
     if args.output is not None:
-        _save(done.outputs, args.output)
+        _save(calls.outputs, args.output)
 
 
 def _run(args: argparse.Namespace) -> None:

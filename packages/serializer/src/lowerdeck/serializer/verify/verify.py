@@ -26,11 +26,9 @@ from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
 from lowerdeck.serializer.verify.hazards import (
     Hazard,
-    HazardFinder,
     merged_moves,
     missing_data,
     newer_release,
-    no_images,
 )
 from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
@@ -67,9 +65,8 @@ def verify_pte(
     Args:
         data: The file.
         max_tables: How many tables the runtime may visit; its default check stops at a million.
-        on_hazard: Called with each hazard of a right file: where the numbers of a run may end the
-            runtime's process, such as a division by a size that may be 0, or where it needs a
-            newer release of ExecuTorch.
+        on_hazard: Called with each delegate of a valid file that needs data of a ``.ptd`` file or
+            a newer release of ExecuTorch, or that 1.4.1 may fail to load.
 
     Returns:
         The program, as :func:`deserialize_pte` returns it.
@@ -108,7 +105,7 @@ class ProgramVerifier:
         self._max_tables = max_tables
         self._decoder = file.decoder
         self._payloads: dict[int, XnnGraph] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._named = {entry.key: storage_size(entry.data) for entry in program.named_data}
 
     def verify(self) -> schema.Program:
@@ -170,42 +167,32 @@ class ProgramVerifier:
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
         if self._on_hazard is not None:
-            self._tell_of_payloads(table, plan, payloads, self._on_hazard)
-            for hazard in HazardFinder(plan, self._stored_bytes, step_position).find():
-                self._on_hazard(hazard)
+            self._report_hazards(table, plan, payloads, self._on_hazard)
 
-    def _tell_of_payloads(
+    def _report_hazards(
         self,
         table: PlanTable,
         plan: schema.ExecutionPlan,
         payloads: list[XnnGraph | None],
-        tell: Callable[[Hazard], object],
+        report: Callable[[Hazard], object],
     ) -> None:
-        """Tell what is suspicious of the payloads of a method's delegates."""
+        """Report the hazards of XNNPACK's delegates of a method."""
         for number, payload in enumerate(payloads):
             index = plan.delegates[number].processed.index
-            # Told once of what many delegates share.
-            if payload is None or index in self._told:
+            # Delegates may share a payload.
+            if payload is None or index in self._reported:
                 continue
-            self._told.add(index)
+            self._reported.add(index)
             keys = [one.key for one in payload.constants if one.key]
             field = f"method {plan.name!r}.delegates[{number}]"
             position = self._decoder.reader.entry(table.delegates, number)
             for hazard in (
                 missing_data(keys, self._named, field, position),
-                no_images(payload, field, position),
                 merged_moves(payload, field, position),
                 newer_release(payload, field, position),
             ):
                 if hazard is not None:
-                    tell(hazard)
-
-    def _stored_bytes(self, tensor: schema.Tensor) -> memoryview | None:
-        """Return the bytes that the file gives a constant."""
-        buffers, index = self._program.constant_buffer, tensor.data_buffer_idx
-        if not is_constant(tensor) or not 0 < index < len(buffers):
-            return None
-        return resident_view(buffers[index].storage)
+                    report(hazard)
 
     def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
         """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""

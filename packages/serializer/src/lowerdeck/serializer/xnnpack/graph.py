@@ -1,9 +1,10 @@
-"""An XNNPACK graph as plain data."""
+"""An XNNPACK graph as plain data, for reading, writing and checking payloads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 
@@ -20,25 +21,25 @@ class XnnConstant:
 
     key: str | None
     size: int
-    offset: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class XnnQuantization:
-    """How the integers of a value become real numbers.
+class XnnEncoding:
+    """The type of a value's elements, and how integers become real numbers.
 
     Attributes:
-        scheme: ``"tensor"``, ``"channel"``, ``"group"`` or ``"token"`` (found at run time).
+        dtype: Type of one element; ``dtype.scheme`` says what shares a scale.
         scales: The scales that are written in the graph; one for ``"tensor"``.
         zero_point: The integer that stands for 0; only a ``"tensor"`` has another than 0.
-        channel_dim: Dimension of the channels of ``"channel"`` and ``"group"``.
+        channel_dim: Dimension of memory of the channels of ``"channel"`` and ``"group"``.
         group_size: Elements that share one scale of a ``"group"``.
         nonbatch_dims: How many of the last dimensions share one scale of a ``"token"``.
         scale_constant: Where the scales are if the graph does not hold them: float32 numbers of
             a ``"channel"``, bfloat16 ones of a ``"group"``.
     """
 
-    scheme: str
+    dtype: XnnDatatype
     scales: tuple[float, ...] = ()
     zero_point: int = 0
     channel_dim: int = 0
@@ -46,31 +47,52 @@ class XnnQuantization:
     nonbatch_dims: int = 0
     scale_constant: XnnConstant | None = None
 
+    @property
+    def scheme(self) -> str:
+        """What shares a scale, as :attr:`XnnDatatype.scheme` has it."""
+        return self.dtype.scheme
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def scale(self) -> float:
+        """The distance of two neighbouring integers, where one holds for the whole tensor."""
+        return self.scales[0] if self.scales else 0.0
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it is an 8-bit integer with one scale, known ahead of time."""
+        return self.dtype is XnnDatatype.QINT8
+
+
+@dataclass(slots=True)
 class XnnValue:
     """One tensor of a graph.
 
     Attributes:
         id: Its number; nodes refer to it.
-        dtype: Type of its elements.
+        encoding: What its elements are.
         shape: Sizes in the order of memory; bounds only, or 0 for what varies, unless it is a
             constant.
-        flags: 1 for an input of the graph, 2 for an output.
+        flags: ``INPUT`` or ``OUTPUT`` of the graph, or 0.
         external_id: Position among the arguments of the delegate call, None if it is none.
         constant: Where its bytes are, if it is a constant.
-        quantization: Its scales, None if it has none.
         dynamic_dtype: The type that older compilers gave an input that is quantised at run time.
     """
 
+    INPUT: ClassVar[int] = 1
+    OUTPUT: ClassVar[int] = 2
+
     id: int
-    dtype: XnnDatatype
+    encoding: XnnEncoding
     shape: tuple[int, ...]
     flags: int = 0
     external_id: int | None = None
     constant: XnnConstant | None = None
-    quantization: XnnQuantization | None = None
     dynamic_dtype: int = 0
+
+    @property
+    def dtype(self) -> XnnDatatype:
+        """Type of its elements."""
+        return self.encoding.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +101,95 @@ class XnnNode:
 
     Attributes:
         operator: What it computes; ``operator.label`` is its name.
-        inputs: Ids of the values that it reads, in order; a bias or mask that is left out is not
-            among them.
-        outputs: Ids of the values that it makes.
-        parameters: All other fields by name: numbers and tuples of numbers.
+        fields: The fields of its table by name; those left out are 0.
         output_range: Smallest and largest output, where the node clamps its output.
         debug_handle: What the runtime's log calls it.
     """
 
+    NONE: ClassVar[int] = 0xFFFFFFFF
+    """The id that stands for 'no value'."""
+    # Flags of operators.
+    TRANSPOSE_WEIGHTS: ClassVar[int] = 1
+    SAME_PADDING: ClassVar[int] = 4
+    """Pads by itself, as TensorFlow's SAME does."""
+    ALIGN_CORNERS: ClassVar[int] = 8
+    KEEP_DIMS: ClassVar[int] = 0x40
+    FLOAT_BIAS: ClassVar[int] = 0x80
+    """The bias of a layer with a filter of halves is float32."""
+
     operator: XnnOperator
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    parameters: Mapping[str, int | float | tuple[int, ...]]
+    fields: Mapping[str, int | float | tuple[int, ...]]
     output_range: tuple[float, float] | None = None
     debug_handle: int = 0
 
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Ids of the values that it reads, in order, without a bias or mask that is left out."""
+        ids: list[Any] = [self.fields.get(name, 0) for name in _INPUTS[self.operator]]
+        return tuple(ids[:-1] if ids[-1] == self.NONE and self.operator in _MAY_END else ids)
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Ids of the values that it makes."""
+        ids: list[Any] = [self.fields.get(name, 0) for name in _OUTPUTS[self.operator]]
+        return tuple(ids)
+
+    @property
+    def parameters(self) -> dict[str, int | float | tuple[int, ...]]:
+        """All fields that are no ids, by name: numbers and tuples of numbers."""
+        return {name: value for name, value in self.fields.items() if not name.endswith("_id")}
+
+    def number(self, name: str) -> int:
+        """Return a field that is an integer, such as the id of a value; 0 if it has none.
+
+        Args:
+            name: The field.
+        """
+        value = self.fields.get(name, 0)
+        assert isinstance(value, int)
+        return value
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return a field that is a list of integers, such as offsets.
+
+        Args:
+            name: The field.
+        """
+        value: Any = self.fields[name]
+        return value  # type: ignore[no-any-return]
+
+    def reading(self, others: Mapping[int, int]) -> XnnNode:
+        """Return the node with other values in place of some.
+
+        Args:
+            others: Ids by those that they replace; results are replaced as well.
+        """
+        fields: dict[str, Any] = dict(self.fields)
+        for name in _IDS[self.operator]:
+            if name in fields:
+                fields[name] = others.get(fields[name], fields[name])
+        return replace(self, fields=fields)
+
+
+_IDS = {
+    operator: [field.name for field in operator.fields if field.name.endswith("_id")]
+    for operator in XnnOperator
+}
+_OUTPUTS = {
+    operator: [name for name in names if name.startswith("output")]
+    for operator, names in _IDS.items()
+}
+_INPUTS = {
+    operator: [name for name in names if not name.startswith("output")][: operator.joined or None]
+    for operator, names in _IDS.items()
+}
+_MAY_END = frozenset(
+    operator for operator, names in _INPUTS.items() if names[-1] in ("bias_id", "mask_id")
+)
+"""The operators whose last input may be left out."""
+
+
+@dataclass(slots=True)
 class XnnGraph:
     """A whole payload.
 
@@ -110,11 +204,14 @@ class XnnGraph:
         constant_data: The payload's own bytes of constants, empty where all have names.
     """
 
-    version: str
-    values: tuple[XnnValue, ...]
-    nodes: tuple[XnnNode, ...]
-    input_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    num_externs: int
-    constants: tuple[XnnConstant, ...]
-    constant_data: memoryview
+    MAX_RANK: ClassVar[int] = 6
+    """The runtime refuses values of more dimensions."""
+
+    version: str = "0"
+    values: list[XnnValue] = field(default_factory=list)
+    nodes: list[XnnNode] = field(default_factory=list)
+    input_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    num_externs: int = 0
+    constants: list[XnnConstant] = field(default_factory=lambda: [XnnConstant(None, 0)])
+    constant_data: memoryview = field(default_factory=lambda: memoryview(b""))

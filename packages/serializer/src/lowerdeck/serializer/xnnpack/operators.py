@@ -102,6 +102,14 @@ class XnnDatatype(IntEnum):
         """Return the number of bits that one element takes."""
         return _BITS[self]
 
+    @property
+    def scheme(self) -> str:
+        """Return what shares a scale: ``"tensor"``, ``"channel"``, ``"group"`` or ``"token"``.
+
+        ``""`` is returned for types that have no scales, and for packed ones.
+        """
+        return _SCHEMES.get(self, "")
+
 
 _BITS = {
     kind: 4
@@ -113,6 +121,20 @@ _BITS = {
     else 32
     for kind in XnnDatatype
 }
+_SCHEMES = {
+    **dict.fromkeys((XnnDatatype.QINT8, XnnDatatype.QUINT8, XnnDatatype.QINT32), "tensor"),
+    **dict.fromkeys((XnnDatatype.QCINT8, XnnDatatype.QCINT32, XnnDatatype.QCINT4), "channel"),
+    XnnDatatype.QBINT4: "group",
+    XnnDatatype.QDINT8: "token",
+}
+SCALE_TABLES = {
+    "": "",
+    "channel": "PerChannelQuant",
+    "tensor": "PerTensorQuant",
+    "token": "PerTokenDynamicQuant",
+    "group": "PerChannelGroupQuant",
+}
+"""The table of each scheme's scales, in the order of the numbers in their union."""
 
 
 class XnnOperator(IntEnum):
@@ -196,52 +218,24 @@ _LABELS = {
 }
 """Names that the schema does not spell as all others."""
 
-_TABLES: dict[XnnOperator, str] = {
-    **dict.fromkeys(
-        (
-            XnnOperator.ADD,
-            XnnOperator.DIV,
-            XnnOperator.MINIMUM,
-            XnnOperator.MULTIPLY,
-            XnnOperator.SUBTRACT,
-            XnnOperator.MAXIMUM,
-            XnnOperator.PRELU,
-            XnnOperator.BATCH_MATRIX_MULTIPLY,
-        ),
-        "Binary",
-    ),
-    XnnOperator.FULLY_CONNECTED: "FullyConnected",
-    XnnOperator.STATIC_TRANSPOSE: "Transpose",
-    **dict.fromkeys(
-        (
-            XnnOperator.CONV2D,
-            XnnOperator.DEPTHWISE_CONV2D,
-            XnnOperator.CONV_TRANSPOSE_2D,
-        ),
-        "Convolution",
-    ),
-    XnnOperator.STATIC_RESIZE_BILINEAR_2D: "Resize",
-    XnnOperator.STATIC_CONSTANT_PAD: "Pad",
-    **dict.fromkeys(
-        (
-            XnnOperator.AVG_POOLING_2D,
-            XnnOperator.MAX_POOLING_2D,
-        ),
-        "Pooling",
-    ),
-    XnnOperator.STATIC_RESHAPE: "Reshape",
-    XnnOperator.ARG_MAX_POOLING_2D: "ArgMax",
-    XnnOperator.LEAKY_RELU: "LeakyReLU",
-    XnnOperator.ELU: "ELU",
-    **dict.fromkeys(
-        (
-            XnnOperator.CONCATENATE2,
-            XnnOperator.CONCATENATE3,
-            XnnOperator.CONCATENATE4,
-            XnnOperator.CONCATENATE5,
-        ),
-        "Concatenate",
-    ),
-    XnnOperator.STATIC_SLICE: "Slice",
-    XnnOperator.SCALED_DOT_PRODUCT_ATTENTION: "Attention",
+_TABLES = {
+    XnnOperator[name]: table
+    for table, names in {
+        "Binary": "ADD DIV MINIMUM MULTIPLY SUBTRACT MAXIMUM PRELU BATCH_MATRIX_MULTIPLY",
+        "FullyConnected": "FULLY_CONNECTED",
+        "Transpose": "STATIC_TRANSPOSE",
+        "Convolution": "CONV2D DEPTHWISE_CONV2D CONV_TRANSPOSE_2D",
+        "Resize": "STATIC_RESIZE_BILINEAR_2D",
+        "Pad": "STATIC_CONSTANT_PAD",
+        "Pooling": "AVG_POOLING_2D MAX_POOLING_2D",
+        "Reshape": "STATIC_RESHAPE",
+        "ArgMax": "ARG_MAX_POOLING_2D",
+        "LeakyReLU": "LEAKY_RELU",
+        "ELU": "ELU",
+        "Concatenate": "CONCATENATE2 CONCATENATE3 CONCATENATE4 CONCATENATE5",
+        "Slice": "STATIC_SLICE",
+        "Attention": "SCALED_DOT_PRODUCT_ATTENTION",
+    }.items()
+    for name in names.split()
 }
+"""The tables of operators; all others have the table Unary."""

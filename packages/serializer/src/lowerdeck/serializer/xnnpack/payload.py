@@ -1,27 +1,36 @@
-"""Reads the payload of an XNNPACK delegate without trust."""
+"""The payload of an XNNPACK delegate: reading without trust, and writing."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.serializer.errors import (
+    ContentError,
     EnumError,
     IndexRangeError,
     MagicError,
     MissingFieldError,
     TruncatedError,
 )
+from lowerdeck.serializer.flatbuffer.alignment import round_up
 from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
+from lowerdeck.serializer.flatbuffer.nested import NestedWriter
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
 from lowerdeck.serializer.xnnpack.graph import (
     XnnConstant,
+    XnnEncoding,
     XnnGraph,
     XnnNode,
-    XnnQuantization,
     XnnValue,
 )
-from lowerdeck.serializer.xnnpack.operators import PAYLOAD_TABLES, XnnDatatype, XnnOperator
+from lowerdeck.serializer.xnnpack.operators import (
+    PAYLOAD_TABLES,
+    SCALE_TABLES,
+    XnnDatatype,
+    XnnOperator,
+)
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -32,17 +41,12 @@ _MAGIC = b"XH00"
 _HEADER = struct.Struct("<4x4sHIIIQ")
 """Four zeros, the magic, header size, graph offset and size, constants offset and size."""
 _IDENTIFIERS = (b"XN00", b"XN01")
-_NONE = 0xFFFFFFFF
-"""The id that stands for 'no value'."""
-_OPTIONAL = ("bias_id", "mask_id")
+_ALIGNMENT = 16
+_NAMED = 0xFFFFFFFFFFFFFFFF
+"""The offset of a constant that has a name instead."""
 _PLAIN, _QUANTISED = 1, 2
-_SCHEMES = (
-    "",
-    "PerChannelQuant",
-    "PerTensorQuant",
-    "PerTokenDynamicQuant",
-    "PerChannelGroupQuant",
-)
+_SCHEMES = list(SCALE_TABLES)
+_WRITER = NestedWriter(PAYLOAD_TABLES)
 _OPERATORS = {int(operator): operator for operator in XnnOperator}
 _DATATYPES = {int(kind): kind for kind in XnnDatatype}
 
@@ -121,12 +125,12 @@ class _Decoder:
         self._constants = tuple(map(self._constant, self._tables(constants, "constant_data")))
         return XnnGraph(
             version=self._reader.string(version, "XNNGraph.version") if version else "",
-            values=tuple(map(self._value, self._tables(values, "xvalues"))),
-            nodes=tuple(map(self._node, self._tables(nodes, "xnodes"))),
-            input_ids=self._numbers(inputs, "XNNGraph.input_ids"),
-            output_ids=self._numbers(outputs, "XNNGraph.output_ids"),
+            values=list(map(self._value, self._tables(values, "xvalues"))),
+            nodes=list(map(self._node, self._tables(nodes, "xnodes"))),
+            input_ids=list(self._numbers(inputs, "XNNGraph.input_ids")),
+            output_ids=list(self._numbers(outputs, "XNNGraph.output_ids")),
             num_externs=externs,
-            constants=self._constants,
+            constants=list(self._constants),
             constant_data=data,
         )
 
@@ -158,18 +162,20 @@ class _Decoder:
             raise EnumError(
                 f"found a value of the unknown kind {kind}", field="XValue.xvalue_union", offset=at
             )
-        quantization = None
+        scheme = scales = 0
         if kind == _QUANTISED:
-            tensor, scheme, scales = self._reader.fields("XNNQuantizedTensorValue", table)
-            if not tensor:
+            owner = table
+            table, scheme, scales = self._reader.fields("XNNQuantizedTensorValue", owner)
+            if not table:
                 raise MissingFieldError(
-                    "found none", field="XNNQuantizedTensorValue.tensor_value", offset=table
+                    "found none", field="XNNQuantizedTensorValue.tensor_value", offset=owner
                 )
-            quantization = self._quantization(scheme, scales, table)
-            table = tensor
-        return self._tensor(table, quantization)
-
-    def _tensor(self, table: int, quantization: XnnQuantization | None) -> XnnValue:
+            if scheme >= len(_SCHEMES) or bool(scheme) != bool(scales):
+                raise EnumError(
+                    f"found scales of the unknown kind {scheme}",
+                    field="XNNQuantizedTensorValue.quant_params",
+                    offset=owner,
+                )
         dtype, _, dims, constant, external, flags, number, dynamic = self._reader.fields(
             "XNNTensorValue", table
         )
@@ -179,40 +185,42 @@ class _Decoder:
                 field="XNNTensorValue.datatype",
                 offset=table,
             )
+        wanted = _DATATYPES[dtype].scheme
+        if _SCHEMES[scheme] != wanted:
+            raise ContentError(
+                f"found the scheme {_SCHEMES[scheme]!r} of the scales of XNNPACK value {number} "
+                f"of {_DATATYPES[dtype].name}, expected {wanted!r}",
+                field="XNNQuantizedTensorValue.quant_params",
+                offset=table,
+            )
         return XnnValue(
             id=number,
-            dtype=_DATATYPES[dtype],
+            encoding=self._encoding(_DATATYPES[dtype], scales),
             shape=self._numbers(dims, "XNNTensorValue.dims"),
             flags=flags,
-            external_id=None if external == _NONE else external,
+            external_id=None if external == XnnNode.NONE else external,
             constant=self._constant_of(constant, "XNNTensorValue.constant_buffer_idx", table),
-            quantization=quantization,
             dynamic_dtype=dynamic,
         )
 
-    def _quantization(self, scheme: int, table: int, owner: int) -> XnnQuantization | None:
-        if not scheme:
-            return None
-        if scheme >= len(_SCHEMES) or not table:
-            raise EnumError(
-                f"found scales of the unknown kind {scheme}",
-                field="XNNQuantizedTensorValue.quant_params",
-                offset=owner,
-            )
-        name = _SCHEMES[scheme]
+    def _encoding(self, dtype: XnnDatatype, table: int) -> XnnEncoding:
+        if not dtype.scheme:
+            return XnnEncoding(dtype)
+        name = SCALE_TABLES[dtype.scheme]
         found = self._reader.fields(name, table)
-        if name == "PerTensorQuant":
-            return XnnQuantization("tensor", (found[0],), found[1])
-        if name == "PerTokenDynamicQuant":
-            return XnnQuantization("token", nonbatch_dims=found[0])
-        scales = self._numbers(found[0], f"{name}.scale", "f32")
-        stored = found[2] if name == "PerChannelQuant" else found[4]
-        return XnnQuantization(
-            "channel" if name == "PerChannelQuant" else "group",
-            scales,
+        if dtype.scheme == "tensor":
+            return XnnEncoding(dtype, (found[0],), found[1])
+        if dtype.scheme == "token":
+            return XnnEncoding(dtype, nonbatch_dims=found[0])
+        is_group = dtype.scheme == "group"
+        return XnnEncoding(
+            dtype,
+            self._numbers(found[0], f"{name}.scale", "f32"),
             channel_dim=found[1],
-            group_size=0 if name == "PerChannelQuant" else found[2],
-            scale_constant=self._constant_of(stored, f"{name}.scale_buffer_idx", table),
+            group_size=found[2] if is_group else 0,
+            scale_constant=self._constant_of(
+                found[4 if is_group else 2], f"{name}.scale_buffer_idx", table
+            ),
         )
 
     def _node(self, at: int) -> XnnNode:
@@ -222,23 +230,100 @@ class _Decoder:
             raise EnumError(
                 f"found a node of the unknown kind {number}", field="XNode.xnode_union", offset=at
             )
-        inputs: list[int] = []
-        outputs: list[int] = []
-        parameters: dict[str, int | float | tuple[int, ...]] = {}
         found = self._reader.fields(operator.table, table)
-        for field, value in zip(operator.fields, found, strict=False):
-            if not field.name.endswith("_id"):
-                listed = field.kind.startswith("[")
-                path = f"{operator.label}.{field.name}"
-                parameters[field.name] = self._numbers(value, path) if listed else value
-            elif field.name.startswith("output"):
-                outputs.append(value)
-            elif value != _NONE or field.name not in _OPTIONAL:
-                inputs.append(value)
-        if operator.joined:
-            del inputs[operator.joined :]
         return XnnNode(
-            *(operator, tuple(inputs), tuple(outputs), parameters),
-            self._reader.fields("OutputMinMax", limits)[:2] if limits else None,  # type: ignore[arg-type]
+            operator,
+            {
+                field.name: self._numbers(value, f"{operator.label}.{field.name}")
+                if field.is_offset
+                else value
+                for field, value in zip(operator.fields, found, strict=False)
+            },
+            tuple(self._reader.fields("OutputMinMax", limits)[:2]) if limits else None,
             handle,
         )
+
+
+def encode_payload(graph: XnnGraph) -> bytes:
+    """Return the payload of a delegate of ``XnnpackBackend``: a header, the graph, its constants.
+
+    Args:
+        graph: The graph. It is not verified; see :func:`verify_payload`.
+
+    Example:
+        >>> from lowerdeck.serializer import XnnGraph, decode_payload, encode_payload
+        >>> decode_payload(encode_payload(XnnGraph(num_externs=2))).num_externs
+        2
+    """
+    numbers = {constant: number for number, constant in enumerate(graph.constants)}
+    flat = _WRITER.write(
+        "XNNGraph",
+        {
+            "version": graph.version,
+            "xnodes": [_node_fields(node) for node in graph.nodes],
+            "xvalues": [_value_fields(value, numbers) for value in graph.values],
+            "num_externs": graph.num_externs,
+            "input_ids": graph.input_ids,
+            "output_ids": graph.output_ids,
+            "constant_data": [
+                {
+                    "offset": one.offset if one.key is None else _NAMED,
+                    "size": one.size,
+                    "named_key": one.key,
+                }
+                for one in graph.constants
+            ],
+        },
+        _IDENTIFIERS[-1],
+    )
+    start = round_up(_HEADER.size, _ALIGNMENT)
+    end = round_up(start + len(flat), _ALIGNMENT)
+    header = _HEADER.pack(*(_MAGIC, _HEADER.size, start, len(flat), end, len(graph.constant_data)))
+    padded = flat.ljust(end - start, b"\0")
+    return b"".join([header.ljust(start, b"\0"), padded, graph.constant_data])
+
+
+def _node_fields(node: XnnNode) -> dict[str, Any]:
+    limits = node.output_range
+    return {
+        "xnode_union_type": int(node.operator),
+        "xnode_union": (node.operator.table, node.fields),
+        "debug_handle": node.debug_handle,
+        "output_min_max": limits and {"output_min": limits[0], "output_max": limits[1]},
+    }
+
+
+def _value_fields(value: XnnValue, numbers: Mapping[XnnConstant, int]) -> dict[str, Any]:
+    encoding, scheme = value.encoding, value.encoding.scheme
+    tensor = {
+        "datatype": int(value.dtype),
+        "num_dims": len(value.shape),
+        "dims": value.shape,
+        "constant_buffer_idx": numbers[value.constant] if value.constant else 0,
+        "external_id": XnnNode.NONE if value.external_id is None else value.external_id,
+        "flags": value.flags,
+        "id_out": value.id,
+        "dq_datatype": value.dynamic_dtype,
+    }
+    if not scheme:
+        union = ("XNNTensorValue", tensor)
+        return {"xvalue_union_type": _PLAIN, "xvalue_union": union}
+    stored = encoding.scale_constant
+    scales = {
+        "zero_point": encoding.zero_point,
+        "channel_dim": encoding.channel_dim,
+        "group_size": encoding.group_size,
+        "num_nonbatch_dims": encoding.nonbatch_dims,
+        "scale_buffer_idx": numbers[stored] if stored else 0,
+        "num_scales": stored.size // (2 if scheme == "group" else 4) if stored else 0,
+        "scale": encoding.scale if scheme == "tensor" else encoding.scales or None,
+    }
+    union = (
+        "XNNQuantizedTensorValue",
+        {
+            "tensor_value": tensor,
+            "quant_params_type": _SCHEMES.index(scheme),
+            "quant_params": (SCALE_TABLES[scheme], scales),
+        },
+    )
+    return {"xvalue_union_type": _QUANTISED, "xvalue_union": union}

@@ -107,10 +107,9 @@ class RealSizes:
         if node.operator in _LIKE_INPUT:
             return given
         if node.operator is XnnOperator.STATIC_TRANSPOSE:
-            order = node.parameters["perm"]
-            axes = order[: len(given)] if isinstance(order, tuple) else ()
+            axes = node.numbers("perm")[: len(given)]
             fits = sorted(axes) == list(range(len(given)))
-            return tuple(given[int(axis)] for axis in axes) if fits else None
+            return tuple(given[axis] for axis in axes) if fits else None
         if node.operator is XnnOperator.STATIC_CONSTANT_PAD:
             return _padded(node, given)
         if node.operator is XnnOperator.GLOBAL_AVG_POOLING_2D:
@@ -142,14 +141,9 @@ def _wider(one: int | None, other: int | None) -> int | None:
     return max(one, other) if one and other else 0
 
 
-def _padded(node: XnnNode, given: Sizes) -> Sizes | None:
-    before, after = node.parameters["pre_paddings"], node.parameters["post_paddings"]
-    if not isinstance(before, tuple) or not isinstance(after, tuple):
-        return None
-    return tuple(
-        None if size is None else int(size + low + high)
-        for size, low, high in zip(given, before, after, strict=False)
-    )
+def _padded(node: XnnNode, given: Sizes) -> Sizes:
+    sides = zip(given, node.numbers("pre_paddings"), node.numbers("post_paddings"), strict=False)
+    return tuple(None if size is None else size + low + high for size, low, high in sides)
 
 
 def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
@@ -158,19 +152,17 @@ def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
         return None
     kind, step = _WINDOWS[node.operator]
 
-    def number(name: str) -> int:
-        found = node.parameters.get(name, 0)
-        return found if isinstance(found, int) else 0
-
     def length(size: int | None, axis: str, before: str, after: str) -> int | None:
         if size is None:
             return None
-        apart = 1 if node.operator is XnnOperator.AVG_POOLING_2D else number(f"dilation_{axis}")
-        span = (number(f"{kind}_{axis}") - 1) * apart + 1
-        stride = max(1, number(f"{step}_{axis}"))
-        if number("flags") & 4:
+        apart = (
+            1 if node.operator is XnnOperator.AVG_POOLING_2D else node.number(f"dilation_{axis}")
+        )
+        span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
+        stride = max(1, node.number(f"{step}_{axis}"))
+        if node.number("flags") & XnnNode.SAME_PADDING:
             return -(-size // stride)
-        padded = size + number(f"padding_{before}") + number(f"padding_{after}")
+        padded = size + node.number(f"padding_{before}") + node.number(f"padding_{after}")
         return max(0, padded - span) // stride + 1
 
     height = length(given[1], "height", "top", "bottom")

@@ -7,13 +7,12 @@ from math import prod
 
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import ScalarType
-from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnGraph, XnnQuantization, XnnValue
+from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnEncoding, XnnGraph, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype
-from lowerdeck.serializer.xnnpack.verify_nodes import MAX_RANK, NodeVerifier, damaged
+from lowerdeck.serializer.xnnpack.verify_nodes import NodeVerifier, damaged
 from lowerdeck.serializer.xnnpack.verify_scales import verify_scales
 from lowerdeck.serializer.xnnpack.verify_types import verify_types
 
-_INPUT, _OUTPUT = 1, 2
 _MAX_EXTERNALS = 4096
 # The runtime multiplies sizes and takes memory for them before it looks at the arguments.
 _MAX_ELEMENTS = 1 << 31
@@ -82,7 +81,7 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
             kind = type(tensor).__name__
             raise damaged(f"found a {kind} as argument {position}, expected a Tensor")
         wanted = _PROGRAM_TYPES.get(value.dtype, set())
-        if value.dtype is XnnDatatype.QINT8 and value.flags == _INPUT:
+        if value.dtype is XnnDatatype.QINT8 and value.flags == XnnValue.INPUT:
             wanted = {*wanted, ScalarType.BOOL}  # bytes of 0 and 1
         if tensor.scalar_type not in wanted:
             names = " or ".join(sorted(kind.name for kind in wanted)) or "no tensor"
@@ -90,20 +89,20 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
                 f"found {tensor.scalar_type.name} as argument {position} of an XNNPACK "
                 f"delegate, expected {names}"
             )
-        if len(tensor.sizes) > MAX_RANK:
+        if len(tensor.sizes) > XnnGraph.MAX_RANK:
             raise damaged(
                 f"found {len(tensor.sizes)} dimensions in argument {position}, expected at "
-                f"most {MAX_RANK}"
+                f"most {XnnGraph.MAX_RANK}"
             )
 
 
 def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) -> None:
     what = f"XNNPACK value {value.id}"
-    if len(value.shape) > MAX_RANK:
+    if len(value.shape) > XnnGraph.MAX_RANK:
         raise damaged(
-            f"found {len(value.shape)} dimensions of {what}, expected at most {MAX_RANK}"
+            f"found {len(value.shape)} dimensions of {what}, expected at most {XnnGraph.MAX_RANK}"
         )
-    if value.flags not in (0, _INPUT, _OUTPUT):
+    if value.flags not in (0, XnnValue.INPUT, XnnValue.OUTPUT):
         raise damaged(f"found the flags {value.flags} of {what}, expected 0, 1 or 2")
     if bool(value.flags) != (value.external_id is not None):
         raise damaged(f"found {what}, of which flags and external id disagree")
@@ -115,13 +114,12 @@ def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) ->
     if value.constant:
         needed = (elements * value.dtype.bits + 7) // 8
         _verify_constant(graph, value.constant, needed, what, named)
-    scales = value.quantization
-    if scales is not None and scales.scheme in ("channel", "group") and value.shape:
-        _verify_scales(graph, value, scales, named)
+    if value.encoding.scheme in ("channel", "group") and value.shape:
+        _verify_scales(graph, value, value.encoding, named)
 
 
 def _verify_scales(
-    graph: XnnGraph, value: XnnValue, scales: XnnQuantization, named: Mapping[str, int]
+    graph: XnnGraph, value: XnnValue, scales: XnnEncoding, named: Mapping[str, int]
 ) -> None:
     what = f"XNNPACK value {value.id}"
     if not 0 <= scales.channel_dim < len(value.shape):
@@ -161,19 +159,23 @@ def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
     for number, node in enumerate(graph.nodes):
         for made in node.outputs:
             value = values[made]
-            if made in makers or value.constant or value.flags == _INPUT:
+            if made in makers or value.constant or value.flags == XnnValue.INPUT:
                 raise damaged(
                     f"found value {made} as the result of {node.operator.label}, which is given "
                     "already"
                 )
             makers[made] = number
     for value in graph.values:
-        if value.flags == _OUTPUT and value.id not in makers:
+        if value.flags == XnnValue.OUTPUT and value.id not in makers:
             raise damaged(f"found the output {value.id}, which no node makes")
     users: dict[int, list[int]] = {}
     missing: list[int] = []
     for number, node in enumerate(graph.nodes):
-        given = {one for one in node.inputs if values[one].constant or values[one].flags == _INPUT}
+        given = {
+            one
+            for one in node.inputs
+            if values[one].constant or values[one].flags == XnnValue.INPUT
+        }
         for read in node.inputs:
             if read not in given and read not in makers:
                 raise damaged(

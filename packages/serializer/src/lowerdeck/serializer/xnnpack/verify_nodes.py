@@ -11,10 +11,6 @@ from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 from lowerdeck.serializer.xnnpack.sizes import RealSizes
 
 _MAX_FIELD = 1 << 24
-MAX_RANK = 6
-"""The runtime refuses values of more dimensions."""
-_TRANSPOSED = 1
-"""The flag of a linear layer whose filter is [inputs, outputs]."""
 # Beginnings of the names of fields that must not be 0.
 _FROM_ONE = {"kernel", "subsampling", "dilation", "groups", "group", "pooling", "stride"}
 _PACKING = ("FullyConnected", "Convolution")
@@ -22,8 +18,6 @@ _SLIDING = {
     *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D),
     *(XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D),
 }
-_SAME_PADDING = 4
-"""The flag of an operator that pads by itself, as TensorFlow's SAME does."""
 
 
 def damaged(reason: str) -> ContentError:
@@ -115,10 +109,10 @@ class NodeVerifier:
         # Only a pad has no count of its own, and takes as many as its input has dimensions.
         wanted = count if isinstance(count, int) else len(self._values[node.inputs[0]].shape)
         for name, items in lists.items():
-            if len(items) < wanted or wanted > MAX_RANK:
+            if len(items) < wanted or wanted > XnnGraph.MAX_RANK:
                 raise damaged(
                     f"found {len(items)} {name} of {node.operator.label}, expected {wanted}, at "
-                    f"most {MAX_RANK}"
+                    f"most {XnnGraph.MAX_RANK}"
                 )
         order = lists.get("perm", ())[:wanted]
         if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
@@ -126,7 +120,11 @@ class NodeVerifier:
 
     def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
         """Refuse windows larger than what they slide over, whose results the runtime dies of."""
-        if node.operator not in _SLIDING or _flags(node) & _SAME_PADDING or len(sizes) != 4:
+        if (
+            node.operator not in _SLIDING
+            or node.number("flags") & XnnNode.SAME_PADDING
+            or len(sizes) != 4
+        ):
             return
         kind = "kernel" if node.operator.table == "Convolution" else "pooling"
         averages = node.operator is XnnOperator.AVG_POOLING_2D
@@ -136,9 +134,9 @@ class NodeVerifier:
         ):
             if size is None:
                 continue
-            apart = 1 if averages else _number(node, f"dilation_{axis}")
-            span = (_number(node, f"{kind}_{axis}") - 1) * apart + 1
-            padded = size + _number(node, f"padding_{before}") + _number(node, f"padding_{after}")
+            apart = 1 if averages else node.number(f"dilation_{axis}")
+            span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
+            padded = size + node.number(f"padding_{before}") + node.number(f"padding_{after}")
             if span > padded:
                 raise damaged(
                     f"found a window of {node.operator.label} that spans {span} of a {axis} of "
@@ -168,29 +166,22 @@ class NodeVerifier:
         if not prod(filters.shape):
             raise damaged(f"found a filter of {label} without elements")
         four_bits = (source.dtype, filters.dtype) == (XnnDatatype.FP32, XnnDatatype.QCINT4)
-        if four_bits and _flags(node) & _TRANSPOSED:
+        if four_bits and node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS:
             raise damaged(
                 f"found a {label} of floats by a transposed filter of 4 bits, on which the "
                 "runtime dies"
             )
 
 
-def _flags(node: XnnNode) -> int:
-    return _number(node, "flags")
-
-
-def _number(node: XnnNode, name: str) -> int:
-    found = node.parameters.get(name, 0)
-    return found if isinstance(found, int) else 0
-
-
 def _filter_sizes(node: XnnNode, filters: XnnValue) -> tuple[int, tuple[int, ...] | None]:
     """Return how many outputs a filter has, and the sizes that fields demand of it, if any do."""
     if node.operator is XnnOperator.FULLY_CONNECTED:
         sizes = filters.shape
-        return (sizes[_flags(node) & _TRANSPOSED] if len(sizes) > 1 else 0), None
-    outputs = _number(node, "groups") * _number(node, "group_output_channels")
-    window = (_number(node, "kernel_height"), _number(node, "kernel_width"))
+        return (
+            sizes[node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS] if len(sizes) > 1 else 0
+        ), None
+    outputs = node.number("groups") * node.number("group_output_channels")
+    window = (node.number("kernel_height"), node.number("kernel_width"))
     if node.operator is XnnOperator.DEPTHWISE_CONV2D:
         return outputs, (1, *window, outputs)
-    return outputs, (outputs, *window, _number(node, "group_input_channels"))
+    return outputs, (outputs, *window, node.number("group_input_channels"))

@@ -9,16 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnQuantization, XnnValue
+from lowerdeck.serializer.xnnpack.graph import XnnEncoding, XnnGraph, XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 from lowerdeck.serializer.xnnpack.verify_nodes import damaged
 
-_SCHEMES = {
-    **dict.fromkeys((XnnDatatype.QINT8, XnnDatatype.QUINT8, XnnDatatype.QINT32), "tensor"),
-    **dict.fromkeys((XnnDatatype.QCINT8, XnnDatatype.QCINT32, XnnDatatype.QCINT4), "channel"),
-    XnnDatatype.QBINT4: "group",
-    XnnDatatype.QDINT8: "token",
-}
 _ZERO_POINTS = {
     XnnDatatype.QINT8: (-128, 127),
     XnnDatatype.QUINT8: (0, 255),
@@ -28,8 +22,6 @@ _LEAST_SCALE = 2.0**-126
 """Below it a float is denormal."""
 _MOST_RESCALED = 128
 _IMAGE_DIMS = 3
-_TRANSPOSED = 1
-_KEEPS_FLOAT_BIAS = 0x80
 _LAYERS = ("FullyConnected", "Convolution")
 
 
@@ -55,12 +47,7 @@ def verify_scales(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
 
 def _verify_scheme(value: XnnValue) -> None:
     what = f"XNNPACK value {value.id} of {value.dtype.name}"
-    wanted, how = _SCHEMES.get(value.dtype), value.quantization
-    if wanted is None:
-        return
-    if how is None or how.scheme != wanted:
-        found = "none" if how is None else f"those of the scheme {how.scheme!r}"
-        raise damaged(f"found {found} as scales of {what}, expected the scheme {wanted!r}")
+    how = value.encoding
     if value.dtype is XnnDatatype.QDINT8 and (value.constant or value.external_id is not None):
         raise damaged(f"found {what} as a constant or argument, which exists at run time only")
     if value.dtype in _ZERO_POINTS:
@@ -74,18 +61,17 @@ def _verify_scheme(value: XnnValue) -> None:
         raise damaged(f"found the scale {wrong[0]} of {what}, expected a positive, normal number")
 
 
-def _tensor_scale(value: XnnValue) -> XnnQuantization | None:
-    how = value.quantization
-    return how if how is not None and how.scheme == "tensor" else None
+def _tensor_scale(value: XnnValue) -> XnnEncoding | None:
+    return value.encoding if value.encoding.scheme == "tensor" else None
 
 
 def _verify_ratio(node: XnnNode, values: Mapping[int, XnnValue]) -> None:
     source, result = (_tensor_scale(values[one]) for one in (node.inputs[0], node.outputs[0]))
     if source is None or result is None:
         return
-    slope = node.parameters.get("negative_slope", 1.0)
+    slope = node.fields.get("negative_slope", 1.0)
     steepest = max(1.0, abs(slope)) if isinstance(slope, float) else 1.0
-    ratio = source.scales[0] * steepest / result.scales[0]
+    ratio = source.scale * steepest / result.scale
     if ratio > _MOST_RESCALED:
         raise damaged(
             f"found a {node.operator.label} whose input is {ratio:.0f} times coarser than its "
@@ -106,10 +92,9 @@ def _verify_layer(
         )
     if source.dtype is XnnDatatype.QDINT8:
         _verify_dynamic(node, source, filters, values, makers)
-    flags = node.parameters["flags"]
     floats = (source.dtype, filters.dtype) == (XnnDatatype.FP32, XnnDatatype.FP16)
     image = node.operator in (XnnOperator.CONV2D, XnnOperator.CONV_TRANSPOSE_2D)
-    kept = isinstance(flags, int) and flags & _KEEPS_FLOAT_BIAS
+    kept = node.number("flags") & XnnNode.FLOAT_BIAS
     if floats and image and not kept and any(one.dtype is XnnDatatype.FP32 for one in more):
         raise damaged(
             f"found a {label} of floats by halves with a bias of floats, expected one of halves: "
@@ -126,16 +111,14 @@ def _verify_dynamic(
 ) -> None:
     label = node.operator.label
     is_linear = node.operator.table == "FullyConnected"
-    if not is_linear and source.quantization is not None:
-        dims = source.quantization.nonbatch_dims
-        if dims != _IMAGE_DIMS:
-            raise damaged(
-                f"found an input of {label} that is quantised along {dims} dimensions at run "
-                f"time, expected {_IMAGE_DIMS}: the runtime's result is garbage"
-            )
-    flags = node.parameters["flags"]
+    dims = source.encoding.nonbatch_dims
+    if not is_linear and dims != _IMAGE_DIMS:
+        raise damaged(
+            f"found an input of {label} that is quantised along {dims} dimensions at run "
+            f"time, expected {_IMAGE_DIMS}: the runtime's result is garbage"
+        )
     if is_linear and filters.dtype is XnnDatatype.QCINT4 and len(filters.shape) > 1:
-        width = filters.shape[0 if isinstance(flags, int) and flags & _TRANSPOSED else 1]
+        width = filters.shape[0 if node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS else 1]
         if width % 2:
             raise damaged(
                 f"found a filter of 4 bits of {label} with {width} inputs, expected an even "

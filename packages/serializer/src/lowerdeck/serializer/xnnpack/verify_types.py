@@ -116,7 +116,7 @@ def _verify_one_scale(node: XnnNode, values: Mapping[int, XnnValue]) -> None:
     scales = {
         (how.scales[:1], how.zero_point)
         for number in numbers
-        if (how := values[number].quantization) is not None
+        if (how := values[number].encoding).scheme
     }
     if len(scales) > 1:
         found = " and ".join(sorted(f"{scale[0]:g} (zero {zero})" for scale, zero in scales))

@@ -64,32 +64,29 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
 def _regions(working: WorkingGraph) -> dict[Frame, Region]:
     regions: dict[Frame, Region] = {}
     frames = working.tree.frames()
-    names = {child: name for frame in frames for child, name in _call_names(frame)}
+    names = dict(_call_names(frames))
     for frame in reversed(frames):
-        children = [regions[child] for child in frame.children]
-        name = names.get(frame, "")
-        call = working.preserved.get(frame)
-        if call is None:
-            regions[frame] = Region(name, frame.nodes, children)
-            continue
-        inputs = call.nodes(call.inputs)
-        outputs = [node for node in call.nodes(call.outputs) if node not in inputs]
-        regions[frame] = Region(
-            name, frame.nodes, children, always_return_tuple=True, inputs=inputs, outputs=outputs
-        )
+        region = regions[frame] = Region(names.get(frame, ""), frame.nodes)
+        if frame.children:
+            region.children = [regions[child] for child in frame.children]
+        if (call := working.preserved.get(frame)) is not None:
+            inputs = region.inputs = call.nodes(call.inputs)
+            region.outputs = [node for node in call.nodes(call.outputs) if node not in inputs]
+            region.always_return_tuple = True
     return regions
 
 
-def _call_names(frame: Frame) -> Iterator[tuple[Frame, str]]:
-    """Yield the calls that ``frame`` makes with unique names; targets are set later."""
-    used: dict[str, int] = {}
-    for child in frame.children:
-        name = accessor = child.accessor
-        while name in used:
-            used[accessor] += 1
-            name = f"{accessor}@{used[accessor]}"
-        used[name] = 0
-        yield child, name
+def _call_names(frames: Iterable[Frame]) -> Iterator[tuple[Frame, str]]:
+    """Yield all calls, each with a name unique in its caller; targets are set later."""
+    for frame in frames:
+        used: dict[str, int] = {}
+        for child in frame.children:
+            name = accessor = child.accessor
+            while name in used:
+                used[accessor] += 1
+                name = f"{accessor}@{used[accessor]}"
+            used[name] = 0
+            yield child, name
 
 
 def _absorb(

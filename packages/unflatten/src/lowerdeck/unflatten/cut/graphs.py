@@ -140,22 +140,14 @@ class GraphBuilder:
             if isinstance(step, Region):
                 self._add_call(key, step, numbers)
                 continue
-            meta = step.meta
-            key.append(
-                (
-                    step.op,
-                    # By identity: hashing an operator is a call into Python.
-                    id(step.target) if step.op == "call_function" else step.target,
-                    None if step.type is None else id(step.type),
-                    meta.get("stack_trace"),
-                    "closes" in meta,
-                    _frozen(step.kwargs, numbers) if step.kwargs else None,
-                    *[
-                        numbers[value] if type(value) is Node else _frozen(value, numbers)
-                        for value in step.args
-                    ],
-                )
-            )
+            # The kind, a string, ends the arguments of the step before.
+            op, target, meta, kwargs = step.op, step.target, step.meta, step.kwargs
+            # By identity: hashing an operator is a call into Python.
+            key += op, id(target) if op == "call_function" else target, meta.get("stack_trace")
+            if kwargs or step.type is not None or "closes" in meta:
+                key.append((_frozen(kwargs, numbers), id(step.type), "closes" in meta))
+            for value in step.args:
+                key.append(numbers[value] if type(value) is Node else _frozen(value, numbers))
             numbers[step] = len(numbers)
         if call is not None:
             key += [_frozen(leaf, numbers) for leaf in call.outputs]

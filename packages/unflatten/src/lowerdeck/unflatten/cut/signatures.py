@@ -164,11 +164,16 @@ def variadic_name(type_name: str | None, names: Sequence[str]) -> str:
 
 
 def _eager_parameters(type_name: str | None) -> Sequence[tuple[str, Any]]:
+    cls = loaded_class(type_name)
+    return _parameters(cls.forward) if cls is not None else ()
+
+
+def loaded_class(type_name: str | None) -> type[torch.nn.Module] | None:
+    """Return the class of modules of this qualified name if the file with it is loaded."""
     outer, _, name = (type_name or "").rpartition(".")
     # Not by getattr: a module may import others when it is asked for a name.
     cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
-    is_module = isinstance(cls, type) and issubclass(cls, torch.nn.Module)
-    return _parameters(cls.forward) if is_module else ()
+    return cls if isinstance(cls, type) and issubclass(cls, torch.nn.Module) else None
 
 
 @lru_cache(1024)

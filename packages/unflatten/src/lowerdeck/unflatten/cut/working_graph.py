@@ -302,15 +302,16 @@ class ProgramCopier:
 
     def _read(self, placeholder: str, frame: Frame, *, early: bool) -> Node:
         """Return the read of state in the innermost call around ``frame`` whose module owns it."""
-        read = self._reads.get((frame, placeholder))
+        key = (frame, placeholder)
+        read = self._reads.get(key)
         if read is not None:
             return read
         own, prefix = self.trace.state.targets[placeholder], frame.path + "."
         owner, path = frame, own[len(prefix) :]
         if not own.startswith(prefix):
             owner, path = self._owner(placeholder, frame)
-        key = (owner, placeholder)
-        read = self._reads.get(key)
+            key = (owner, placeholder)
+            read = self._reads.get(key)
         if read is None:
             read = self._insert_read(owner, path, placeholder, here=owner is frame and not early)
             read.meta["val"] = self._examples[placeholder]

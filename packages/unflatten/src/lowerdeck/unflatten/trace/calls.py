@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from lowerdeck.torch_base import OpOverload
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import Item, Role
@@ -240,7 +241,8 @@ def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
     """
     opened: list[Item] = []
     for item in items:
-        name = getattr(item.node.target, "__name__", "")
+        target = item.node.target
+        name = "" if isinstance(target, OpOverload) else getattr(target, "__name__", "")
         if name.endswith("_increment_nesting"):
             opened.append(item)
         elif name.endswith("_decrement_nesting") and opened:

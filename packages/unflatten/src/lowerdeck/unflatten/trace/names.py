@@ -281,13 +281,13 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
             continue
         seen.add(innermost)
         for key, (traced, type_name) in stack.items():
-            path = paths.eager(traced)
+            path = paths.eager(traced) if traced[:1] == "_" else traced
             if not path or key == EMPTY_STACK_KEY:
                 continue
-            calls.types.setdefault(path, type_name)
-            paths.add(path)
-            identity = key.partition("@")[0]
-            if identity.isdecimal():
+            if path not in calls.types:
+                calls.types[path] = type_name
+                paths.add(path)
+            if key[:1].isdecimal() and (identity := key.partition("@")[0]).isdecimal():
                 calls.identities[path] = identity
                 paths.alias(first.setdefault(identity, path), path)
     return calls

@@ -182,6 +182,8 @@ class ProgramState:
 
     def __init__(self, program: ExportedProgram) -> None:
         self.entries: dict[str, StateEntry] = {}
+        self._names: dict[object, list[str]] = {}
+        """Names of tensors that may have several."""
         self.targets: dict[str, str] = {}
         transient = set()
         for spec in program.graph_signature.input_specs:
@@ -200,9 +202,9 @@ class ProgramState:
                 values[name] = (kind, value)
         self._enter(values)
         self._order_buffers(program)
-        self._names: dict[object, list[str]] = {}
-        for entry in self.entries.values():
-            self._names.setdefault(entry.identity, []).append(entry.name)
+        for entry in self.entries.values() if self._names else ():
+            if entry.identity in self._names:
+                self._names[entry.identity].append(entry.name)
 
     def _enter(self, values: Mapping[str, tuple[StateKind, Any]]) -> None:
         memories = {name: _memory(value) for name, (_, value) in values.items()}
@@ -210,8 +212,10 @@ class ProgramState:
         for name, (kind, value) in values.items():
             memory = memories[name]
             # The memory identifies a tensor that shares it with no other.
-            is_alone = memory is not None and readers[memory] == 1
-            identity = memory if is_alone else tensor_identity(value)
+            identity: object = memory
+            if memory is None or readers[memory] > 1:
+                identity = tensor_identity(value)
+                self._names[identity] = []
             self.entries[name] = StateEntry(name, kind, identity, value)
 
     def _order_buffers(self, program: ExportedProgram) -> None:
@@ -244,21 +248,21 @@ class ProgramState:
         entry = self.entries.get(target)
         if entry is None:
             return [target]
-        return [target, *(name for name in self._names[entry.identity] if name != target)]
+        return [target, *(name for name in self._names.get(entry.identity, ()) if name != target)]
 
     def has_aliases(self) -> bool:
         """Return whether any tensor has two names."""
-        return len(self._names) < len(self.entries)
+        return any(len(names) > 1 for names in self._names.values())
 
     def add_name(self, name: str, entry: StateEntry) -> None:
         """Add a further name of the tensor of ``entry``."""
         self.entries[name] = entry._replace(name=name)
-        self._names[entry.identity].append(name)
+        self._names.setdefault(entry.identity, [entry.name]).append(name)
 
     def rename(self, placeholder: str, name: str) -> None:
         """Make ``placeholder`` read the state ``name``, and drop what it read before."""
         entry = self.entries.pop(self.targets[placeholder])
-        self._names[entry.identity].remove(entry.name)
+        self._names.get(entry.identity, [entry.name]).remove(entry.name)
         self.targets[placeholder] = name
 
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:

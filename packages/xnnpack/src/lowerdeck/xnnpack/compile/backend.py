@@ -23,6 +23,7 @@ from lowerdeck.lowered_module import (
     constant_tensors,
     known_nodes,
 )
+from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
@@ -49,16 +50,14 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
-from lowerdeck.xnnpack.payload.encode import encode
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, Encoding, int8
-from lowerdeck.xnnpack.payload.layout import layout_of
-from lowerdeck.xnnpack.payload.schema import NodeKind
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, int8
+from lowerdeck.xnnpack.payload.layout import layout_of, layout_text
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
-_FUNCTIONS: dict[object, NodeKind] = {
-    _ATEN.cos.default: NodeKind.COS,
-    _ATEN.sin.default: NodeKind.SIN,
+_FUNCTIONS: dict[object, XnnOperator] = {
+    _ATEN.cos.default: XnnOperator.COS,
+    _ATEN.sin.default: XnnOperator.SIN,
 }
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
@@ -112,7 +111,7 @@ class XnnpackBackend(BackendDetails):
             if any("debug_handle" in node.meta for node in nodes):
                 debug_map.insert_delegate_mapping_entry(nodes, identifier=number)
         return PreprocessResult(
-            processed_bytes=encode(emission.graph),
+            processed_bytes=encode_payload(emission.graph),
             debug_handle_map=debug_map.get_delegate_mapping(),
             data_store_output=data_by_file(emission, whole.graph),
         )
@@ -187,11 +186,12 @@ def emit_partition(
     unset = unset_sizes(graph.nodes, program.range_constraints)
     _emit_outputs(emission, outputs, first=len(inputs), unset=unset)
     emission.graph.num_externs = len(inputs) + len(outputs)
+    emission.graph.version = layout_text(emission.channels_last)
     tidy(emission)
     return emission
 
 
-def _input_encoding(node: fx.Node, dtype: torch.dtype) -> Encoding:
+def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     if dtype != torch.int8:
         return _EXTERNAL.get(dtype, FLOAT)  # truths are read by those alone who can
     # Integers come with the scale that whoever reads them says; all say the same.
@@ -222,7 +222,7 @@ def _emit_node(
         entry.emit(emission, call)
         return
 
-    def encoding_of(one: fx.Node) -> Encoding | None:
+    def encoding_of(one: fx.Node) -> XnnEncoding | None:
         return _stored_as(emission.of(one))
 
     storage = storage_of(call, entry, encoding_of, halves=halves)
@@ -238,7 +238,7 @@ def _emit_node(
     _pass_on_rounding(emission, node)
 
 
-def _stored_as(tracked: Tracked) -> Encoding | None:
+def _stored_as(tracked: Tracked) -> XnnEncoding | None:
     """Return how a tensor is stored, None for constants that are not 8-bit integers."""
     if not tracked.is_constant or tracked.encoding.is_int8:
         return tracked.encoding

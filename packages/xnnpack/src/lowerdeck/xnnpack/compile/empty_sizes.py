@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of, size_range
-from lowerdeck.xnnpack.emit import Call, fake, is_one, shape_of
+from lowerdeck.xnnpack.emit import Call, fake, is_one, named, shape_of
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
@@ -60,46 +60,27 @@ _STOPS: Mapping[object, Sizes] = {
     _aten.addmm.default: _of("mat2", 0),
 }
 """The sizes of which a 0 divides by zero, and ends the process."""
+_POOLS = named(
+    "max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d "
+    "max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d"
+)
 _FAILS: Mapping[object, Sizes] = {
     _aten.linear.default: _of("weight", 0),
     _aten.addmm.default: _of("mat2", 1),
-    **dict.fromkeys([_aten.mm.default, _aten.bmm.default, _aten.matmul.default], _product),
-    **dict.fromkeys([_aten._softmax.default, _aten.softmax.int], _along),
+    **dict.fromkeys(named("mm bmm matmul"), _product),
+    **dict.fromkeys(named("_softmax softmax.int"), _along),
     _aten.scaled_dot_product_attention.default: lambda call: [
         call.shape("query")[-2],
         call.shape("key")[-2],
         call.shape("value")[-2],
     ],
+    **dict.fromkeys(named("amax max.dim max amin min.dim min"), _maximum),
     **dict.fromkeys(
-        [
-            *(_aten.amax.default, _aten.max.dim, _aten.max.default),
-            *(_aten.amin.default, _aten.min.dim, _aten.min.default),
-        ],
-        _maximum,
-    ),
-    **dict.fromkeys(
-        [
-            *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
-            *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
-            *(_aten._adaptive_avg_pool2d.default, _aten.adaptive_avg_pool1d.default),
-            *(_aten.avg_pool1d.default, _aten.max_pool1d.default),
-            *(_aten.max_pool3d.default, _aten.max_pool3d_with_indices.default),
-            *(_aten.avg_pool3d.default, _aten.adaptive_avg_pool3d.default),
-            _aten._adaptive_avg_pool3d.default,
-        ],
-        _of("self", 1),
+        [*_POOLS, *named("adaptive_avg_pool1d avg_pool1d max_pool1d")], _of("self", 1)
     ),
 }
 """The sizes of which a 0 is an error (0x1)."""
-_WINDOWS = frozenset(
-    {
-        *CONVOLUTIONS,
-        *VOLUMES,
-        *(_aten.max_pool2d.default, _aten.max_pool2d_with_indices.default),
-        *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default),
-        _aten._adaptive_avg_pool2d.default,
-    }
-)
+_WINDOWS = frozenset({*CONVOLUTIONS, *VOLUMES, *_POOLS})
 """Operators that leave the height and width of no images unset: whatever was in memory."""
 _AVERAGES = frozenset({_aten.mean.dim, _aten.upsample_bilinear2d.vec})
 _RESHAPES = frozenset(op for op, entry in SHAPES.items() if entry is SHAPES[_aten.view.default])

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, Node
 
-from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
+from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput, XnnGraph, XnnNode
 from lowerdeck.xnnpack.emit import Emission
-from lowerdeck.xnnpack.payload.schema import NONE
-from lowerdeck.xnnpack.payload.schema import Graph as Payload
-from lowerdeck.xnnpack.payload.schema import Node as PayloadNode
 
 ALIGNMENT = 16
 TAG = "delegate_constant_tag"
@@ -31,7 +28,7 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
     """
     store = NamedDataStore()
     for constant in emission.graph.constants[1:]:
-        store.add_named_data(constant.key, emission.data[constant.key], alignment=ALIGNMENT)
+        store.add_named_data(str(constant.key), emission.data[constant], alignment=ALIGNMENT)
     output = store.get_named_data_store_output()
     tags = _tags(emission, graph)
     if not tags:
@@ -70,10 +67,10 @@ def _first_of(nodes: Iterable[Node], tags: dict[Node, str]) -> str | None:
     return next((tags[node] for node in nodes if node in tags), None)
 
 
-def _keys(node: PayloadNode, payload: Payload) -> list[str]:
+def _keys(node: XnnNode, payload: XnnGraph) -> list[str]:
     """Return the keys of the constants, and of their scales, that a node of a payload reads."""
-    read = [value for name, value in node.fields.items() if name.endswith("_id")]
-    ids = [one for one in read if isinstance(one, int) and one != NONE]
-    values = [payload.values[one] for one in ids]
-    numbers = [number for value in values for number in (value.constant, value.encoding.scales)]
-    return [payload.constants[number].key for number in numbers if number]
+    values = [payload.values[one] for one in (*node.inputs, *node.outputs)]
+    constants = [
+        one for value in values for one in (value.constant, value.encoding.scale_constant)
+    ]
+    return [one.key for one in constants if one is not None and one.key is not None]

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.quantization import (
     DEQUANTIZE,
     QUANTIZATION,
@@ -18,9 +18,10 @@ from lowerdeck.xnnpack.operators.quantization import (
     name_of,
     static_encoding,
 )
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import entry_of
-from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
+from lowerdeck.xnnpack.payload.encoding import FLOAT
 
 UNSEEN = "quantised without a look"
 
@@ -62,7 +63,7 @@ def computed_in_float(
     Returns:
         Reasons by the names of nodes.
     """
-    stored: dict[Node, Encoding | None] = {}
+    stored: dict[Node, XnnEncoding | None] = {}
     reasons = {}
     # Asked of all nodes in order: asking each for all that it depends on would be quadratic.
     weights: set[Node] = set()
@@ -74,7 +75,7 @@ def computed_in_float(
             for source in sources
         )
 
-    def encoding_of(node: Node) -> Encoding | None:
+    def encoding_of(node: Node) -> XnnEncoding | None:
         is_constant = node.op == "placeholder" and node.name in constants
         return None if is_constant else stored.get(node, FLOAT)
 

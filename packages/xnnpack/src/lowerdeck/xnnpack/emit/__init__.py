@@ -6,7 +6,7 @@ from lowerdeck.xnnpack.emit.arguments import (
     fake,
     is_fixed,
     is_one,
-    pair,
+    named,
     shape_of,
     symbols_refusal,
 )
@@ -40,8 +40,8 @@ __all__ = [
     "is_fixed",
     "is_one",
     "joined",
+    "named",
     "note_function",
-    "pair",
     "reshape_refusal",
     "resized",
     "shape_of",

@@ -10,8 +10,19 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.torch_base import OpOverload
+
 _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
 """How the names of operators begin that make real numbers of integers."""
+
+
+def named(names: str) -> list[OpOverload]:
+    """Return operators of ATen by their names, whose overload is ``default`` if none is named."""
+    pairs = (name.partition(".") for name in names.split())
+    return [
+        getattr(getattr(torch.ops.aten, name), overload or "default")
+        for name, _, overload in pairs
+    ]
 
 
 def fake(node: Node) -> torch.Tensor | None:
@@ -49,26 +60,25 @@ def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
 
 
-def pair(value: int | Sequence[int]) -> tuple[int, int]:
-    """Return two numbers where torch takes one for both."""
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1])
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of an operator, as the question whether XNNPACK can take it.
 
     Attributes:
-        node: The call.
         args: Its arguments by name.
         constants: Names of the placeholders that are constants, and of what is known of them.
+        limits: Least and greatest result, where a clamp that follows is taken into the call.
     """
 
     node: Node
     args: Mapping[str, Any]
     constants: Collection[str]
+    limits: tuple[float, float] | None = None
+
+    @property
+    def operand(self) -> str:
+        """Name of the tensor that a function is of."""
+        return "self" if "self" in self.args else "input"
 
     def shape(self, name: str) -> tuple[Dim, ...]:
         """Return the sizes of a tensor argument."""

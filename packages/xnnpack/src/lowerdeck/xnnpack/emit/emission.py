@@ -13,23 +13,14 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
-from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
 from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, Encoding, int8
+from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, int8
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
-from lowerdeck.xnnpack.payload.schema import (
-    EXTERNAL_INPUT,
-    EXTERNAL_OUTPUT,
-    NONE,
-    Constant,
-    Graph,
-    Node,
-    NodeKind,
-    Value,
-)
 
 MOST_RESCALED = 128
 """How much coarser than its result the runtime lets the input of a Convert be."""
@@ -51,23 +42,24 @@ class Emission:
         self._ranges = ranges
         self.half_weights: bool = half_weights
         """Whether filters are stored as float16 beside inputs of float32."""
-        self.graph: Graph = Graph()
-        self.data: dict[str, memoryview] = {}
-        """The bytes of constants under their keys."""
+        self.graph: XnnGraph = XnnGraph()
+        self.channels_last: set[int] = set()
+        """Positions of the arguments that the program holds with channels last."""
+        self.data: dict[XnnConstant, memoryview] = {}
+        """The bytes of constants."""
         self.scratch: Scratch = Scratch()
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
-        self.functions: dict[str, tuple[NodeKind, torch.Tensor]] = {}
+        self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
         """The function and its argument that constants under some keys were computed of."""
-        self._constants: dict[tuple[str, tuple[int, ...], bool, Encoding], int] = {}
-        self._dynamic: dict[tuple[int, Encoding], int] = {}
+        self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
+        self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
         self._rounded: set[fx.Node] = set()
-        self._reads: Encoding | None = FLOAT
-        self._writes: Encoding = FLOAT
-        self._entries: dict[str, int] = {}
+        self._reads: XnnEncoding | None = FLOAT
+        self._writes: XnnEncoding = FLOAT
         self._scalars: dict[bytes, Tracked] = {}
 
     # -- the nodes of the partition
@@ -89,10 +81,6 @@ class Emission:
     def define(self, node: fx.Node, tracked: Tracked) -> None:
         """Say what a node's result is."""
         self._tracked[node] = tracked
-
-    def define_value(self, node: fx.Node, value: int, layout: Layout = Layout.PLAIN) -> None:
-        """Say which value holds a node's result, and in which layout."""
-        self._tracked[node] = self.tracked(shape_of(node), value, layout)
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
         """Return what is known of a tensor that one value holds."""
@@ -122,7 +110,7 @@ class Emission:
     # -- how elements are stored
 
     @contextmanager
-    def stored(self, reads: Encoding | None, writes: Encoding) -> Iterator[None]:
+    def stored(self, reads: XnnEncoding | None, writes: XnnEncoding) -> Iterator[None]:
         """Let the nodes that are added read and make values of some encoding.
 
         Args:
@@ -136,21 +124,21 @@ class Emission:
         finally:
             self._reads, self._writes = before
 
-    def made_as(self, encoding: Encoding | None) -> AbstractContextManager[None]:
+    def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
         """Let the nodes that are added make values of an encoding; None changes nothing."""
         return nullcontext() if encoding is None else self.stored(None, encoding)
 
     @property
-    def reads(self) -> Encoding | None:
+    def reads(self) -> XnnEncoding | None:
         """How operands are read at present; None for each as it came to be."""
         return self._reads
 
     @property
-    def writes(self) -> Encoding:
+    def writes(self) -> XnnEncoding:
         """How results are made at present."""
         return self._writes
 
-    def encoding_of(self, value: int) -> Encoding:
+    def encoding_of(self, value: int) -> XnnEncoding:
         """Return how the elements of a value are stored."""
         return self.graph.values[value].encoding
 
@@ -162,7 +150,7 @@ class Emission:
         """Return whether a node's result is to be quantised row by row at run time."""
         return node in self._rounded
 
-    def twin(self, tracked: Tracked, encoding: Encoding) -> Tracked:
+    def twin(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         """Return the same tensor stored otherwise; one node makes it for all who ask."""
         if tracked.encoding == encoding:
             return tracked
@@ -170,7 +158,7 @@ class Emission:
             tracked.twins[encoding] = self._twin(tracked, encoding)
         return tracked.twins[encoding]
 
-    def _twin(self, tracked: Tracked, encoding: Encoding) -> Tracked:
+    def _twin(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         if tracked.is_constant:
             return Tracked(tracked.shape, tracked.data, tracked.preferred, {}, encoding)
         if not _converts(tracked.encoding, encoding):
@@ -179,10 +167,12 @@ class Emission:
         layout = tracked.preferred if tracked.preferred in ids else next(iter(ids))
         shape = tracked.shape
         with self.stored(None, encoding):
-            value = self.add(NodeKind.CONVERT, shape, layout, input_id=ids[layout])
+            value = self.add(XnnOperator.CONVERT, shape, layout, input_id=ids[layout])
         return Tracked(shape, None, layout, {layout: value}, encoding)
 
-    def dynamic(self, value: int, shape: Sequence[Dim], layout: Layout, encoding: Encoding) -> int:
+    def dynamic(
+        self, value: int, shape: Sequence[Dim], layout: Layout, encoding: XnnEncoding
+    ) -> int:
         """Return a value of floats as integers whose scales are found at run time.
 
         Args:
@@ -196,7 +186,7 @@ class Emission:
         known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
         if known is None:
             with self.stored(None, encoding):
-                known = self.add(NodeKind.CONVERT, shape, layout, input_id=value)
+                known = self.add(XnnOperator.CONVERT, shape, layout, input_id=value)
             self._dynamic[value, encoding] = known
         return known
 
@@ -222,23 +212,22 @@ class Emission:
         shape: Sequence[Dim],
         position: int,
         layout: Layout,
-        encoding: Encoding = FLOAT,
+        encoding: XnnEncoding = FLOAT,
     ) -> Tracked:
         """Return an argument of the delegate call as a tensor in the layout that it has there."""
         dims = tuple(upper_bound(size, self._ranges) for size in layout.arrange(shape))
         value = self._append(dims, encoding)
-        value.external_id, value.flags = position, EXTERNAL_INPUT
+        value.external_id, value.flags = position, XnnValue.INPUT
         self.graph.input_ids.append(value.id)
         self._note_layout(position, layout)
         return self.tracked(shape, value.id, layout)
 
     def external_output(
-        self, tracked: Tracked, position: int, layout: Layout, encoding: Encoding | None = FLOAT
+        self, tracked: Tracked, position: int, layout: Layout, encoding: XnnEncoding | None = FLOAT
     ) -> None:
         """Make a tensor the output at ``position`` of the delegate call.
 
         Args:
-            tracked: The tensor.
             position: Where the call returns it, inputs counted.
             layout: How the program holds it.
             encoding: What its elements are there; None for what they came to be.
@@ -252,14 +241,14 @@ class Emission:
         value = self.graph.values[source]
         # The runtime keeps one role a value: whatever has one already is copied.
         if value.flags or value.constant:
-            source = self.add(NodeKind.COPY, tracked.shape, layout, input_id=source)
+            source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
-        value.external_id, value.flags = position, EXTERNAL_OUTPUT
+        value.external_id, value.flags = position, XnnValue.OUTPUT
         self.graph.output_ids.append(source)
         self._note_layout(position, layout)
 
     def constant_value(
-        self, tensor: torch.Tensor, *, packed: bool = False, encoding: Encoding | None = None
+        self, tensor: torch.Tensor, *, packed: bool = False, encoding: XnnEncoding | None = None
     ) -> int:
         """Return the id of a constant value.
 
@@ -276,21 +265,21 @@ class Emission:
         chosen = encoding or (self._writes if self._writes in _PLAIN else FLOAT)
         return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
 
-    def packed(self, tensor: torch.Tensor | None, encoding: Encoding | None = None) -> int:
+    def packed(self, tensor: torch.Tensor | None, encoding: XnnEncoding | None = None) -> int:
         """Return the id of a constant that a convolution or a linear layer packs.
 
         Args:
-            tensor: As for ``constant_value``; ``NONE`` is returned for None.
+            tensor: As for ``constant_value``; ``XnnNode.NONE`` is returned for None.
             encoding: Likewise.
         """
         if tensor is None:
-            return NONE
+            return XnnNode.NONE
         return self.constant_value(tensor, packed=True, encoding=encoding)
 
     def stored_constant(
         self,
         stored: torch.Tensor,
-        encoding: Encoding,
+        encoding: XnnEncoding,
         *,
         packed: bool = False,
         dims: Sequence[int] | None = None,
@@ -303,19 +292,19 @@ class Emission:
             packed: As for ``constant_value``.
             dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
         """
-        digest = self._digest(stored)
+        constant = self.data_constant(stored)
         shape = tuple(stored.shape if dims is None else dims)
-        known = self._constants.get((digest, shape, packed, encoding))
+        known = self._constants.get((constant, shape, packed, encoding))
         if known is not None:
             return known
         value = self._append(shape, encoding)
-        value.constant = self._entries[digest]
-        self._constants[digest, shape, packed, encoding] = value.id
+        value.constant = constant
+        self._constants[constant, shape, packed, encoding] = value.id
         return value.id
 
-    def data_constant(self, stored: torch.Tensor) -> int:
-        """Return the number of a constant that is no value, such as the scales of one."""
-        return self._entries[self._digest(stored)]
+    def data_constant(self, stored: torch.Tensor) -> XnnConstant:
+        """Return a constant that is no value by itself, such as the scales of one."""
+        return self._constant(bytes_of(self.scratch.kept(stored)))
 
     def rows_of(self, value: int, start: int, size: int) -> int:
         """Return the id of a constant value that is some rows of another one.
@@ -326,21 +315,21 @@ class Emission:
             size: How many there are.
         """
         whole = self.graph.values[value]
-        rows, encoding = whole.dims[0], whole.encoding
+        assert whole.constant is not None
+        rows, encoding = whole.shape[0], whole.encoding
 
-        def part(constant: int) -> int:
-            data = self.data[self.graph.constants[constant].key]
+        def part(constant: XnnConstant) -> XnnConstant:
+            data = self.data[constant]
             each = len(data) // rows
-            return self._entries[self._keyed(data[start * each : (start + size) * each])]
+            return self._constant(data[start * each : (start + size) * each])
 
-        if encoding.scales:
-            count = encoding.count // rows * size
-            encoding = replace(encoding, scales=part(encoding.scales), count=count)
-        made = self._append((size, *whole.dims[1:]), encoding)
+        if encoding.scale_constant is not None:
+            encoding = replace(encoding, scale_constant=part(encoding.scale_constant))
+        made = self._append((size, *whole.shape[1:]), encoding)
         made.constant = part(whole.constant)
         return made.id
 
-    def value_like(self, value: Value, dims: tuple[int, ...]) -> int:
+    def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
         """Return the id of a new value that is stored like another one.
 
         Args:
@@ -349,17 +338,13 @@ class Emission:
         """
         return self._append(dims, value.encoding).id
 
-    def _digest(self, stored: torch.Tensor) -> str:
-        """Return the key of bytes that are in the named data from now on."""
-        return self._keyed(bytes_of(self.scratch.kept(stored)))
-
-    def _keyed(self, data: memoryview) -> str:
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._entries:
-            self.data[digest] = data
-            self._entries[digest] = len(self.graph.constants)
-            self.graph.constants.append(Constant(digest, len(data)))
-        return digest
+    def _constant(self, data: memoryview) -> XnnConstant:
+        """Return the constant of bytes that are in the named data from now on."""
+        constant = XnnConstant(hashlib.sha256(data).hexdigest(), len(data))
+        if constant not in self.data:
+            self.data[constant] = data
+            self.graph.constants.append(constant)
+        return constant
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
         """Return the value that holds a tensor in a layout, converted if need be."""
@@ -421,7 +406,7 @@ class Emission:
 
     def add(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         shape: Sequence[Dim],
         layout: Layout = Layout.PLAIN,
         output_range: Range | None = None,
@@ -440,30 +425,41 @@ class Emission:
             The id of the result.
         """
         output = self.new_value(shape, layout)
-        node = Node(kind, {**fields, "output_id": output}, output_range, len(self.sources))
+        node = XnnNode(kind, {**fields, "output_id": output}, output_range, len(self.sources))
         self.graph.nodes.append(node)
         self.sources.append(())
         return output
 
     def unary(
-        self, kind: NodeKind, operand: Tracked, limits: Range | None = None, **fields: Fields
+        self,
+        kind: XnnOperator,
+        operand: Tracked,
+        limits: Range | None = None,
+        *,
+        shape: Sequence[Dim] | None = None,
+        layout: Layout | None = None,
+        **fields: Fields,
     ) -> Tracked:
-        """Add a function of each element of a tensor.
+        """Add a node of one input.
 
         Args:
-            kind: The function.
-            operand: The tensor; the result has its shape and layout.
+            kind: What it computes.
+            operand: The input.
             limits: Least and greatest result, where the node is to clamp.
+            shape: Sizes of the result, where they are not the operand's.
+            layout: Layout of the operand and the result, where it is not the operand's preferred.
             **fields: The fields of the node's table beside its input and output.
         """
-        layout = operand.preferred
+        shape = operand.shape if shape is None else shape
+        layout = operand.preferred if layout is None else layout
         value = self.id_of(operand, layout)
-        result = self.add(kind, operand.shape, layout, limits, input_id=value, **fields)
-        return self.tracked(operand.shape, result, layout)
+        return self.tracked(
+            shape, self.add(kind, shape, layout, limits, input_id=value, **fields), layout
+        )
 
     def binary(
         self,
-        kind: NodeKind,
+        kind: XnnOperator,
         left: Tracked | float,
         right: Tracked | float,
         limits: Range | None = None,
@@ -506,7 +502,7 @@ class Emission:
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_RESHAPE,
+                XnnOperator.STATIC_RESHAPE,
                 shape,
                 num_dims=len(new_shape),
                 new_shape=new_shape,
@@ -538,7 +534,7 @@ class Emission:
             return value
         with self.stored(self._reads, self.encoding_of(value)):
             return self.add(
-                NodeKind.STATIC_TRANSPOSE,
+                XnnOperator.STATIC_TRANSPOSE,
                 shape,
                 num_dims=len(permutation),
                 perm=tuple(permutation),
@@ -561,9 +557,9 @@ class Emission:
 
     def _note_layout(self, position: int, layout: Layout) -> None:
         if layout is Layout.CHANNELS_LAST:
-            self.graph.channels_last.add(position)
+            self.channels_last.add(position)
 
-    def _encoded(self, tensor: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
         """Return real numbers as a tensor of the bytes that the runtime wants."""
         if not encoding.is_int8:
             return self.scratch.converted(tensor, _PLAIN[encoding])
@@ -575,13 +571,13 @@ class Emission:
 
         return self.scratch.converted(tensor, torch.int8, rounded)
 
-    def _append(self, dims: tuple[int, ...], encoding: Encoding) -> Value:
-        value = Value(len(self.graph.values), dims, 0, NONE, 0, encoding)
+    def _append(self, dims: tuple[int, ...], encoding: XnnEncoding) -> XnnValue:
+        value = XnnValue(len(self.graph.values), encoding, dims)
         self.graph.values.append(value)
         return value
 
 
-def _converts(source: Encoding, target: Encoding) -> bool:
+def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
     """Return whether one Convert node is right; otherwise two are, by way of float32."""
     if source.is_int8 and target.is_int8:
         # Beyond this ratio the runtime's result is garbage, without a word.

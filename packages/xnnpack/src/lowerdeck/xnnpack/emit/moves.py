@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lowerdeck.serializer import XnnEncoding, XnnGraph, XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit.emission import Emission
-from lowerdeck.xnnpack.payload.encoding import Encoding
-from lowerdeck.xnnpack.payload.schema import NONE, Graph, Node, NodeKind
 
-_MOVES = (NodeKind.STATIC_RESHAPE, NodeKind.STATIC_SLICE, NodeKind.STATIC_TRANSPOSE)
+_MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STATIC_TRANSPOSE)
 
 
 def merge_moves(emission: Emission) -> None:
@@ -29,47 +28,41 @@ def merge_moves(emission: Emission) -> None:
     known: dict[Any, int] = {}
     renamed: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
-        merged = node
-        if renamed:
-            fields = {
-                name: renamed.get(value, value) if name.endswith("_id") else value  # type: ignore[arg-type]
-                for name, value in node.fields.items()
-            }
-            merged = replace(node, fields=fields)
+        merged = node.reading(renamed) if renamed else node
         output = node.number("output_id")
-        if node.kind in _MOVES:
+        if node.operator in _MOVES:
             maker = makers.get(merged.number("input_id"), -1)
             if maker >= 0 and _can_merge(graph.nodes[maker], merged, encodings):
                 merged = _merge(graph.nodes[maker], merged)
                 sources[number] = tuple(dict.fromkeys((*sources[maker], *sources[number])))
             if encodings[merged.number("input_id")] == encodings[output]:
                 merged = _without_effect(graph, merged)
-            fields = {**merged.fields, "output_id": NONE}
-            key = (merged.kind, encodings[output], *sorted(fields.items()))
+            fields = {**merged.fields, "output_id": XnnNode.NONE}
+            key = (merged.operator, encodings[output], *sorted(fields.items()))
             other = known.setdefault(key, output)
             if other != output:
                 merged = _copy(other, output)
-            if merged.kind is NodeKind.COPY and not graph.values[output].flags:
+            if merged.operator is XnnOperator.COPY and not graph.values[output].flags:
                 renamed[output] = merged.number("input_id")
         graph.nodes[number] = merged
         makers[output] = number
 
 
-def _can_merge(first: Node, second: Node, encodings: Mapping[int, Encoding]) -> bool:
+def _can_merge(first: XnnNode, second: XnnNode, encodings: Mapping[int, XnnEncoding]) -> bool:
     """Return whether two moves are of a kind, and integers keep their scale."""
-    if first.kind is not second.kind:
+    if first.operator is not second.operator:
         return False
     ids = (first.number("input_id"), second.number("input_id"), second.number("output_id"))
     return len({encodings[one] for one in ids}) == 1
 
 
-def _merge(first: Node, second: Node) -> Node:
+def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
     """Return one move for two of a kind, of which the second reads the first."""
     fields = {**second.fields, "input_id": first.fields["input_id"]}
-    if second.kind is NodeKind.STATIC_TRANSPOSE:
+    if second.operator is XnnOperator.STATIC_TRANSPOSE:
         before = first.numbers("perm")
         fields["perm"] = tuple(before[axis] for axis in second.numbers("perm"))
-    elif second.kind is NodeKind.STATIC_SLICE:
+    elif second.operator is XnnOperator.STATIC_SLICE:
         offsets = zip(first.numbers("offsets"), second.numbers("offsets"), strict=True)
         sizes = zip(first.numbers("sizes"), second.numbers("sizes"), strict=True)
         fields["offsets"] = tuple(before + after for before, after in offsets)
@@ -78,14 +71,14 @@ def _merge(first: Node, second: Node) -> Node:
     return replace(second, fields=fields)
 
 
-def _without_effect(graph: Graph, node: Node) -> Node:
+def _without_effect(graph: XnnGraph, node: XnnNode) -> XnnNode:
     """Return a copy for a move that leaves its input as it is, any other node as it is."""
     source, output = node.number("input_id"), node.number("output_id")
-    if node.kind is NodeKind.STATIC_TRANSPOSE:
+    if node.operator is XnnOperator.STATIC_TRANSPOSE:
         perm = node.numbers("perm")
         has_effect = perm != tuple(range(len(perm)))
-    elif node.kind is NodeKind.STATIC_RESHAPE:
-        dims = graph.values[source].dims
+    elif node.operator is XnnOperator.STATIC_RESHAPE:
+        dims = graph.values[source].shape
         # A reshape sets the sizes of a result that is computed of nothing, where one may be 0.
         has_effect = dims != node.numbers("new_shape") or 0 in dims
     else:
@@ -93,5 +86,5 @@ def _without_effect(graph: Graph, node: Node) -> Node:
     return node if has_effect else _copy(source, output)
 
 
-def _copy(source: int, output: int) -> Node:
-    return Node(NodeKind.COPY, {"input_id": source, "output_id": output})
+def _copy(source: int, output: int) -> XnnNode:
+    return XnnNode(XnnOperator.COPY, {"input_id": source, "output_id": output})

@@ -15,11 +15,11 @@ from math import prod
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.emit.tracked import Tracked
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import CONCATENATE_KINDS, MAX_RANK, NodeKind
 
 _MOST_PIECES = 64
 """Into how many slices a dimension is cut at most: each is a node and a copy."""
@@ -37,7 +37,7 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
     plan = _plan(before, after)
     if plan is None:
         return "more than one symbolic size, which a reshape cannot carry"
-    if len(before) + plan.added > MAX_RANK or plan.pieces > _MOST_PIECES:
+    if len(before) + plan.added > XnnGraph.MAX_RANK or plan.pieces > _MOST_PIECES:
         return "more than one symbolic size, and too many pieces for slices to reshape them"
     return None
 
@@ -46,8 +46,6 @@ def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracke
     """Return a tensor with other sizes, which ``reshape_refusal`` does not refuse.
 
     Args:
-        emission: Where to add.
-        tensor: The tensor.
         after: The sizes of the result, which has the plain layout.
     """
     before = tensor.shape
@@ -154,7 +152,7 @@ class _Tensor:
         self.keys[:0] = [None] * count
         one = self.emission.constant_value(torch.ones([1] * len(self.shape)))
         self.value = self.emission.add(
-            NodeKind.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
+            XnnOperator.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
         )
 
     def merge(self, group: int) -> None:
@@ -180,7 +178,7 @@ class _Tensor:
         value = self.emission.permuted(self.value, order, shape)
         for _ in range(dropped // 2):
             del shape[-3:-1]
-            value = self.emission.add(NodeKind.GLOBAL_AVG_POOLING_2D, shape, input_id=value)
+            value = self.emission.add(XnnOperator.GLOBAL_AVG_POOLING_2D, shape, input_id=value)
         return value
 
     def _of_group(self, group: int) -> list[_Key]:
@@ -191,7 +189,7 @@ class _Tensor:
         shape = [*self.shape[:axis], size, *self.shape[axis + 1 :]]
         slices = [
             self.emission.add(
-                NodeKind.STATIC_SLICE,
+                XnnOperator.STATIC_SLICE,
                 shape,
                 num_dims=rank,
                 offsets=tuple(number * size if at == axis else 0 for at in range(rank)),
@@ -214,7 +212,6 @@ def joined(
     """Return tensors as one, one after the other along a dimension.
 
     Args:
-        emission: Where to add.
         parts: The tensors.
         axis: The dimension.
         layout: The layout of the result.
@@ -243,7 +240,7 @@ def _joined(
         f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
     }
     value = emission.add(
-        CONCATENATE_KINDS[len(parts) - 2],
+        XnnOperator[f"CONCATENATE{len(parts)}"],
         (*shape[:axis], size, *shape[axis + 1 :]),
         layout,
         None,

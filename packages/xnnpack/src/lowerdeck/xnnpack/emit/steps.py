@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import torch
 
+from lowerdeck.serializer import XnnNode, XnnOperator, XnnValue
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.payload.encoding import FLOAT
-from lowerdeck.xnnpack.payload.schema import Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
 _MOST = 1 << 20
 """Elements that are looked at at once."""
-_OTHERS = {NodeKind.COPY}
+_OTHERS = {XnnOperator.COPY}
 _LARGEST = float(torch.finfo(torch.float32).max)
-_READERS = {NodeKind.ADD, NodeKind.SUBTRACT}
+_READERS = {XnnOperator.ADD, XnnOperator.SUBTRACT}
 
 
 class Step(NamedTuple):
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     number: float
 
 
-def compute_steps(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> None:
+def compute_steps(emission: Emission, readers: Mapping[int, set[XnnOperator]]) -> None:
     """Let masks be computed at run time that are steps and are only added, once for all readers.
 
     A mask of n tokens takes n * n numbers in a file, and two vectors of n when computed.
@@ -47,24 +47,25 @@ def compute_steps(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> N
         readers: The kinds of nodes that read each value.
     """
     graph = emission.graph
-    added: list[Node] = []
+    added: list[XnnNode] = []
     for value in list(graph.values):
         if value.constant and readers.get(value.id, _OTHERS) <= _READERS:
             found = _step_of(emission, value)
             if found is not None:
                 added += _computed(emission, value, found)
-                value.constant = 0
+                value.constant = None
     if added:
         graph.nodes[:0] = added
         emission.sources[:0] = [()] * len(added)
 
 
-def _step_of(emission: Emission, value: Value) -> Step | None:
+def _step_of(emission: Emission, value: XnnValue) -> Step | None:
     """Return the step that a constant is, exactly, or None."""
-    *outer, rows, columns = (1, 1, *value.dims)
+    *outer, rows, columns = (1, 1, *value.shape)
     if value.encoding != FLOAT or rows * columns < _FEWEST or math.prod(outer) != 1:
         return None
-    data = emission.data[emission.graph.constants[value.constant].key]
+    assert value.constant is not None
+    data = emission.data[value.constant]
 
     def lines(start: int, end: int) -> torch.Tensor:
         # Copied, since torch has no tensors of what may only be read.
@@ -83,15 +84,15 @@ def _step_of(emission: Emission, value: Value) -> Step | None:
     return Step(rows, columns, first, number)
 
 
-def _computed(emission: Emission, value: Value, step: Step) -> Iterator[Node]:
+def _computed(emission: Emission, value: XnnValue, step: Step) -> Iterator[XnnNode]:
     """Yield nodes that make a step: columns less rows, between 0 and 1, times the number."""
-    ones = (1,) * (len(value.dims) - 2)
+    ones = (1,) * (len(value.shape) - 2)
     columns = torch.arange(step.columns, dtype=torch.float32).reshape(*ones, 1, -1)
     rows = torch.arange(step.rows, dtype=torch.float32).reshape(*ones, -1, 1) + (step.first - 1)
     with emission.stored(FLOAT, FLOAT):
-        made = emission.value_like(value, value.dims)
-        yield Node(
-            NodeKind.SUBTRACT,
+        made = emission.value_like(value, value.shape)
+        yield XnnNode(
+            XnnOperator.SUBTRACT,
             {
                 "input1_id": emission.constant_value(columns),
                 "input2_id": emission.constant_value(rows),
@@ -103,9 +104,9 @@ def _computed(emission: Emission, value: Value, step: Step) -> Iterator[Node]:
         factors = [step.number] if step.number != -math.inf else [-_LARGEST, 2.0]
         for number, factor in enumerate(factors, 1):
             last = number == len(factors)
-            result = value.id if last else emission.value_like(value, value.dims)
-            yield Node(
-                NodeKind.MULTIPLY,
+            result = value.id if last else emission.value_like(value, value.shape)
+            yield XnnNode(
+                XnnOperator.MULTIPLY,
                 {
                     "input1_id": made,
                     "input2_id": emission.id_of(emission.scalar(factor)),

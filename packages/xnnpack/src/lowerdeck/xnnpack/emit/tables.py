@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from lowerdeck.serializer import XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
 from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
-from lowerdeck.xnnpack.payload.schema import MAX_RANK, Node, NodeKind, Value
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""
-_ADDING = {NodeKind.ADD, NodeKind.SUBTRACT}
-_READERS = {*_ADDING, NodeKind.MULTIPLY}
-_OTHERS = {NodeKind.COPY}
+_ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}
+_READERS = {*_ADDING, XnnOperator.MULTIPLY}
+_OTHERS = {XnnOperator.COPY}
 _FARTHEST = 1e5
 """Up to here the runtime's sines and cosines are right."""
 _ROUNDING = 1e-6
@@ -28,7 +28,7 @@ _BITS = {FLOAT: torch.int32, HALF: torch.int16}
 _DTYPES = {FLOAT: torch.float32, HALF: torch.float16}
 
 
-def note_function(emission: Emission, kind: NodeKind, argument: torch.Tensor) -> torch.Tensor:
+def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor) -> torch.Tensor:
     """Return a sine or a cosine that is computed ahead of time, and note what it is of.
 
     Args:
@@ -36,14 +36,14 @@ def note_function(emission: Emission, kind: NodeKind, argument: torch.Tensor) ->
         kind: Which of the two.
         argument: What it is of.
     """
-    result = torch.cos(argument) if kind is NodeKind.COS else torch.sin(argument)
+    result = torch.cos(argument) if kind is XnnOperator.COS else torch.sin(argument)
     if argument.dtype == torch.float32 and argument.numel() >= _FEWEST:
         digest = hashlib.sha256(bytes_of(result.contiguous())).hexdigest()
         emission.functions[digest] = kind, argument
     return result
 
 
-def compute_tables(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> None:
+def compute_tables(emission: Emission, readers: Mapping[int, set[XnnOperator]]) -> None:
     """Let what is much smaller than a table compute it, at run time, once for all its readers.
 
     Args:
@@ -52,9 +52,9 @@ def compute_tables(emission: Emission, readers: Mapping[int, set[NodeKind]]) -> 
     """
     made = _Made(emission)
     for value in list(emission.graph.values):
-        known = value.constant and value.encoding in _BITS and len(value.dims) >= 2
+        known = value.constant and value.encoding in _BITS and len(value.shape) >= 2
         read_by = readers.get(value.id, _OTHERS)
-        if known and math.prod(value.dims) >= _FEWEST and read_by <= _READERS:
+        if known and math.prod(value.shape) >= _FEWEST and read_by <= _READERS:
             made.replace(value, may_round=read_by <= _ADDING)
     emission.graph.nodes[:0] = made.nodes
     emission.sources[:0] = [()] * len(made.nodes)
@@ -66,20 +66,21 @@ class _Made:
     def __init__(self, emission: Emission) -> None:
         self._emission = emission
         self._products: dict[tuple[int, int], int] = {}
-        self.nodes: list[Node] = []
+        self.nodes: list[XnnNode] = []
 
-    def replace(self, value: Value, *, may_round: bool) -> None:
+    def replace(self, value: XnnValue, *, may_round: bool) -> None:
         """Compute a table, if it is made of less than half of what it is."""
-        key = self._emission.graph.constants[value.constant].key
+        assert value.constant is not None
+        key = str(value.constant.key)
         # Copied, since torch has no tensors of what may only be read.
         whole = torch.frombuffer(
-            bytearray(self._emission.data[key]), dtype=_DTYPES[value.encoding]
-        ).reshape(value.dims)
+            bytearray(self._emission.data[value.constant]), dtype=_DTYPES[value.encoding]
+        ).reshape(value.shape)
         half = _half(whole, _BITS[value.encoding])
         found = self._emission.functions.get(key) if value.encoding == FLOAT else None
         factors = None
         if found is not None:
-            argument = found[1].reshape(value.dims)
+            argument = found[1].reshape(value.shape)
             narrow = _half(argument, torch.int32) if half is not None else argument
             factors = None if narrow is None else _factors(narrow)
         if found is not None and factors is not None:
@@ -92,38 +93,38 @@ class _Made:
             if summands is None:
                 return
             self._sum(value, *summands)
-        value.constant = 0
+        value.constant = None
 
-    def _sum(self, value: Value, *summands: torch.Tensor) -> None:
+    def _sum(self, value: XnnValue, *summands: torch.Tensor) -> None:
         left, right = (self._emission.constant_value(one, encoding=FLOAT) for one in summands)
         dims = tuple(map(max, *(one.shape for one in summands)))
-        flat = dims == value.dims
+        flat = dims == value.shape
         result = value.id if flat else self._emission.value_like(value, dims)
-        self._add(NodeKind.ADD, result, input1_id=left, input2_id=right)
+        self._add(XnnOperator.ADD, result, input1_id=left, input2_id=right)
         if not flat:
-            whole: dict[str, Fields] = {"num_dims": len(value.dims), "new_shape": value.dims}
-            self._add(NodeKind.STATIC_RESHAPE, value.id, input_id=result, **whole)
+            whole: dict[str, Fields] = {"num_dims": len(value.shape), "new_shape": value.shape}
+            self._add(XnnOperator.STATIC_RESHAPE, value.id, input_id=result, **whole)
 
     def _apply(
-        self, value: Value, kind: NodeKind, factors: Sequence[torch.Tensor], *, twice: bool
+        self, value: XnnValue, kind: XnnOperator, factors: Sequence[torch.Tensor], *, twice: bool
     ) -> None:
         left, right = (self._emission.constant_value(one, encoding=FLOAT) for one in factors)
-        dims = (*value.dims[:-1], factors[1].shape[-1])
+        dims = (*value.shape[:-1], factors[1].shape[-1])
         if (left, right) not in self._products:
             product = self._products[left, right] = self._emission.value_like(value, dims)
-            self._add(NodeKind.MULTIPLY, product, input1_id=left, input2_id=right)
+            self._add(XnnOperator.MULTIPLY, product, input1_id=left, input2_id=right)
         source = self._products[left, right]
         result = self._emission.value_like(value, dims) if twice else value.id
         self._add(kind, result, input_id=source)
         if twice:
             self._twice(value, result)
 
-    def _twice(self, value: Value, part: int) -> None:
-        axis = len(value.dims) - 1
-        self._add(NodeKind.CONCATENATE2, value.id, axis=axis, input1_id=part, input2_id=part)
+    def _twice(self, value: XnnValue, part: int) -> None:
+        axis = len(value.shape) - 1
+        self._add(XnnOperator.CONCATENATE2, value.id, axis=axis, input1_id=part, input2_id=part)
 
-    def _add(self, kind: NodeKind, output: int, **fields: Fields) -> None:
-        self.nodes.append(Node(kind, {**fields, "output_id": output}))
+    def _add(self, kind: XnnOperator, output: int, **fields: Fields) -> None:
+        self.nodes.append(XnnNode(kind, {**fields, "output_id": output}))
 
 
 def _half(table: torch.Tensor, bits: torch.dtype) -> torch.Tensor | None:
@@ -177,7 +178,7 @@ def _grids(table: torch.Tensor) -> Iterator[torch.Tensor]:
     yield table
     for axis, size in enumerate(table.shape):
         side = math.isqrt(size)
-        if side > 1 and side * side == size and table.dim() < MAX_RANK:
+        if side > 1 and side * side == size and table.dim() < XnnGraph.MAX_RANK:
             yield table.reshape(*table.shape[:axis], side, side, *table.shape[axis + 1 :])
 
 

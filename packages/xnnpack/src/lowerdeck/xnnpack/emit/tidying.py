@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
+from lowerdeck.serializer import XnnConstant, XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.moves import merge_moves
 from lowerdeck.xnnpack.emit.steps import compute_steps
 from lowerdeck.xnnpack.emit.tables import compute_tables
-from lowerdeck.xnnpack.payload.schema import EXTERNAL_OUTPUT, NONE, Graph, Node, NodeKind
 
-_CONVOLUTIONS = (NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D)
+_CONVOLUTIONS = (XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D)
 _BY_ELEMENT = {
-    *(NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV, NodeKind.MAXIMUM),
-    *(NodeKind.MINIMUM, NodeKind.PRELU, NodeKind.ABS, NodeKind.CEILING, NodeKind.CLAMP),
-    *(NodeKind.COPY, NodeKind.COS, NodeKind.ELU, NodeKind.EXP, NodeKind.FLOOR),
-    *(NodeKind.GELU, NodeKind.HARDSWISH, NodeKind.LEAKY_RELU, NodeKind.LOG, NodeKind.NEGATE),
-    *(NodeKind.RECIPROCAL_SQUARE_ROOT, NodeKind.SIGMOID, NodeKind.SIN, NodeKind.SQUARE),
-    *(NodeKind.SQUARE_ROOT, NodeKind.TANH),
+    one for one in XnnOperator if one.table in ("Unary", "Binary", "LeakyReLU", "ELU")
+} - {
+    *(XnnOperator.SOFTMAX, XnnOperator.CONVERT, XnnOperator.GLOBAL_AVG_POOLING_2D),
+    XnnOperator.BATCH_MATRIX_MULTIPLY,
 }
 _SIDES = ("padding_top", "padding_right", "padding_bottom", "padding_left")
 _TILE = 32
@@ -45,57 +41,38 @@ def tidy(emission: Emission) -> None:
     _keep_images(emission)
     merge_moves(emission)
     _drop_unread(emission)
-    readers = _readers_of(emission.graph)
+    readers = defaultdict[int, set[XnnOperator]](set)
+    for node in emission.graph.nodes:
+        for value in node.inputs:
+            readers[value].add(node.operator)
     compute_steps(emission, readers)
     compute_tables(emission, readers)
     _number_anew(emission)
 
 
-def _readers_of(graph: Graph) -> dict[int, set[NodeKind]]:
-    """Return the kinds of nodes that read each value that is read."""
-    readers: dict[int, set[NodeKind]] = {}
-    for node in graph.nodes:
-        for value in _inputs(node):
-            readers.setdefault(value, set()).add(node.kind)
-    return readers
-
-
-def _inputs(node: Node) -> list[int]:
-    fields = node.fields
-    found: list[Any] = [fields.get(name, NONE) for name in _input_names(node.kind)]
-    return [value for value in found if value != NONE]
-
-
-@cache
-def _input_names(kind: NodeKind) -> list[str]:
-    return [
-        name for name, _ in kind.fields if name.endswith("_id") and not name.startswith("output")
-    ]
-
-
 class _Uses:
     """Who makes and who reads each value."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: XnnGraph) -> None:
         self._graph = graph
         self.maker: dict[int, int] = {}
         self.readers: defaultdict[int, list[int]] = defaultdict(list)
         for number, node in enumerate(graph.nodes):
             self.maker[node.number("output_id")] = number
-            for value in _inputs(node):
+            for value in node.inputs:
                 self.readers[value].append(number)
 
-    def made_for_one(self, value: int, kind: NodeKind) -> Node | None:
+    def made_for_one(self, value: int, kind: XnnOperator) -> XnnNode | None:
         """Return the node of a kind that makes a value, if the value has one reader."""
         number = self.maker.get(value)
         if number is None or len(self.readers[value]) != 1 or self._graph.values[value].flags:
             return None
         node = self._graph.nodes[number]
-        return node if node.kind is kind else None
+        return node if node.operator is kind else None
 
-    def read_by(self, value: int, kinds: Set[NodeKind]) -> bool:
+    def read_by(self, value: int, kinds: Set[XnnOperator]) -> bool:
         """Return whether none but nodes of some kinds read a value."""
-        return all(self._graph.nodes[one].kind in kinds for one in self.readers[value])
+        return all(self._graph.nodes[one].operator in kinds for one in self.readers[value])
 
 
 # -- lines as images
@@ -113,94 +90,87 @@ def _keep_images(emission: Emission) -> None:
     uses = _Uses(graph)
     images: dict[int, int] = {}
     renamed: dict[int, int] = {}
-    changed: dict[int, list[tuple[Node, int]]] = {}
+    changed: dict[int, list[tuple[XnnNode, int]]] = {}
     for number, node in enumerate(graph.nodes):
         result = graph.values[node.number("output_id")]
-        if node.kind is NodeKind.STATIC_RESHAPE:
+        if node.operator is XnnOperator.STATIC_RESHAPE:
             source = graph.values[node.number("input_id")]
-            if len(result.dims) == 3 and source.dims == _row(result.dims):
+            if len(result.shape) == 3 and source.shape == _row(result.shape):
                 images[result.id] = renamed.get(source.id, source.id)
-            elif len(source.dims) == 3 and result.dims == _row(source.dims) and not result.flags:
+            elif (
+                len(source.shape) == 3 and result.shape == _row(source.shape) and not result.flags
+            ):
                 renamed[result.id] = images.setdefault(source.id, result.id)
         elif (operands := _operands(graph, uses, node, images)) is not None:
-            made = images[result.id] = emission.value_like(result, _row(result.dims))
+            made = images[result.id] = emission.value_like(result, _row(result.shape))
             back = {"num_dims": 3, "input_id": made, "output_id": result.id}
-            line = Node(NodeKind.STATIC_RESHAPE, {**back, "new_shape": result.dims})
-            image = _reading(node, operands | {result.id: made})
+            line = XnnNode(XnnOperator.STATIC_RESHAPE, {**back, "new_shape": result.shape})
+            image = node.reading(operands | {result.id: made})
             changed[number] = [(image, number), (line, number)]
-        elif any(one in renamed for one in _inputs(node)):
-            changed[number] = [(_reading(node, renamed), number)]
+        elif any(one in renamed for one in node.inputs):
+            changed[number] = [(node.reading(renamed), number)]
     if changed:
         _replace(emission, changed)
 
 
-def _turns_lines(graph: Graph, node: Node) -> bool:
+def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
     """Return whether a node makes lines of images of one row, or the other way round."""
-    if node.kind is not NodeKind.STATIC_RESHAPE:
+    if node.operator is not XnnOperator.STATIC_RESHAPE:
         return False
     ids = node.number("input_id"), node.number("output_id")
-    line, image = sorted((graph.values[one].dims for one in ids), key=len)
+    line, image = sorted((graph.values[one].shape for one in ids), key=len)
     return len(line) == 3 and image == _row(line)
 
 
 def _operands(
-    graph: Graph, uses: _Uses, node: Node, images: Mapping[int, int]
+    graph: XnnGraph, uses: _Uses, node: XnnNode, images: Mapping[int, int]
 ) -> dict[int, int] | None:
     """Return what a node reads as images, or None if it cannot be computed of images."""
-    if node.kind not in _BY_ELEMENT or len(graph.values[node.number("output_id")].dims) != 3:
+    if node.operator not in _BY_ELEMENT or len(graph.values[node.number("output_id")].shape) != 3:
         return None
     operands = {}
-    for one in _inputs(node):
+    for one in node.inputs:
         value = graph.values[one]
         # Whoever needs the line keeps it: of an image that others read it would be a copy.
-        if one in images and uses.read_by(one, _BY_ELEMENT | {NodeKind.STATIC_RESHAPE}):
+        if one in images and uses.read_by(one, _BY_ELEMENT | {XnnOperator.STATIC_RESHAPE}):
             operands[one] = images[one]
-        elif value.constant and (len(value.dims) < 3 or value.dims[0] == 1):
+        elif value.constant and (len(value.shape) < 3 or value.shape[0] == 1):
             operands[one] = one
         else:
             return None
     return operands if any(one in images for one in operands) else None
 
 
-def _reading(node: Node, others: Mapping[int, int]) -> Node:
-    """Return a node of other values."""
-    fields = {
-        name: others.get(value, value) if name.endswith("_id") else value  # type: ignore[arg-type]
-        for name, value in node.fields.items()
-    }
-    return replace(node, fields=fields)
-
-
 # -- zeros before convolutions
 
 
-def _fold_padding(graph: Graph) -> None:
-    if not any(node.kind is NodeKind.STATIC_CONSTANT_PAD for node in graph.nodes):
+def _fold_padding(graph: XnnGraph) -> None:
+    if not any(node.operator is XnnOperator.STATIC_CONSTANT_PAD for node in graph.nodes):
         return
     uses = _Uses(graph)
     for number, node in enumerate(graph.nodes):
         # Without neighbours a pixel is a row of a matrix, which is faster than an image.
-        if node.kind in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
+        if node.operator in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
             graph.nodes[number] = _padding(graph, uses, node)
 
 
-def _kernel(node: Node) -> tuple[int, int]:
+def _kernel(node: XnnNode) -> tuple[int, int]:
     return node.number("kernel_height"), node.number("kernel_width")
 
 
-def _padding(graph: Graph, uses: _Uses, node: Node) -> Node:
+def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
     """Return a convolution that pads what another node pads, be it as an image of one row."""
     image = node.number("input1_id")
-    line = uses.made_for_one(image, NodeKind.STATIC_RESHAPE)
+    line = uses.made_for_one(image, XnnOperator.STATIC_RESHAPE)
     padded = image if line is None else line.number("input_id")
-    pad = uses.made_for_one(padded, NodeKind.STATIC_CONSTANT_PAD)
+    pad = uses.made_for_one(padded, XnnOperator.STATIC_CONSTANT_PAD)
     if pad is None or pad.fields.get("padding_value", 0.0) != 0.0:
         return node
     source = pad.number("input_id")
-    dims = graph.values[source].dims
+    dims = graph.values[source].shape
     before, after = pad.numbers("pre_paddings"), pad.numbers("post_paddings")
     if line is not None:
-        wide = graph.values[padded].dims
+        wide = graph.values[padded].shape
         if len(wide) != 3 or line.numbers("new_shape") != _row(wide):
             return node
         dims, before, after = _row(dims), _row(before, 0), _row(after, 0)
@@ -211,7 +181,7 @@ def _padding(graph: Graph, uses: _Uses, node: Node) -> Node:
         number = uses.maker[image]
         fields = {**line.fields, "input_id": source, "new_shape": dims}
         graph.nodes[number] = replace(line, fields=fields)
-        graph.values[image].dims, source = dims, image
+        graph.values[image].shape, source = dims, image
     amounts = zip(_SIDES, (before[1], after[2], after[1], before[2]), strict=True)
     sides = {name: node.number(name) + amount for name, amount in amounts}
     return replace(node, fields={**node.fields, "input1_id": source, **sides})
@@ -228,13 +198,13 @@ def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
 def _part_layers(emission: Emission) -> None:
     """Compute the parts of a layer's result one by one, where nobody reads all of it."""
     graph = emission.graph
-    if not any(node.kind is NodeKind.STATIC_SLICE for node in graph.nodes):
+    if not any(node.operator is XnnOperator.STATIC_SLICE for node in graph.nodes):
         return
     uses = _Uses(graph)
-    readers = Counter[int]()
+    readers = Counter[XnnConstant | None]()
     for value in graph.values:
         readers[value.constant] += len(uses.readers[value.id])
-    changed: dict[int, list[tuple[Node, int]]] = {}
+    changed: dict[int, list[tuple[XnnNode, int]]] = {}
     for number, node in enumerate(graph.nodes):
         weights = _weights(node) if _has_rows(graph, node) else []
         alone = all(readers[graph.values[one].constant] == 1 for one in weights)
@@ -252,39 +222,38 @@ def _part_layers(emission: Emission) -> None:
         _replace(emission, changed)
 
 
-def _weights(node: Node) -> list[int]:
-    found = (node.number(name) for name in ("filter_id", "bias_id"))
-    return [one for one in found if one != NONE]
+def _weights(node: XnnNode) -> list[int]:
+    return list(node.inputs[1:])
 
 
-def _has_rows(graph: Graph, node: Node) -> bool:
+def _has_rows(graph: XnnGraph, node: XnnNode) -> bool:
     """Return whether each output channel of a node is a row of its constant filters."""
-    if node.kind is NodeKind.CONV2D:
+    if node.operator is XnnOperator.CONV2D:
         if node.number("groups") != 1:
             return False
-    elif node.kind is not NodeKind.FULLY_CONNECTED or node.fields.get("flags"):
+    elif node.operator is not XnnOperator.FULLY_CONNECTED or node.fields.get("flags"):
         return False
     return all(graph.values[one].constant for one in _weights(node))
 
 
-def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]:
+def _parts(graph: XnnGraph, uses: _Uses, node: XnnNode) -> tuple[list[int], list[int]]:
     """Return the reshape of a result, if there is one, and the slices that take it apart."""
     shaped: list[int] = []
     value = node.number("output_id")
-    channels = graph.values[node.number("filter_id")].dims[0]
+    channels = graph.values[node.number("filter_id")].shape[0]
     readers = uses.readers[value]
-    if len(readers) == 1 and graph.nodes[readers[0]].kind is NodeKind.STATIC_RESHAPE:
+    if len(readers) == 1 and graph.nodes[readers[0]].operator is XnnOperator.STATIC_RESHAPE:
         if graph.values[value].flags:
             return [], []
         shaped = readers
         value = graph.nodes[shaped[0]].number("output_id")
-    dims = graph.values[value].dims
+    dims = graph.values[value].shape
     if graph.values[value].flags or dims[-1:] != (channels,) or len(uses.readers[value]) < 2:
         return [], []
     ends = 0
     for number in sorted(uses.readers[value], key=lambda one: _start(graph.nodes[one])):
         node = graph.nodes[number]
-        if node.kind is not NodeKind.STATIC_SLICE:
+        if node.operator is not XnnOperator.STATIC_SLICE:
             return [], []
         offsets, sizes = node.numbers("offsets"), node.numbers("sizes")
         whole = not any(offsets[:-1]) and not any(sizes[:-1])
@@ -294,21 +263,21 @@ def _parts(graph: Graph, uses: _Uses, node: Node) -> tuple[list[int], list[int]]
     return (shaped, uses.readers[value]) if ends == channels else ([], [])
 
 
-def _start(node: Node) -> int:
-    return node.numbers("offsets")[-1] if node.kind is NodeKind.STATIC_SLICE else -1
+def _start(node: XnnNode) -> int:
+    return node.numbers("offsets")[-1] if node.operator is XnnOperator.STATIC_SLICE else -1
 
 
 def _layer_of_part(
-    emission: Emission, layer: Node, views: Sequence[Node], part: Node
-) -> Iterator[Node]:
+    emission: Emission, layer: XnnNode, views: Sequence[XnnNode], part: XnnNode
+) -> Iterator[XnnNode]:
     """Yield the layer that computes what a slice takes, and views of it as there are of all."""
     graph = emission.graph
     start, size = _start(part), part.numbers("sizes")[-1]
     fields = dict(layer.fields)
     for name in ("filter_id", "bias_id"):
-        if fields[name] != NONE:
+        if fields[name] != XnnNode.NONE:
             fields[name] = emission.rows_of(layer.number(name), start, size)
-    if layer.kind is NodeKind.CONV2D:
+    if layer.operator is XnnOperator.CONV2D:
         fields["group_output_channels"] = size
     result = part.number("output_id")
     if not views:
@@ -316,7 +285,7 @@ def _layer_of_part(
         return
     (view,) = views
     whole = graph.values[layer.number("output_id")]
-    made = emission.value_like(whole, (*whole.dims[:-1], size))
+    made = emission.value_like(whole, (*whole.shape[:-1], size))
     yield replace(layer, fields={**fields, "output_id": made})
     shape = (*view.numbers("new_shape")[:-1], size)
     yield replace(
@@ -324,7 +293,7 @@ def _layer_of_part(
     )
 
 
-def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[Node, int]]]) -> None:
+def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, int]]]) -> None:
     """Put nodes in place of others; each comes from what the two that are named came from."""
     nodes, sources = emission.graph.nodes, emission.sources
     kept = [
@@ -346,11 +315,11 @@ def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[Node, int]
 def _drop_unread(emission: Emission) -> None:
     """Keep the nodes that results depend on."""
     graph = emission.graph
-    read = {value.id for value in graph.values if value.flags & EXTERNAL_OUTPUT}
-    unread: dict[int, Sequence[tuple[Node, int]]] = {}
+    read = {value.id for value in graph.values if value.flags & XnnValue.OUTPUT}
+    unread: dict[int, Sequence[tuple[XnnNode, int]]] = {}
     for number, node in reversed(list(enumerate(graph.nodes))):
         if node.number("output_id") in read:
-            read.update(_inputs(node))
+            read.update(node.inputs)
         else:
             unread[number] = ()
     if unread:
@@ -360,26 +329,17 @@ def _drop_unread(emission: Emission) -> None:
 def _number_anew(emission: Emission) -> None:
     """Keep the values and constants that nodes read or make, and count all without gaps."""
     graph = emission.graph
-    used = {one for node in graph.nodes for one in (*_inputs(node), node.number("output_id"))}
-    values = [one for one in graph.values if one.id in used or one.external_id != NONE]
+    used = {one for node in graph.nodes for one in (*node.inputs, *node.outputs)}
+    values = [one for one in graph.values if one.id in used or one.external_id is not None]
     numbers = {value.id: number for number, value in enumerate(values)}
-    held = {number for one in values for number in (one.constant, one.encoding.scales)}
-    constants = sorted(held | {0})
-    places = {number: place for place, number in enumerate(constants)}
-    graph.nodes[:] = [_renumbered(node, numbers, place) for place, node in enumerate(graph.nodes)]
+    held = {one for value in values for one in (value.constant, value.encoding.scale_constant)}
+    graph.nodes[:] = [
+        replace(node.reading(numbers), debug_handle=place)
+        for place, node in enumerate(graph.nodes)
+    ]
     for value in values:
-        value.id, value.constant = numbers[value.id], places[value.constant]
-        if value.encoding.scales:
-            value.encoding = replace(value.encoding, scales=places[value.encoding.scales])
+        value.id = numbers[value.id]
     graph.values[:] = values
-    graph.constants[:] = [graph.constants[number] for number in constants]
+    graph.constants[1:] = [one for one in graph.constants[1:] if one in held]
     for ids in (graph.input_ids, graph.output_ids):
         ids[:] = [numbers[one] for one in ids]
-
-
-def _renumbered(node: Node, numbers: Mapping[int, int], place: int) -> Node:
-    fields = {
-        name: numbers[value] if name.endswith("_id") and value != NONE else value  # type: ignore[index]
-        for name, value in node.fields.items()
-    }
-    return Node(node.kind, fields, node.output_range, place)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnEncoding
 from lowerdeck.xnnpack.emit.quantized import Quantized
-from lowerdeck.xnnpack.payload.encoding import FLOAT, Encoding
+from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
 
 
@@ -31,8 +32,8 @@ class Tracked:
     data: torch.Tensor | Quantized | None = None
     preferred: Layout = Layout.PLAIN
     ids: dict[Layout, int] = field(default_factory=dict)
-    encoding: Encoding = FLOAT
-    twins: dict[Encoding, Tracked] = field(default_factory=dict)
+    encoding: XnnEncoding = FLOAT
+    twins: dict[XnnEncoding, Tracked] = field(default_factory=dict)
     derived: dict[object, Any] = field(default_factory=dict)
 
     @property

@@ -8,12 +8,10 @@ from functools import partial
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
-from lowerdeck.xnnpack.payload.schema import NodeKind
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
-_aten = torch.ops.aten
 _COARSEST = 2**11
 """From here on the runtime loses a step of its sums."""
 _FINEST_PRODUCT = 2**15
@@ -23,22 +21,20 @@ _FINEST_SUM = 2**14
 _APART = 2**20
 """From here on the runtime loses steps of the finer input."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CAN_CLAMP = {NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV}
+_CAN_CLAMP = {XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV}
 
 
-def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
-    def emit(emission: Emission, call: Call) -> None:
-        left, right = (emission.of(call.args[name]) for name in ("self", "other"))
+def _binary(kind: XnnOperator, *, swapped: bool = False) -> Operator:
+    def build(e: Emission, left: Tracked, call: Call) -> Tracked:
+        right = e.of(call.args["other"])
         if swapped:
             left, right = right, left
-        right = scaled(emission, right, call.args.get("alpha", 1))
+        right = scaled(e, right, call.args.get("alpha", 1))
         left, right = _without_repeats(left, right), _without_repeats(right, left)
-        last, limits = following_clamp(call.node) if kind in _CAN_CLAMP else (call.node, None)
-        shape = shape_of(call.node)
-        emission.define(last, emission.binary(kind, left, right, limits, shape=shape))
+        return e.binary(kind, left, right, call.limits, shape=shape_of(call.node))
 
-    return Operator(
-        emit,
+    return function(
+        build,
         _refusal,
         integers=Integers.CHOOSES,
         scale_refusal=partial(scale_refusal, kind),
@@ -46,15 +42,15 @@ def _binary(kind: NodeKind, *, swapped: bool = False) -> Operator:
     )
 
 
-def scale_refusal(kind: NodeKind, call: Call, scales: Scales) -> str | None:
+def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
     """Return why XNNPACK computes a call wrongly on integers with these scales, or None."""
     if call.args.get("alpha", 1) != 1:
         return "it has an alpha"
     steps = [one.scale for one in scales.inputs]
-    if kind is NodeKind.MULTIPLY:
+    if kind is XnnOperator.MULTIPLY:
         if math.prod(steps) > _FINEST_PRODUCT * scales.result.scale:
             return f"its result is more than {_FINEST_PRODUCT} times finer than its product"
-    elif kind in (NodeKind.ADD, NodeKind.SUBTRACT):
+    elif kind in (XnnOperator.ADD, XnnOperator.SUBTRACT):
         if max(steps) > _FINEST_SUM * scales.result.scale:
             return f"its result is more than {_FINEST_SUM} times finer than an input"
         if max(steps) > _APART * min(steps):
@@ -91,7 +87,7 @@ def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
     tensor = tracked.tensor
     if tensor is not None:
         return Tracked(tracked.shape, tensor * factor)
-    return emission.binary(NodeKind.MULTIPLY, tracked, float(factor))
+    return emission.binary(XnnOperator.MULTIPLY, tracked, float(factor))
 
 
 def _refusal(call: Call) -> str | None:
@@ -106,17 +102,14 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-_ADD = _binary(NodeKind.ADD)
-_SUB = _binary(NodeKind.SUBTRACT)
-_RSUB = _binary(NodeKind.SUBTRACT, swapped=True)
-_MUL = _binary(NodeKind.MULTIPLY)
-_DIV = _binary(NodeKind.DIV)
-ARITHMETIC: Table = {
-    **dict.fromkeys([_aten.add.Tensor, _aten.add.Scalar], _ADD),
-    **dict.fromkeys([_aten.sub.Tensor, _aten.sub.Scalar], _SUB),
-    **dict.fromkeys([_aten.rsub.Tensor, _aten.rsub.Scalar], _RSUB),
-    **dict.fromkeys([_aten.mul.Tensor, _aten.mul.Scalar], _MUL),
-    **dict.fromkeys([_aten.div.Tensor, _aten.div.Scalar], _DIV),
-    _aten.maximum.default: _binary(NodeKind.MAXIMUM),
-    _aten.minimum.default: _binary(NodeKind.MINIMUM),
-}
+ARITHMETIC: Table = table(
+    {
+        "add.Tensor add.Scalar": _binary(XnnOperator.ADD),
+        "sub.Tensor sub.Scalar": _binary(XnnOperator.SUBTRACT),
+        "rsub.Tensor rsub.Scalar": _binary(XnnOperator.SUBTRACT, swapped=True),
+        "mul.Tensor mul.Scalar": _binary(XnnOperator.MULTIPLY),
+        "div.Tensor div.Scalar": _binary(XnnOperator.DIV),
+        "maximum": _binary(XnnOperator.MAXIMUM),
+        "minimum": _binary(XnnOperator.MINIMUM),
+    }
+)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -15,29 +16,21 @@ from lowerdeck.xnnpack.emit import (
     shape_of,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Operator, Table
+from lowerdeck.xnnpack.operators.contract import Operator, Table, function, table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import TRANSPOSE_WEIGHTS, NodeKind
-
-_aten = torch.ops.aten
 
 
-def _softmax(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    rank, axis = len(tracked.shape), call.axis()
+def _softmax(e: Emission, x: Tracked, call: Call) -> Tracked:
+    rank, axis = len(x.shape), call.axis()
     layout = Layout.CHANNELS_LAST if axis == 1 and rank >= 3 else Layout.PLAIN
     if layout.position(axis, rank) == rank - 1:
-        value = emission.id_of(tracked, layout)
-        value = emission.add(NodeKind.SOFTMAX, tracked.shape, layout, input_id=value)
-        emission.define_value(call.node, value, layout)
-        return
+        return e.unary(XnnOperator.SOFTMAX, x, layout=layout)
     # The runtime's softmax runs along the last dimension: swap ours with it, and back.
     swap = list(range(rank))
     swap[axis], swap[-1] = swap[-1], swap[axis]
-    result = emission.unary(NodeKind.SOFTMAX, emission.transposed(tracked, swap))
-    emission.define(call.node, emission.transposed(result, swap))
+    return e.transposed(e.unary(XnnOperator.SOFTMAX, e.transposed(x, swap)), swap)
 
 
 def _softmax_refusal(call: Call) -> str | None:
@@ -64,20 +57,20 @@ def _attention(emission: Emission, call: Call) -> None:
             _apart(emission, one, each) for one, each in ((query, many), (key, 1), (value, 1))
         )
         batch = query.shape[:-1]
-    product = NodeKind.BATCH_MATRIX_MULTIPLY
+    product = XnnOperator.BATCH_MATRIX_MULTIPLY
     scores = emission.binary(
         product,
-        emission.binary(NodeKind.MULTIPLY, query, factor),
+        emission.binary(XnnOperator.MULTIPLY, query, factor),
         key,
         shape=(*batch, key.shape[-2]),
-        flags=TRANSPOSE_WEIGHTS,
+        flags=XnnNode.TRANSPOSE_WEIGHTS,
     )
     if mask.added is not None:
-        scores = emission.binary(NodeKind.ADD, scores, mask.added, shape=scores.shape)
-    weights = emission.unary(NodeKind.SOFTMAX, scores)
+        scores = emission.binary(XnnOperator.ADD, scores, mask.added, shape=scores.shape)
+    weights = emission.unary(XnnOperator.SOFTMAX, scores)
     result = emission.binary(product, weights, value, shape=(*batch, value.shape[-1]))
     if mask.kept is not None:
-        result = emission.binary(NodeKind.MULTIPLY, result, mask.kept, shape=result.shape)
+        result = emission.binary(XnnOperator.MULTIPLY, result, mask.kept, shape=result.shape)
     if many > 1:
         result = emission.view(result, shape_of(call.node))
     emission.define(call.node, result)
@@ -127,19 +120,18 @@ def _group_refusal(call: Call) -> str | None:
     return None
 
 
-_SOFTMAX = Operator(_softmax, _softmax_refusal, wide=True)
-
-
 def _softmax_int_refusal(call: Call) -> str | None:
     if call.args["dtype"] not in (None, torch.float32, call.args["self"].meta["val"].dtype):
         return "it changes the dtype"
     return _softmax_refusal(call)
 
 
-ATTENTION: Table = {
-    _aten._softmax.default: _SOFTMAX,
-    _aten.softmax.int: Operator(_softmax, _softmax_int_refusal, wide=True),
-    _aten.scaled_dot_product_attention.default: Operator(
-        _attention, _attention_refusal, wide=True, truths=("attn_mask",)
-    ),
-}
+ATTENTION: Table = table(
+    {
+        "_softmax": function(_softmax, _softmax_refusal, wide=True),
+        "softmax.int": function(_softmax, _softmax_int_refusal, wide=True),
+        "scaled_dot_product_attention": Operator(
+            _attention, _attention_refusal, wide=True, truths=("attn_mask",)
+        ),
+    }
+)

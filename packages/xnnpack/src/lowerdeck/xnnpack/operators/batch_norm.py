@@ -7,24 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import Call, Emission
-from lowerdeck.xnnpack.operators.clamps import following_clamp
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.operators.first_result import (
-    first_result,
-    first_result_refusal,
-)
 from lowerdeck.xnnpack.operators.normalization import (
     batch_statistics_norm,
     batch_statistics_refusal,
 )
+from lowerdeck.xnnpack.operators.results import (
+    first_result,
+    first_result_refusal,
+    following_clamp,
+)
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
-_SINGLE = {_aten.batch_norm.default}
-_TRIPLE = {_aten._native_batch_norm_legit_no_training.default}
+_NORMS = (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,20 @@ class Affine:
     shift: torch.Tensor
     last: Node
 
+    def fold(
+        self, filters: torch.Tensor, bias: torch.Tensor | None, channel_dim: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the filters and the bias of a layer that computes the batch norm as well.
+
+        Args:
+            filters: Those of the layer before it.
+            bias: Likewise.
+            channel_dim: Which dimension of the filters the output channels are.
+        """
+        sizes = [-1 if one == channel_dim else 1 for one in range(filters.dim())]
+        shift = self.shift if bias is None else bias.reshape(-1).double() * self.scale + self.shift
+        return (filters.double() * self.scale.reshape(sizes)).float(), shift.float()
+
 
 def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     """Return the batch norm that is a node's only user, or None.
@@ -55,7 +68,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     if len(node.users) != 1:
         return None
     user = next(iter(node.users))
-    if user.target not in _SINGLE and user.target not in _TRIPLE:
+    if user.target not in _NORMS:
         return None
     args = arguments_of(user)
     if args.get("training") or first_result_refusal(Call(user, args, ())) is not None:
@@ -87,29 +100,24 @@ def _affine(node: Node, emission: Emission) -> Affine:
 
 
 def _emit(emission: Emission, call: Call) -> None:
+    tracked = emission.of(call.args["input"])
     if call.args.get("training"):
-        batch_statistics_norm(emission, call)
+        result = batch_statistics_norm(emission, tracked, call)
+        emission.define(first_result(call.node), result)
         return
     affine = _affine(call.node, emission)
-    tracked = emission.of(call.args["input"])
-    rank, layout = len(tracked.shape), tracked.preferred
-    sizes = (1, -1, *(1,) * (rank - 2))
-    scale, shift = (
-        emission.constant_value(one.float().reshape(sizes).permute(layout.permutation(rank)))
-        for one in (affine.scale, affine.shift)
-    )
+    rank, shape = len(tracked.shape), tracked.shape
+    layout = tracked.preferred if rank > 2 else Layout.PLAIN
+    sizes = (1, shape[1], *(1,) * (rank - 2))
+
+    def operand(numbers: torch.Tensor) -> Tracked:
+        data = numbers.float().reshape(1, -1, *sizes[2:]).permute(layout.permutation(rank))
+        return emission.tracked(sizes, emission.constant_value(data), layout)
+
+    scale, shift = operand(affine.scale), operand(affine.shift)
     last, limits = following_clamp(affine.last)
-    value = emission.add(
-        NodeKind.MULTIPLY,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=scale,
-    )
-    value = emission.add(
-        NodeKind.ADD, tracked.shape, layout, limits, input1_id=value, input2_id=shift
-    )
-    emission.define_value(last, value, layout if rank > 2 else Layout.PLAIN)
+    result = emission.binary(XnnOperator.MULTIPLY, tracked, scale, shape=shape)
+    emission.define(last, emission.binary(XnnOperator.ADD, result, shift, limits, shape=shape))
 
 
 def _refusal(call: Call) -> str | None:
@@ -129,4 +137,4 @@ def _refusal(call: Call) -> str | None:
     return first_result_refusal(call)
 
 
-BATCH_NORMS: Table = dict.fromkeys([*_SINGLE, *_TRIPLE], Operator(_emit, _refusal, wide=True))
+BATCH_NORMS: Table = dict.fromkeys(_NORMS, Operator(_emit, _refusal, wide=True))

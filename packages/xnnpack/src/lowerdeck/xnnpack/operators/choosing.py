@@ -13,10 +13,9 @@ from lowerdeck.lowered_module import compute_known
 from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.operators.contract import Table, move
+from lowerdeck.xnnpack.operators.contract import Table, move, table
 from lowerdeck.xnnpack.operators.pieces import stretch
 
-_aten = torch.ops.aten
 _MOST_PIECES = 64
 """Pieces of a dimension that may each take a node; the runtime has no other way to choose."""
 _FEW = 4
@@ -62,8 +61,6 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     """Return a tensor of some indices of a dimension, those that follow each other at once.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axis: The dimension, of a fixed size.
         indices: What is taken of it, none negative.
     """
@@ -125,15 +122,15 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     return emission.view(turned, (before, size, after))
 
 
-def _choose(emission: Emission, call: Call) -> None:
-    tracked, axis = emission.of(call.args["self"]), _chosen_axis(call)
-    size = int(tracked.shape[axis])
-    indices = [int(one) for one in emission.constant(_indices(call))]
+def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
+    axis = _chosen_axis(call)
+    size = int(x.shape[axis])
+    indices = [int(one) for one in e.constant(_indices(call))]
     if any(not -size <= one < size for one in indices):
         raise UnsupportedNodeError(
             f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
         )
-    emission.define(call.node, chosen(emission, tracked, axis, [one % size for one in indices]))
+    return chosen(e, x, axis, [one % size for one in indices])
 
 
 def _indices(call: Call) -> fx.Node:
@@ -188,12 +185,10 @@ def _computed(node: fx.Node) -> list[int] | None:
     return [int(index) for index in known[node]]
 
 
-def _flip(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+def _flip(e: Emission, x: Tracked, call: Call) -> Tracked:
     for axis in _flipped(call):
-        size = int(tracked.shape[axis])
-        tracked = chosen(emission, tracked, axis, range(size)[::-1])
-    emission.define(call.node, tracked)
+        x = chosen(e, x, axis, range(int(x.shape[axis]))[::-1])
+    return x
 
 
 def _flipped(call: Call) -> list[int]:
@@ -215,10 +210,9 @@ def _flip_refusal(call: Call) -> str | None:
     return None
 
 
-CHOOSING: Table = {
-    **dict.fromkeys(
-        [_aten.index_select.default, _aten.index.Tensor],
-        move(_choose, _choose_refusal),
-    ),
-    _aten.flip.default: move(_flip, _flip_refusal),
-}
+CHOOSING: Table = table(
+    {
+        "index_select index.Tensor": move(_choose, _choose_refusal),
+        "flip": move(_flip, _flip_refusal),
+    }
+)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -17,44 +18,33 @@ from lowerdeck.xnnpack.emit import (
     symbols_refusal,
 )
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal, scaled
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, move
+from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, move, table
 from lowerdeck.xnnpack.operators.elementwise import UNIT
 from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
 from lowerdeck.xnnpack.operators.pieces import stretch
-from lowerdeck.xnnpack.payload.schema import NodeKind
-
-_aten = torch.ops.aten
 
 
-def _addcmul(emission: Emission, call: Call) -> None:
-    base, left, right = (emission.of(call.args[name]) for name in ("self", "tensor1", "tensor2"))
+def _addcmul(e: Emission, base: Tracked, call: Call) -> Tracked:
+    left, right = (e.of(call.args[name]) for name in ("tensor1", "tensor2"))
     if call.args["value"] != 1:
         # Scaling a constant costs nothing, and the smaller of two less than the larger.
         left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
-        left = scaled(emission, left, float(call.args["value"]))
+        left = scaled(e, left, float(call.args["value"]))
     shape = shape_of(call.node)
     rank = len(shape)
-    layout = emission.common_layout(base, left, right, rank=rank)
+    layout = e.common_layout(base, left, right, rank=rank)
     sizes = broadcast(left.shape, right.shape)
-    value = emission.add(
-        NodeKind.MULTIPLY,
+    product = e.add(
+        XnnOperator.MULTIPLY,
         (*(1,) * (rank - len(sizes)), *sizes),
         layout,
-        input1_id=emission.aligned(left, rank, layout),
-        input2_id=emission.aligned(right, rank, layout),
+        input1_id=e.aligned(left, rank, layout),
+        input2_id=e.aligned(right, rank, layout),
     )
-    last, limits = following_clamp(call.node)
-    value = emission.add(
-        NodeKind.ADD,
-        shape,
-        layout,
-        limits,
-        input1_id=emission.aligned(base, rank, layout),
-        input2_id=value,
-    )
-    emission.define_value(last, value, layout)
+    first = e.aligned(base, rank, layout)
+    value = e.add(XnnOperator.ADD, shape, layout, call.limits, input1_id=first, input2_id=product)
+    return e.tracked(shape, value, layout)
 
 
 def _addcmul_refusal(call: Call) -> str | None:
@@ -66,15 +56,12 @@ def _addcmul_refusal(call: Call) -> str | None:
     return None
 
 
-def _log_softmax(emission: Emission, call: Call) -> None:
-    """Add ``x - max - log(sum(exp(x - max)))``: the logarithm of a softmax would lose its tail."""
-    tracked = emission.of(call.args["self"])
-    rows = emission.plain(tracked)
-    moved = emission.binary(NodeKind.SUBTRACT, rows, largest_of_rows(emission, rows))
-    ones = torch.ones(1, int(tracked.shape[-1]))
-    total = weighted_sums(emission, emission.unary(NodeKind.EXP, moved), ones)
-    total = emission.unary(NodeKind.LOG, total)
-    emission.define(call.node, emission.binary(NodeKind.SUBTRACT, moved, total))
+def _log_softmax(e: Emission, x: Tracked, _: Call) -> Tracked:
+    """Return ``x - max - log(sum(exp(x - max)))``: a softmax's logarithm would lose its tail."""
+    rows = e.plain(x)
+    moved = e.binary(XnnOperator.SUBTRACT, rows, largest_of_rows(e, rows))
+    total = weighted_sums(e, e.unary(XnnOperator.EXP, moved), torch.ones(1, int(x.shape[-1])))
+    return e.binary(XnnOperator.SUBTRACT, moved, e.unary(XnnOperator.LOG, total))
 
 
 def _log_softmax_refusal(call: Call) -> str | None:
@@ -86,19 +73,18 @@ def _log_softmax_refusal(call: Call) -> str | None:
     return None if all(map(is_fixed, shape)) else "it has symbolic sizes"
 
 
-def _roll(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+def _roll(e: Emission, x: Tracked, call: Call) -> Tracked:
     for shift, dim in zip(call.args["shifts"], call.args["dims"], strict=True):
-        axis = dim % len(tracked.shape)
-        size = int(tracked.shape[axis])
+        axis = dim % len(x.shape)
+        size = int(x.shape[axis])
         start = -shift % size
         if start:
             pieces = [
-                stretch(emission, tracked, axis, first, count)
+                stretch(e, x, axis, first, count)
                 for first, count in ((start, size - start), (0, start))
             ]
-            tracked = joined(emission, pieces, axis, tracked.preferred)
-    emission.define(call.node, tracked)
+            x = joined(e, pieces, axis, x.preferred)
+    return x
 
 
 def _roll_refusal(call: Call) -> str | None:
@@ -112,15 +98,15 @@ def _roll_refusal(call: Call) -> str | None:
     return None
 
 
-def _glu(emission: Emission, call: Call) -> None:
-    tracked, axis = emission.of(call.args["self"]), call.axis()
-    half = int(tracked.shape[axis]) // 2
-    integers = emission.writes.is_int8
-    with emission.made_as(tracked.encoding if integers else None):
-        first, second = (stretch(emission, tracked, axis, start, half) for start in (0, half))
-    with emission.made_as(UNIT if integers else None):
-        gate = emission.unary(NodeKind.SIGMOID, second)
-    emission.define(call.node, emission.binary(NodeKind.MULTIPLY, first, gate))
+def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
+    axis = call.axis()
+    half = int(x.shape[axis]) // 2
+    integers = e.writes.is_int8
+    with e.made_as(x.encoding if integers else None):
+        first, second = (stretch(e, x, axis, start, half) for start in (0, half))
+    with e.made_as(UNIT if integers else None):
+        gate = e.unary(XnnOperator.SIGMOID, second)
+    return e.binary(XnnOperator.MULTIPLY, first, gate)
 
 
 def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -129,22 +115,21 @@ def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # of the result: the two then round to neighbours at most.
     if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
         return "its result is much finer than its input is wide"
-    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
+    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
 
 
 def _glu_refusal(call: Call) -> str | None:
     return None if is_fixed(call.shape("self")[call.axis()]) else "it cuts a symbolic size"
 
 
-def _repeat(emission: Emission, call: Call) -> None:
+def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Repeat along one dimension after the other: only arithmetic repeats, by broadcasting."""
-    tracked = emission.of(call.args["self"])
     times = _times_repeated(call)
-    tracked = emission.view(tracked, (*(1,) * (len(times) - len(tracked.shape)), *tracked.shape))
+    x = e.view(x, (*(1,) * (len(times) - len(x.shape)), *x.shape))
     for axis, many in enumerate(times):
         if many > 1:
-            tracked = _repeated(emission, tracked, axis, many, each=False)
-    emission.define(call.node, tracked)
+            x = _repeated(e, x, axis, many, each=False)
+    return x
 
 
 def _times_repeated(call: Call) -> list[int]:
@@ -152,11 +137,9 @@ def _times_repeated(call: Call) -> list[int]:
     return [*[1] * (call.rank("self") - len(times)), *times]
 
 
-def _repeat_interleave(emission: Emission, call: Call) -> None:
-    tracked, many = emission.of(call.args["self"]), int(call.args["repeats"])
-    if many > 1:
-        tracked = _repeated(emission, tracked, call.axis(), many, each=True)
-    emission.define(call.node, emission.plain(tracked))
+def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
+    many = int(call.args["repeats"])
+    return e.plain(_repeated(e, x, call.axis(), many, each=True) if many > 1 else x)
 
 
 def _repeated(
@@ -167,7 +150,7 @@ def _repeated(
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
     ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
-    wide = emission.binary(NodeKind.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
+    wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
     return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 
 
@@ -185,20 +168,17 @@ def _repeat_interleave_refusal(call: Call) -> str | None:
     return symbols_refusal(call.shape("self"))
 
 
-_LOG_SOFTMAX = Operator(_log_softmax, _log_softmax_refusal, wide=True)
-COMPOSED: Table = {
-    _aten.addcmul.default: Operator(_addcmul, _addcmul_refusal, clamps=True),
-    _aten._log_softmax.default: _LOG_SOFTMAX,
-    _aten.log_softmax.int: _LOG_SOFTMAX,
-    _aten.glu.default: Operator(
-        _glu, _glu_refusal, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
-    ),
-    **dict.fromkeys(
-        [_aten.repeat.default, _aten.tile.default],
-        move(_repeat, _repeat_refusal, integers=Integers.NEVER),
-    ),
-    _aten.repeat_interleave.self_int: move(
-        _repeat_interleave, _repeat_interleave_refusal, integers=Integers.NEVER
-    ),
-    _aten.roll.default: move(_roll, _roll_refusal, integers=Integers.NEVER),
-}
+COMPOSED: Table = table(
+    {
+        "addcmul": function(_addcmul, _addcmul_refusal, clamps=True),
+        "log_softmax.int _log_softmax": function(_log_softmax, _log_softmax_refusal, wide=True),
+        "glu": function(
+            _glu, _glu_refusal, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
+        ),
+        "repeat tile": move(_repeat, _repeat_refusal, integers=Integers.NEVER),
+        "repeat_interleave.self_int": move(
+            _repeat_interleave, _repeat_interleave_refusal, integers=Integers.NEVER
+        ),
+        "roll": move(_roll, _roll_refusal, integers=Integers.NEVER),
+    }
+)

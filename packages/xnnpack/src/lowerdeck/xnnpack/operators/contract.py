@@ -1,16 +1,21 @@
-"""What the table of operators holds for each operator."""
+"""Operators of torch and how each becomes nodes of XNNPACK."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
 import torch
 
-from lowerdeck.xnnpack.emit import Call, Emission
-from lowerdeck.xnnpack.payload.encoding import Encoding
+from lowerdeck.serializer import XnnEncoding
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, named
+from lowerdeck.xnnpack.operators.results import (
+    first_result,
+    first_result_refusal,
+    following_clamp,
+)
 
 ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 """What the export saw of a tensor's dtype and device."""
@@ -27,8 +32,8 @@ class Scales:
         result: Those that it makes.
     """
 
-    inputs: tuple[Encoding, ...]
-    result: Encoding
+    inputs: tuple[XnnEncoding, ...]
+    result: XnnEncoding
 
 
 def accept(call: Call) -> str | None:  # noqa: ARG001  (the signature of a question)
@@ -98,10 +103,44 @@ class Operator:
     truths: tuple[str, ...] = ()
 
 
-def move(emit: Emit, refusal: Refusal = accept, **options: Any) -> Operator:
-    """Return an operator that only moves elements: no work by itself, on integers as on floats."""
-    return Operator(emit, refusal, **{"computes": False, "integers": Integers.KEEPS, **options})
+Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
+"""Returns the result of a call of a tensor."""
 
 
+def function(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+    """Return an operator whose first result is built of the argument ``self`` or ``input``.
+
+    Args:
+        build: Adds the nodes. If the operator clamps, they end with ``call.limits``.
+        refusal: As for :class:`Operator`, whose other options follow.
+        **options: Likewise.
+    """
+
+    def emit(emission: Emission, call: Call) -> None:
+        operand = emission.of(call.args[call.operand])
+        last = first_result(call.node)
+        if options.get("clamps"):
+            last, limits = following_clamp(last)
+            call = replace(call, limits=limits)
+        emission.define(last, build(emission, operand, call))
+
+    def refuse(call: Call) -> str | None:
+        return first_result_refusal(call) or refusal(call)
+
+    return Operator(emit, refuse, **options)
+
+
+def move(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+    """Return a function that only moves elements: no work by itself, on integers as on floats."""
+    return function(build, refusal, **{**MOVES, **options})
+
+
+MOVES: Mapping[str, Any] = {"computes": False, "integers": Integers.KEEPS}
+"""The options of operators that only move elements."""
 Table: TypeAlias = Mapping[object, Operator]
 """Operators of torch (``torch.ops.aten...``) and how each is emitted."""
+
+
+def table(entries: Mapping[str, Operator]) -> Table:
+    """Return how operators are emitted whose names, see :func:`named`, are grouped by that."""
+    return {op: entry for names, entry in entries.items() for op in named(names)}

@@ -7,26 +7,28 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
-from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
     Fields,
     Quantized,
     Range,
+    Tracked,
     fits_half,
     shape_of,
 )
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table, table
 from lowerdeck.xnnpack.operators.images import (
-    define_image,
+    Window,
+    from_image,
     image_of,
     image_sizes,
     line_refusal,
-    of_height_and_width,
+    spatial,
+    window_fields,
 )
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
@@ -35,11 +37,11 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     store_static,
     symmetric,
 )
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE, Encoding
+from lowerdeck.xnnpack.operators.results import following_clamp
+from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
-_aten = torch.ops.aten
+_LAST = Layout.CHANNELS_LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,58 +49,39 @@ class Convolution:
     """A convolution's settings, whichever operator it was written with.
 
     Attributes:
-        stride: Steps in height and width.
-        padding: Zeros at top, right, bottom and left.
-        dilation: Steps between the elements of the kernel.
+        windows: How its kernel lies along height and width.
         groups: Number of groups.
         transposed: Whether it is a transposed convolution.
         adjustment: Rows and columns to add to a transposed convolution's result.
     """
 
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
+    windows: tuple[Window, Window]
     groups: int
     transposed: bool = False
-    adjustment: tuple[int, int] = (0, 0)
+    adjustment: tuple[int, ...] = (0, 0)
 
     @classmethod
     def of(cls, call: Call) -> Convolution:
         """Return the settings of a call; over one dimension they are those of width."""
-        args = call.args
-        rank = call.rank("weight")
-
-        def two(name: str, other: int) -> tuple[int, int]:
-            return of_height_and_width(args.get(name, other), rank, other)
-
-        dilation = two("dilation", 1)
+        args, rank = call.args, call.rank("weight")
+        kernel = [int(size) for size in image_sizes(call.shape("weight"))[2:]]
+        stride, dilation = (spatial(args[name], rank, 1) for name in ("stride", "dilation"))
         if isinstance(args["padding"], str):
-            sides = _named_padding(args["padding"], call.shape("weight")[2:], dilation)
+            same = args["padding"] == "same"
+            reach = [step * (size - 1) * same for size, step in zip(kernel, dilation, strict=True)]
+            # torch puts the odd row and column at the end
+            sides = [(one // 2, one - one // 2) for one in reach]
         else:
-            height, width = two("padding", 0)
-            sides = (height, width, height, width)
+            sides = [(one, one) for one in spatial(args["padding"], rank, 0)]
+        rows, columns = (
+            Window(kernel[axis], stride[axis], *sides[axis], dilation[axis]) for axis in (0, 1)
+        )
         return cls(
-            stride=two("stride", 1),
-            padding=sides,
-            dilation=dilation,
+            (rows, columns),
             groups=int(args["groups"]),
             transposed=bool(args.get("transposed", "transpose" in str(call.node.target))),
-            adjustment=two("output_padding", 0),
+            adjustment=spatial(args.get("output_padding", 0), rank, 0),
         )
-
-
-def _named_padding(
-    name: str, kernel: Sequence[Dim], dilation: tuple[int, int]
-) -> tuple[int, int, int, int]:
-    if name == "valid":
-        return (0, 0, 0, 0)
-    sizes = [int(size) for size in kernel]
-    height, width = (
-        distance * (size - 1)
-        for distance, size in zip(dilation, [*[1] * (2 - len(sizes)), *sizes], strict=True)
-    )
-    # torch puts the odd row and column at the end
-    return (height // 2, width - width // 2, height - height // 2, width // 2)
 
 
 def _emit(emission: Emission, call: Call) -> None:
@@ -130,21 +113,21 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     affine = following_batch_norm(call.node, emission)
     last, limits = following_clamp(call.node if affine is None else affine.last)
     filters, bias = _filters(weight, bias, settings, affine)
-    value, _ = image_of(emission, emission.of(call.args["input"]))
+    image = image_of(emission, emission.of(call.args["input"]))
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
-        shape = image_sizes(shape_of(last))
-        define_image(emission, last, _scaled_pixels(emission, value, shape, filters, bias, limits))
+        pixels = _scaled_pixels(emission, image, filters, bias, limits)
+        emission.define(last, from_image(emission, pixels, shape_of(last)))
         return
     encoding = filter_encoding(emission, call.args["weight"], affine, filters, bias)
     ids = emission.packed(filters, encoding), emission.packed(bias, encoding)
     fields = fields_of(settings, weight.shape)
-    _define(emission, _kind(settings, filters), value, ids, fields, last, limits)
+    _define(emission, _kind(settings, filters), image, ids, fields, last, limits)
 
 
 def _define(
     emission: Emission,
-    kind: NodeKind,
-    value: int,
+    kind: XnnOperator,
+    image: Tracked,
     weights: tuple[int, int],
     fields: Mapping[str, Fields],
     last: Node,
@@ -152,17 +135,19 @@ def _define(
 ) -> None:
     """Define a node as a convolution of an image, with the ids of its filters and its bias."""
     filter_id, bias_id = weights
+    shape = image_sizes(shape_of(last))
     value = emission.add(
         kind,
-        image_sizes(shape_of(last)),
-        Layout.CHANNELS_LAST,
+        shape,
+        _LAST,
         limits,
-        input1_id=value,
+        input1_id=image.ids[_LAST],
         filter_id=filter_id,
         bias_id=bias_id,
         **fields,
     )
-    define_image(emission, last, value)
+    result = from_image(emission, emission.tracked(shape, value, _LAST), shape_of(last))
+    emission.define(last, result)
 
 
 def filter_encoding(
@@ -171,7 +156,7 @@ def filter_encoding(
     affine: Affine | None,
     filters: torch.Tensor,
     bias: torch.Tensor | None,
-) -> Encoding:
+) -> XnnEncoding:
     """Return how filters and bias are stored: both alike, or the runtime's result is garbage.
 
     Args:
@@ -208,9 +193,9 @@ def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: 
     bias = emission.optional(call.args["bias"])
     ids = store_static(emission, filters, bias, emission.of(call.args["input"]).encoding)
     last, limits = following_clamp(call.node)
-    value, _ = image_of(emission, emission.of(call.args["input"]))
+    image = image_of(emission, emission.of(call.args["input"]))
     fields = fields_of(settings, data.shape)
-    _define(emission, _kind(settings, filters.data), value, ids, fields, last, limits)
+    _define(emission, _kind(settings, filters.data), image, ids, fields, last, limits)
 
 
 def _emit_dynamic(
@@ -220,38 +205,37 @@ def _emit_dynamic(
     filters, data = _integer_filters(weight, settings, depthwise=False)
     filter_id = store_channels(emission, filters)
     last, limits = following_clamp(call.node)
-    kind = NodeKind.CONV_TRANSPOSE_2D if settings.transposed else NodeKind.CONV2D
+    kind = XnnOperator.CONV_TRANSPOSE_2D if settings.transposed else XnnOperator.CONV2D
     with emission.stored(FLOAT, FLOAT):
-        value, image = image_of(emission, emission.of(call.args["input"]))
-        value = emission.dynamic(value, image, Layout.CHANNELS_LAST, PER_IMAGE)
+        image = image_of(emission, emission.of(call.args["input"]))
+        value = emission.dynamic(image.ids[_LAST], image.shape, _LAST, PER_IMAGE)
+        image = emission.tracked(image.shape, value, _LAST)
         ids = filter_id, emission.packed(emission.optional(call.args["bias"]), FLOAT)
-        _define(emission, kind, value, ids, fields_of(settings, data.shape), last, limits)
+        _define(emission, kind, image, ids, fields_of(settings, data.shape), last, limits)
 
 
-_POINT = Convolution(stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1)
+_POINT = Convolution((Window(), Window()), groups=1)
 
 
 def _scaled_pixels(
     emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
+    pixels: Tracked,
     filters: torch.Tensor,
     bias: torch.Tensor | None,
     limits: Range | None,
-) -> int:
+) -> Tracked:
     # The runtime lets a pixel that is not finite leak into others when one channel makes one.
-    pixels = emission.tracked(shape, value, Layout.CHANNELS_LAST)
     first = limits if bias is None else None
-    pixels = emission.binary(NodeKind.MULTIPLY, pixels, float(filters), first)
-    if bias is not None:
-        pixels = emission.binary(NodeKind.ADD, pixels, float(bias), limits)
-    return emission.id_of(pixels, Layout.CHANNELS_LAST)
+    pixels = emission.binary(XnnOperator.MULTIPLY, pixels, float(filters), first)
+    if bias is None:
+        return pixels
+    return emission.binary(XnnOperator.ADD, pixels, float(bias), limits)
 
 
-def _kind(settings: Convolution, filters: torch.Tensor) -> NodeKind:
+def _kind(settings: Convolution, filters: torch.Tensor) -> XnnOperator:
     if settings.transposed:
-        return NodeKind.CONV_TRANSPOSE_2D
-    return NodeKind.DEPTHWISE_CONV2D if _is_depthwise(settings, filters) else NodeKind.CONV2D
+        return XnnOperator.CONV_TRANSPOSE_2D
+    return XnnOperator.DEPTHWISE_CONV2D if _is_depthwise(settings, filters) else XnnOperator.CONV2D
 
 
 def _is_depthwise(settings: Convolution, filters: torch.Tensor) -> bool:
@@ -278,10 +262,7 @@ def _filters(
         filters = weight.permute(0, 2, 3, 1)
     if affine is None:
         return filters, bias
-    scale = affine.scale if _is_depthwise(settings, filters) else affine.scale.reshape(-1, 1, 1, 1)
-    filters = (filters.double() * scale).float()
-    moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
-    return filters, moved.float()
+    return affine.fold(filters, bias, 3 if _is_depthwise(settings, filters) else 0)
 
 
 def fields_of(settings: Convolution, weight: Sequence[int]) -> dict[str, Fields]:
@@ -291,23 +272,13 @@ def fields_of(settings: Convolution, weight: Sequence[int]) -> dict[str, Fields]
         settings: How it convolves.
         weight: The sizes of its weight, as torch has them.
     """
-    top, right, bottom, left = settings.padding
     groups = settings.groups
     if settings.transposed:
         channels_in, channels_out = weight[0] // groups, weight[1]
     else:
         channels_in, channels_out = weight[1], weight[0] // groups
     return {
-        "padding_top": top,
-        "padding_right": right,
-        "padding_bottom": bottom,
-        "padding_left": left,
-        "kernel_height": weight[2],
-        "kernel_width": weight[3],
-        "subsampling_height": settings.stride[0],
-        "subsampling_width": settings.stride[1],
-        "dilation_height": settings.dilation[0],
-        "dilation_width": settings.dilation[1],
+        **window_fields(*settings.windows, "kernel", "subsampling"),
         "group_input_channels": channels_in,
         "group_output_channels": channels_out,
         "groups": groups,
@@ -322,7 +293,7 @@ def _refusal(call: Call) -> str | None:
     ranks = call.rank("input"), call.rank("weight")
     if ranks not in ((4, 4), (3, 3)):
         return f"an input of {ranks[0]} dimensions; with a batch, 3 or 4 are needed"
-    reason = line_refusal(call, "input") if ranks == (3, 3) else None
+    reason = line_refusal(call) if ranks == (3, 3) else None
     if reason is not None:
         return reason
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
@@ -333,12 +304,9 @@ def _refusal(call: Call) -> str | None:
 _CONVOLUTION = Operator(
     _emit, _refusal, integers=Integers.CHOOSES, clamps=True, packs=("weight", "bias")
 )
-CONVOLUTIONS: Table = {
-    _aten.conv1d.default: _CONVOLUTION,
-    _aten.conv1d.padding: _CONVOLUTION,
-    _aten.conv2d.default: _CONVOLUTION,
-    _aten.conv2d.padding: _CONVOLUTION,
-    _aten.conv_transpose1d.default: _CONVOLUTION,
-    _aten.conv_transpose2d.input: _CONVOLUTION,
-    _aten.convolution.default: _CONVOLUTION,
-}
+CONVOLUTIONS: Table = table(
+    {
+        "conv1d conv1d.padding conv2d conv2d.padding convolution": _CONVOLUTION,
+        "conv_transpose1d conv_transpose2d.input": _CONVOLUTION,
+    }
+)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import MOST_RESCALED, Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal
 from lowerdeck.xnnpack.operators.contract import (
+    Build,
     FloatNeededError,
     Integers,
     Operator,
@@ -19,50 +20,41 @@ from lowerdeck.xnnpack.operators.contract import (
     Scales,
     Table,
     accept,
+    function,
+    table,
 )
-from lowerdeck.xnnpack.payload.encoding import Encoding, int8
+from lowerdeck.xnnpack.payload.encoding import int8
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
 
-Build = Callable[[Emission, Tracked, Call], Tracked]
-"""From a tensor and the call that reads it to the result."""
-_add = NodeKind.ADD
-_mul = NodeKind.MULTIPLY
-
-
-def _operator(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
-    def emit(emission: Emission, call: Call) -> None:
-        tracked = emission.of(call.args["self" if "self" in call.args else "input"])
-        emission.define(call.node, build(emission, tracked, call))
-
-    return Operator(emit, refusal, **options)
+_add = XnnOperator.ADD
+_mul = XnnOperator.MULTIPLY
 
 
 def _on_integers(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
-    return _operator(build, refusal, integers=Integers.CHOOSES, **options)
+    return function(build, refusal, integers=Integers.CHOOSES, **options)
 
 
-def _direct(kind: NodeKind) -> Operator:
+def _direct(kind: XnnOperator) -> Operator:
     return _on_integers(lambda e, x, _: e.unary(kind, x))
 
 
 def _gelu(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.args["approximate"] == "none":
-        return e.unary(NodeKind.GELU, x)
+        return e.unary(XnnOperator.GELU, x)
     # XNNPACK's own is the exact one: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
     scale = math.sqrt(2 / math.pi)
-    slope = e.binary(_add, e.binary(_mul, e.unary(NodeKind.SQUARE, x), scale * 0.044715), scale)
-    tanh = e.unary(NodeKind.TANH, e.binary(_mul, x, slope))
+    slope = e.binary(_add, e.binary(_mul, e.unary(XnnOperator.SQUARE, x), scale * 0.044715), scale)
+    tanh = e.unary(XnnOperator.TANH, e.binary(_mul, x, slope))
     half = e.binary(_mul, x, 0.5)
     return e.binary(_mul, half, e.binary(_add, tanh, 1.0))
 
 
 def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
     with e.made_as(UNIT if e.writes.is_int8 else None):
-        sigmoid = e.unary(NodeKind.SIGMOID, x)
+        sigmoid = e.unary(XnnOperator.SIGMOID, x)
     return e.binary(_mul, x, sigmoid)
 
 
@@ -73,7 +65,7 @@ def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # 255 steps of it are such an end, those below are not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
-    return scale_refusal(NodeKind.MULTIPLY, call, Scales((source, UNIT), result))
+    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
 
 
 def _hardsigmoid(e: Emission, x: Tracked, _: Call) -> Tracked:
@@ -88,18 +80,18 @@ def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
         return "its result is finer than what it is computed of"
     sixth, half = int8(1 / 6 / 127), int8(0.5 / 127)
     return scale_refusal(
-        NodeKind.MULTIPLY, call, Scales((source, sixth), _HALF_UNIT)
-    ) or scale_refusal(NodeKind.ADD, call, Scales((_HALF_UNIT, half), result))
+        XnnOperator.MULTIPLY, call, Scales((source, sixth), _HALF_UNIT)
+    ) or scale_refusal(XnnOperator.ADD, call, Scales((_HALF_UNIT, half), result))
 
 
 def _leaky_relu(e: Emission, x: Tracked, call: Call) -> Tracked:
-    return e.unary(NodeKind.LEAKY_RELU, x, negative_slope=float(call.args["negative_slope"]))
+    return e.unary(XnnOperator.LEAKY_RELU, x, negative_slope=float(call.args["negative_slope"]))
 
 
 def _elu(e: Emission, x: Tracked, call: Call) -> Tracked:
     alpha, scale, within = _elu_numbers(call)
     scaled = x if within == 1 else e.binary(_mul, x, within)
-    value = e.unary(NodeKind.ELU, scaled, alpha=alpha * within)
+    value = e.unary(XnnOperator.ELU, scaled, alpha=alpha * within)
     # What is positive was multiplied by the scale of the exponent, too.
     return value if scale == within else e.binary(_mul, value, scale / within)
 
@@ -126,25 +118,25 @@ def _elu_int8_refusal(call: Call) -> str | None:
 
 def _mish(e: Emission, x: Tracked, _: Call) -> Tracked:
     # tanh(log(1 + exp)) is n / (n + 2) with n = exp (exp + 2); from 20 on that is 1.
-    exp = e.unary(NodeKind.EXP, e.binary(NodeKind.MINIMUM, x, 20.0))
+    exp = e.unary(XnnOperator.EXP, e.binary(XnnOperator.MINIMUM, x, 20.0))
     n = e.binary(_mul, exp, e.binary(_add, exp, 2.0))
-    return e.binary(_mul, x, e.binary(NodeKind.DIV, n, e.binary(_add, n, 2.0)))
+    return e.binary(_mul, x, e.binary(XnnOperator.DIV, n, e.binary(_add, n, 2.0)))
 
 
 def _softplus(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Add ``max(x, 0) + log(1 + t)`` with ``t = exp(-|x|)``, whose logarithm is a series."""
     beta = float(call.args["beta"])
     scaled = x if beta == 1 else e.binary(_mul, x, beta)
-    t = e.unary(NodeKind.EXP, e.unary(NodeKind.NEGATE, e.unary(NodeKind.ABS, scaled)))
+    t = e.unary(XnnOperator.EXP, e.unary(XnnOperator.NEGATE, e.unary(XnnOperator.ABS, scaled)))
     # log(1 + t) = 2 (z + z^3/3 + z^5/5 ...) with z = t / (2 + t), at most a third: the logarithm
     # of a sum with 1 would lose what is small.
-    z = e.binary(NodeKind.DIV, t, e.binary(_add, t, 2.0))
-    square = e.unary(NodeKind.SQUARE, z)
+    z = e.binary(XnnOperator.DIV, t, e.binary(_add, t, 2.0))
+    square = e.unary(XnnOperator.SQUARE, z)
     series = e.binary(_mul, square, 1 / 13)
     for odd in (11, 9, 7, 5, 3):
         series = e.binary(_mul, e.binary(_add, series, 1 / odd), square)
     logarithm = e.binary(_mul, e.binary(_mul, e.binary(_add, series, 1.0), z), 2 / beta)
-    return e.binary(_add, logarithm, e.binary(NodeKind.MAXIMUM, x, 0.0))
+    return e.binary(_add, logarithm, e.binary(XnnOperator.MAXIMUM, x, 0.0))
 
 
 def _softplus_refusal(call: Call) -> str | None:
@@ -157,16 +149,16 @@ def _sqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.node.meta["val"].dtype is torch.float16:
         # XNNPACK's gives NaN for infinity, which a square of 256 is in float16; the root of this
         # bound is one there.
-        x = e.unary(NodeKind.CLAMP, x, (-math.inf, 1e30))
-    return e.unary(NodeKind.SQUARE_ROOT, x)
+        x = e.unary(XnnOperator.CLAMP, x, (-math.inf, 1e30))
+    return e.unary(XnnOperator.SQUARE_ROOT, x)
 
 
 def _rsqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
     # XNNPACK's own gives NaN for 0, of which models take the infinity out again (a node of a
     # graph without neighbours); norms keep 0 away by a small number, and the one node.
     if _is_above_zero(call.node.args[0]):
-        return e.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, x)
-    return e.binary(NodeKind.DIV, e.plain(e.scalar(1.0)), _sqrt(e, x, call))
+        return e.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, x)
+    return e.binary(XnnOperator.DIV, e.plain(e.scalar(1.0)), _sqrt(e, x, call))
 
 
 def _is_above_zero(node: object) -> bool:
@@ -202,9 +194,9 @@ _HALF_UNIT = int8(1 / 256)
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Build] = {
-    1.0: lambda e, x, _: e.unary(NodeKind.COPY, x),
-    2.0: lambda e, x, _: e.unary(NodeKind.SQUARE, x),
-    3.0: lambda e, x, _: e.binary(_mul, e.unary(NodeKind.SQUARE, x), x),
+    1.0: lambda e, x, _: e.unary(XnnOperator.COPY, x),
+    2.0: lambda e, x, _: e.unary(XnnOperator.SQUARE, x),
+    3.0: lambda e, x, _: e.binary(_mul, e.unary(XnnOperator.SQUARE, x), x),
     0.5: _sqrt,
     -0.5: _rsqrt,
 }
@@ -217,32 +209,29 @@ def _pow_refusal(call: Call) -> str | None:
     return None
 
 
-def _prelu(emission: Emission, call: Call) -> None:
-    tracked, slope = emission.of(call.args["self"]), emission.of(call.args["weight"])
-    rank = len(tracked.shape)
-    layout = Layout.CHANNELS_LAST if rank == 4 else tracked.preferred
-    data = emission.constant(call.args["weight"]) if slope.is_constant else None
-    if data is None:
-        slope_id = emission.id_of(slope)
-    else:
-        encoding = _slope_encoding(emission, tracked, data)
+def _prelu(e: Emission, x: Tracked, call: Call) -> Tracked:
+    slope, rank = e.of(call.args["weight"]), len(x.shape)
+    layout = Layout.CHANNELS_LAST if rank == 4 else x.preferred
+    if slope.is_constant:
+        data = e.constant(call.args["weight"])
+        encoding = _slope_encoding(e, x, data)
         if data.numel() == 1 or rank < 2:
             data = data.reshape(1)
         else:
             wide = data.reshape(1, -1, *(1,) * (rank - 2))
             data = wide.permute(layout.permutation(rank))
-        slope_id = emission.constant_value(data, encoding=encoding)
-    value = emission.add(
-        NodeKind.PRELU,
-        tracked.shape,
-        layout,
-        input1_id=emission.id_of(tracked, layout),
-        input2_id=slope_id,
+        slope_id = e.constant_value(data, encoding=encoding)
+    else:
+        slope_id = e.id_of(slope)
+    value = e.add(
+        XnnOperator.PRELU, x.shape, layout, input1_id=e.id_of(x, layout), input2_id=slope_id
     )
-    emission.define_value(call.node, value, layout)
+    return e.tracked(x.shape, value, layout)
 
 
-def _slope_encoding(emission: Emission, tracked: Tracked, slope: torch.Tensor) -> Encoding | None:
+def _slope_encoding(
+    emission: Emission, tracked: Tracked, slope: torch.Tensor
+) -> XnnEncoding | None:
     """Return how slopes are stored beside integers; None beside floats, as these are."""
     if not emission.writes.is_int8:
         return None
@@ -273,42 +262,37 @@ def _pow_int8_refusal(call: Call) -> str | None:
     return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
 
 
-_KINDS = {
-    _aten.abs.default: NodeKind.ABS,
-    _aten.ceil.default: NodeKind.CEILING,
-    _aten.cos.default: NodeKind.COS,
-    _aten.exp.default: NodeKind.EXP,
-    _aten.floor.default: NodeKind.FLOOR,
-    _aten.hardswish.default: NodeKind.HARDSWISH,
-    _aten.log.default: NodeKind.LOG,
-    _aten.neg.default: NodeKind.NEGATE,
-    _aten.sigmoid.default: NodeKind.SIGMOID,
-    _aten.sin.default: NodeKind.SIN,
-    _aten.square.default: NodeKind.SQUARE,
-    _aten.tanh.default: NodeKind.TANH,
-}
-_ELU = _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal)
-_PRELU = Operator(_prelu, _prelu_refusal, integers=Integers.CHOOSES, packs=("weight",))
-ELEMENTWISE: Table = {
-    **{op: _direct(kind) for op, kind in _KINDS.items()},
-    # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
-    _aten.sqrt.default: _on_integers(_sqrt, wide=True),
-    **dict.fromkeys([_aten.elu.default, _aten.celu.default, _aten.selu.default], _ELU),
-    _aten.softplus.default: _operator(_softplus, _softplus_refusal, wide=True),
-    _aten.mish.default: _operator(_mish, wide=True),
-    _aten.gelu.default: _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
-    _aten.hardsigmoid.default: _on_integers(
-        _hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal
-    ),
-    _aten.leaky_relu.default: _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
-    _aten.pow.Tensor_Scalar: _on_integers(
-        lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),
-        _pow_refusal,
-        int8_refusal=_pow_int8_refusal,
-        wide=True,
-    ),
-    **dict.fromkeys([_aten.prelu.default, _aten._prelu_kernel.default], _PRELU),
-    _aten.reciprocal.default: _operator(lambda e, x, _: e.binary(NodeKind.DIV, 1.0, x)),
-    _aten.rsqrt.default: _operator(_rsqrt, wide=True),
-    _aten.silu.default: _on_integers(_silu, scale_refusal=_silu_scale_refusal),
-}
+ELEMENTWISE: Table = table(
+    {
+        "abs": _direct(XnnOperator.ABS),
+        "ceil": _direct(XnnOperator.CEILING),
+        "cos": _direct(XnnOperator.COS),
+        "exp": _direct(XnnOperator.EXP),
+        "floor": _direct(XnnOperator.FLOOR),
+        "hardswish": _direct(XnnOperator.HARDSWISH),
+        "log": _direct(XnnOperator.LOG),
+        "neg": _direct(XnnOperator.NEGATE),
+        "sigmoid": _direct(XnnOperator.SIGMOID),
+        "sin": _direct(XnnOperator.SIN),
+        "square": _direct(XnnOperator.SQUARE),
+        "tanh": _direct(XnnOperator.TANH),
+        # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
+        "sqrt": _on_integers(_sqrt, wide=True),
+        "elu celu selu": _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal),
+        "softplus": function(_softplus, _softplus_refusal, wide=True),
+        "mish": function(_mish, wide=True),
+        "gelu": _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
+        "hardsigmoid": _on_integers(_hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal),
+        "leaky_relu": _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
+        "pow.Tensor_Scalar": _on_integers(
+            lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),
+            _pow_refusal,
+            int8_refusal=_pow_int8_refusal,
+            wide=True,
+        ),
+        "prelu _prelu_kernel": _on_integers(_prelu, _prelu_refusal, packs=("weight",)),
+        "reciprocal": function(lambda e, x, _: e.binary(XnnOperator.DIV, 1.0, x)),
+        "rsqrt": function(_rsqrt, wide=True),
+        "silu": _on_integers(_silu, scale_refusal=_silu_scale_refusal),
+    }
+)

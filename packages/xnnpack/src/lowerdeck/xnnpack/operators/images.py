@@ -7,97 +7,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
-from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
     Fields,
     Range,
     Tracked,
-    pair,
-    shape_of,
+    is_fixed,
     symbols_refusal,
 )
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import KEEP_DIMS, NodeKind
-
-Pair: TypeAlias = tuple[int, int]
 
 
-def image_of(emission: Emission, tracked: Tracked) -> tuple[int, tuple[Dim, ...]]:
-    """Return a tensor of 3 or 4 dimensions as an image, and its four sizes as torch counts them.
+class Window(NamedTuple):
+    """How windows lie along one dimension."""
+
+    kernel: int = 1
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+    dilation: int = 1
+
+
+def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
+    """Return an argument for each dimension behind the channels; for lines as for images.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
+        value: The argument.
+        rank: The dimensions of the tensor; of 3, the argument is that of the width alone.
+        other: What holds for the height then.
     """
+    values = [value] if isinstance(value, int) else list(value)
+    values = values * (rank - 2) if len(values) == 1 else values
+    return (other, *values) if rank == 3 else tuple(values)
+
+
+def image_of(emission: Emission, tracked: Tracked) -> Tracked:
+    """Return a tensor of 3 or 4 dimensions as images with channels last."""
     value = emission.id_of(tracked, Layout.CHANNELS_LAST)
-    if len(tracked.shape) == 4:
-        return value, tracked.shape
-    batch, channels, length = tracked.shape
-    return emission.reshaped(value, (batch, 1, length, channels)), image_sizes(tracked.shape)
+    shape = image_sizes(tracked.shape)
+    if len(tracked.shape) == 3:
+        value = emission.reshaped(value, Layout.CHANNELS_LAST.arrange(shape))
+    return emission.tracked(shape, value, Layout.CHANNELS_LAST)
 
 
 def image_sizes(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the sizes that a tensor of 3 or 4 dimensions has as an image."""
-    return tuple(shape) if len(shape) == 4 else (*shape[:2], 1, *shape[2:])
+    return (*shape[:2], 1, *shape[2:]) if len(shape) == 3 else tuple(shape)
 
 
-def define_image(emission: Emission, node: Node, value: int) -> None:
-    """Say which image holds a node's result of 3 or 4 dimensions."""
-    shape = shape_of(node)
+def from_image(emission: Emission, image: Tracked, shape: Sequence[Dim]) -> Tracked:
+    """Return an image as a tensor of 3 or 4 dimensions."""
+    value = image.ids[Layout.CHANNELS_LAST]
     if len(shape) == 3:
         value = emission.reshaped(value, Layout.CHANNELS_LAST.arrange(shape))
-    emission.define_value(node, value, Layout.CHANNELS_LAST)
+    return emission.tracked(shape, value, Layout.CHANNELS_LAST)
 
 
 def pool(
     emission: Emission,
-    kind: NodeKind,
-    value: int,
+    kind: XnnOperator,
+    image: Tracked,
     shape: Sequence[Dim],
-    *,
-    kernel: Pair,
-    stride: Pair = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: Pair = (1, 1),
+    rows: Window,
+    columns: Window,
     limits: Range | None = None,
-) -> int:
+) -> Tracked:
     """Return the pool of an image.
 
     Args:
-        emission: Where to add.
         kind: Which pool.
-        value: The image.
         shape: The result's sizes, as torch counts them.
-        kernel: Sizes of a window.
-        stride: Steps from window to window.
-        padding: At top, right, bottom and left.
-        dilation: Steps between the elements of a window.
+        rows: The windows along the height.
+        columns: The windows along the width.
         limits: Least and greatest result.
     """
-    top, right, bottom, left = padding
-    return emission.add(
-        kind,
-        shape,
-        Layout.CHANNELS_LAST,
-        limits,
-        padding_top=top,
-        padding_right=right,
-        padding_bottom=bottom,
-        padding_left=left,
-        pooling_height=kernel[0],
-        pooling_width=kernel[1],
-        stride_height=stride[0],
-        stride_width=stride[1],
-        dilation_height=dilation[0],
-        dilation_width=dilation[1],
-        input_id=value,
-    )
+    fields = window_fields(rows, columns, "pooling", "stride")
+    return emission.unary(kind, image, limits, shape=shape, layout=Layout.CHANNELS_LAST, **fields)
+
+
+def window_fields(rows: Window, columns: Window, kernel: str, stride: str) -> dict[str, int]:
+    """Return the fields of a node of windows over images.
+
+    Args:
+        rows: The windows along the height.
+        columns: The windows along the width.
+        kernel: What the node calls their sizes.
+        stride: What the node calls their steps.
+    """
+    fields = {"padding_top": rows.before, "padding_right": columns.after}
+    fields |= {"padding_bottom": rows.after, "padding_left": columns.before}
+    for side, window in (("height", rows), ("width", columns)):
+        fields[f"{kernel}_{side}"] = window.kernel
+        fields[f"{stride}_{side}"] = window.stride
+        fields[f"dilation_{side}"] = window.dilation
+    return fields
 
 
 def mean_of_images(
@@ -107,18 +116,17 @@ def mean_of_images(
     layout: Layout = Layout.PLAIN,
     *,
     keep: bool = True,
-) -> int:
+) -> Tracked:
     """Return the mean over height and width, the second and third dimension of memory.
 
     Args:
-        emission: Where to add.
-        value: The images.
         shape: The result's sizes, as torch counts them in a layout.
-        layout: The layout.
         keep: Whether height and width stay, with size 1.
     """
-    flags = KEEP_DIMS if keep else 0
-    return emission.add(NodeKind.GLOBAL_AVG_POOLING_2D, shape, layout, input_id=value, flags=flags)
+    flags = XnnNode.KEEP_DIMS if keep else 0
+    kind = XnnOperator.GLOBAL_AVG_POOLING_2D
+    mean = emission.add(kind, shape, layout, input_id=value, flags=flags)
+    return emission.tracked(shape, mean, layout)
 
 
 def padded(
@@ -133,17 +141,15 @@ def padded(
     """Return a value with numbers added around it.
 
     Args:
-        emission: Where to add.
         value: What to pad.
         shape: The result's sizes, as torch counts them in a layout.
         before: How many numbers precede each dimension of memory.
         after: How many follow it.
-        layout: The layout.
         number: The number, 0 if None.
     """
     fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
     return emission.add(
-        NodeKind.STATIC_CONSTANT_PAD,
+        XnnOperator.STATIC_CONSTANT_PAD,
         shape,
         layout,
         None,
@@ -158,36 +164,33 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     """Return the largest number along the last dimension, which stays with size 1.
 
     Args:
-        emission: Where to add.
         tensor: The numbers; the last size is fixed, and at most one of the others is not.
     """
     *kept, width = tensor.shape
     if width == 1:
         return tensor
     rows = math.prod(kept)
-    image = emission.reshaped(emission.id_of(tensor), (rows, 1, width, 1))
-    most = pool(
-        *(emission, NodeKind.MAX_POOLING_2D, image, (rows, 1, 1, 1)), kernel=(1, int(width))
-    )
+    value = emission.reshaped(emission.id_of(tensor), (rows, 1, width, 1))
+    image = emission.tracked((rows, 1, 1, width), value, Layout.CHANNELS_LAST)
+    kind, window = XnnOperator.MAX_POOLING_2D, Window(int(width))
+    most = pool(emission, kind, image, (rows, 1, 1, 1), Window(), window)
     shape = (*kept, 1)
-    return emission.tracked(shape, emission.reshaped(most, shape))
+    return emission.tracked(shape, emission.reshaped(most.ids[Layout.CHANNELS_LAST], shape))
 
 
-def of_height_and_width(value: int | Sequence[int], rank: int, other: int) -> tuple[int, int]:
-    """Return what an argument says of height and width.
-
-    Args:
-        value: The argument.
-        rank: The dimensions of the tensor that it speaks of; of 3, it speaks of the width alone.
-        other: What holds for the height then.
-    """
-    height, width = pair(value)
-    return (other if rank == 3 else height, width)
-
-
-def line_refusal(call: Call, name: str = "self") -> str | None:
+def line_refusal(call: Call) -> str | None:
     """Return why a tensor is no batch of lines that become images, or None."""
-    shape = call.shape(name)
+    shape = call.shape(call.operand)
     if len(shape) != 3:
         return "its input needs 3 dimensions"
     return symbols_refusal(shape)
+
+
+def volume_refusal(call: Call) -> str | None:
+    """Return why the operand of a call is no batch of volumes of fixed sizes, or None."""
+    shape = call.shape(call.operand)
+    if len(shape) != 5:
+        return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
+    if not all(is_fixed(size) for size in shape[1:]):
+        return "a symbolic size beside the batch's"
+    return None

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import arguments_of
+from lowerdeck.serializer import XnnEncoding, XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,
     Integers,
     Operator,
+    Refusal,
     Scales,
     Table,
+    table,
 )
 from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
 from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
-from lowerdeck.xnnpack.payload.encoding import HALF, Encoding
-from lowerdeck.xnnpack.payload.schema import NONE, TRANSPOSE_WEIGHTS, NodeKind
-
-_aten = torch.ops.aten
-Emit: TypeAlias = Callable[[Emission, Call], None]
-Refusal: TypeAlias = Callable[[Call], str | None]
+from lowerdeck.xnnpack.operators.results import following_clamp
+from lowerdeck.xnnpack.payload.encoding import HALF
 
 
 def _fully_connected(
@@ -56,7 +53,7 @@ def _fully_connected(
     apart = bias is not None and len(set(constants)) > 1
     filter_id, bias_id = _weights(emission, filters, None if apart else bias, flags, affine)
     value = emission.add(
-        NodeKind.FULLY_CONNECTED,
+        XnnOperator.FULLY_CONNECTED,
         shape,
         output_range=None if apart else limits,
         input1_id=emission.id_of(emission.of(source)),
@@ -67,7 +64,7 @@ def _fully_connected(
     result = emission.tracked(shape, value)
     if bias is not None and apart:
         summand = emission.plain(emission.of(bias))
-        result = emission.binary(NodeKind.ADD, result, summand, limits, shape=shape)
+        result = emission.binary(XnnOperator.ADD, result, summand, limits, shape=shape)
     emission.define(last, result)
 
 
@@ -76,27 +73,21 @@ def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None
     data = emission.of(filters).data
     if not isinstance(data, Quantized):
         return None
-    return data.permuted((1, 0)) if flags & TRANSPOSE_WEIGHTS else data
+    return data.permuted((1, 0)) if flags & XnnNode.TRANSPOSE_WEIGHTS else data
 
 
 def _weights(
     emission: Emission, filters: Node, bias: Node | None, flags: int, affine: Affine | None
 ) -> tuple[int, int]:
     if affine is None:
-        bias_id = NONE if bias is None else _packed(emission, bias, flat=True)
+        bias_id = XnnNode.NONE if bias is None else _packed(emission, bias, flat=True)
         return _packed(emission, filters, encoding=_filter_encoding(emission, filters)), bias_id
-    scale = affine.scale if flags else affine.scale.unsqueeze(1)
-    folded = (emission.constant(filters).double() * scale).float()
-    shift = affine.shift
-    if bias is not None:
-        shift = shift + emission.constant(bias).reshape(-1).double() * affine.scale
-    return (
-        emission.packed(folded, _filter_encoding(emission)),
-        emission.packed(shift.float()),
-    )
+    shift = None if bias is None else emission.constant(bias)
+    folded, shift = affine.fold(emission.constant(filters), shift, 1 if flags else 0)
+    return emission.packed(folded, _filter_encoding(emission)), emission.packed(shift)
 
 
-def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encoding:
+def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
     """Return how a float filter is stored: as the program has it, or as halves where asked."""
     data = None if filters is None else emission.of(filters).data
     if isinstance(data, torch.Tensor) and data.dtype == torch.float16:
@@ -108,7 +99,7 @@ def _filter_encoding(emission: Emission, filters: Node | None = None) -> Encodin
 
 
 def _packed(
-    emission: Emission, node: Node, *, flat: bool = False, encoding: Encoding | None = None
+    emission: Emission, node: Node, *, flat: bool = False, encoding: XnnEncoding | None = None
 ) -> int:
     tracked = emission.of(node)
     data = tracked.data
@@ -118,11 +109,6 @@ def _packed(
     tensor = data if isinstance(data, torch.Tensor) else emission.constant(node)
     tensor = tensor.reshape(-1) if flat else tensor
     return emission.packed(tensor, encoding)
-
-
-def _linear(emission: Emission, call: Call) -> None:
-    args = call.args
-    _fully_connected(emission, call.node, args["input"], args["weight"], args["bias"], 0)
 
 
 def _linear_refusal(call: Call) -> str | None:
@@ -135,13 +121,6 @@ def _linear_refusal(call: Call) -> str | None:
     ):
         return "its bias is not one number for each output"
     return None
-
-
-def _addmm(emission: Emission, call: Call) -> None:
-    args = call.args
-    _fully_connected(
-        emission, call.node, args["mat1"], args["mat2"], args["self"], TRANSPOSE_WEIGHTS
-    )
 
 
 def _addmm_refusal(call: Call) -> str | None:
@@ -158,36 +137,34 @@ def _addmm_refusal(call: Call) -> str | None:
 
 
 def _product(emission: Emission, call: Call) -> None:
-    left, right = _factors(call.node)
+    left, right = _factors(call)
     if len(shape_of(right)) == 2 and emission.of(right).is_constant:
-        _fully_connected(emission, call.node, left, right, None, TRANSPOSE_WEIGHTS)
+        _fully_connected(emission, call.node, left, right, None, XnnNode.TRANSPOSE_WEIGHTS)
         return
     first, second = (emission.plain(emission.of(factor)) for factor in (left, right))
-    kind, shape = NodeKind.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
+    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
     emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 
-def _factors(node: Node) -> tuple[Node, Node]:
-    args = arguments_of(node)
-    return args["self"], args["other" if "other" in args else "mat2"]
+def _factors(call: Call) -> tuple[Node, Node]:
+    return call.args["self"], call.args["other" if "other" in call.args else "mat2"]
 
 
 def _product_refusal(call: Call) -> str | None:
-    left, right = (len(shape_of(factor)) for factor in _factors(call.node))
-    if left < 2 or right < 2:
+    if any(len(shape_of(factor)) < 2 for factor in _factors(call)):
         return "a factor is a vector"
     return None
 
 
 def _product_int8_refusal(call: Call) -> str | None:
-    right = _factors(call.node)[1]
+    right = _factors(call)[1]
     if call.is_weight(right) and len(shape_of(right)) != 2:
         return "its weight is no matrix"
     return None
 
 
 def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
-    right = _factors(call.node)[1]
+    right = _factors(call)[1]
     if call.is_weight(right):
         return None
     if scales.inputs[-1].zero_point != 0:
@@ -198,39 +175,36 @@ def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
     return None
 
 
-def _layer(emit: Emit, refusal: Refusal, *packs: str) -> Operator:
-    return Operator(
-        emit,
-        refusal,
-        integers=Integers.CHOOSES,
-        int8_refusal=_int8_refusal(packs[0]),
-        clamps=True,
-        packs=packs,
-    )
+def _layer(refusal: Refusal, source: str, weight: str, bias: str, flags: int = 0) -> Operator:
+    """Return a linear layer whose arguments have some names."""
 
+    def emit(emission: Emission, call: Call) -> None:
+        rows, filters, shift = (call.args[name] for name in (source, weight, bias))
+        _fully_connected(emission, call.node, rows, filters, shift, flags)
 
-def _int8_refusal(weight: str) -> Refusal:
-    def refusal(call: Call) -> str | None:
+    def int8_refusal(call: Call) -> str | None:
         """Return why a layer of integers is computed in float."""
         factor = call.args[weight]
         if not call.is_weight(factor):
             return "its weight is not constant"
         return None if len(shape_of(factor)) == 2 else "its weight is no matrix"
 
-    return refusal
+    packs = (weight, bias)
+    return Operator(emit, refusal, int8_refusal=int8_refusal, packs=packs, **_OPTIONS)
 
 
-_PRODUCT = Operator(
-    _product,
-    _product_refusal,
-    integers=Integers.CHOOSES,
-    int8_refusal=_product_int8_refusal,
-    scale_refusal=_product_scale_refusal,
-    clamps=True,
-    packs=("other", "mat2"),
+_OPTIONS: Mapping[str, Any] = {"integers": Integers.CHOOSES, "clamps": True}
+LINEAR: Table = table(
+    {
+        "linear": _layer(_linear_refusal, "input", "weight", "bias"),
+        "addmm": _layer(_addmm_refusal, "mat1", "mat2", "self", XnnNode.TRANSPOSE_WEIGHTS),
+        "mm bmm matmul": Operator(
+            _product,
+            _product_refusal,
+            int8_refusal=_product_int8_refusal,
+            scale_refusal=_product_scale_refusal,
+            packs=("other", "mat2"),
+            **_OPTIONS,
+        ),
+    }
 )
-LINEAR: Table = {
-    _aten.linear.default: _layer(_linear, _linear_refusal, "weight", "bias"),
-    _aten.addmm.default: _layer(_addmm, _addmm_refusal, "mat2", "self"),
-    **dict.fromkeys([_aten.mm.default, _aten.bmm.default, _aten.matmul.default], _PRODUCT),
-}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -20,7 +21,6 @@ from lowerdeck.xnnpack.emit import (
     symbols_refusal,
 )
 from lowerdeck.xnnpack.operators.images import largest_of_rows
-from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
 
 _LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -70,7 +70,7 @@ def mask_refusal(call: Call) -> str | None:
     if call.args["attn_mask"] is None or call.is_constant("attn_mask"):
         return None
     shape = call.shape("attn_mask")
-    if len(shape) < 2 or len(shape) >= MAX_RANK:
+    if len(shape) < 2 or len(shape) >= XnnGraph.MAX_RANK:
         return f"its mask has {len(shape)} dimensions"
     return None
 
@@ -129,24 +129,23 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     if truths:
         most = _any_of_rows(emission, mask) if varies else largest_of_rows(emission, mask)
         # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
-        moved = emission.binary(NodeKind.SUBTRACT, mask, most)
-        return Mask(emission.binary(NodeKind.MULTIPLY, moved, _LARGEST), most)
+        moved = emission.binary(XnnOperator.SUBTRACT, mask, most)
+        return Mask(emission.binary(XnnOperator.MULTIPLY, moved, _LARGEST), most)
     # -inf stays -inf, and the least of all numbers becomes 0.
     numbers = mask if varies else largest_of_rows(emission, mask)
-    above = emission.binary(NodeKind.ADD, numbers, _LARGEST)
-    kept = emission.binary(NodeKind.ADD, above, 1.0, (0.0, 1.0))
+    above = emission.binary(XnnOperator.ADD, numbers, _LARGEST)
+    kept = emission.binary(XnnOperator.ADD, above, 1.0, (0.0, 1.0))
     kept = _any_of_rows(emission, kept) if varies else kept
     # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
-    low = emission.binary(NodeKind.MULTIPLY, kept, -_LARGEST)
-    floor = emission.binary(NodeKind.MULTIPLY, low, 2.0)
-    return Mask(emission.binary(NodeKind.MAXIMUM, mask, floor), kept)
+    low = emission.binary(XnnOperator.MULTIPLY, kept, -_LARGEST)
+    floor = emission.binary(XnnOperator.MULTIPLY, low, 2.0)
+    return Mask(emission.binary(XnnOperator.MAXIMUM, mask, floor), kept)
 
 
 def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     """Return 1 for each row that has a 1, else 0; the last dimension stays with size 1.
 
     Args:
-        emission: Where to add.
         tensor: Numbers that are 0 or 1, of two or more dimensions, of which any may vary.
     """
     *batch, rows, _ = tensor.shape
@@ -155,9 +154,9 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     wide = resized(emission, tensor, (1, *tensor.shape))
     turned = emission.transposed(wide, [*range(1, rank - 1), rank, 0, rank - 1])
     share = emission.add(
-        NodeKind.GLOBAL_AVG_POOLING_2D, (*batch, rows), input_id=emission.id_of(turned)
+        XnnOperator.GLOBAL_AVG_POOLING_2D, (*batch, rows), input_id=emission.id_of(turned)
     )
     found = emission.binary(
-        NodeKind.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
+        XnnOperator.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
     )
     return resized(emission, found, (*batch, rows, 1))

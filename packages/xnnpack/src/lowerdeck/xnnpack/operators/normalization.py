@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection
 
 import torch
-from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -17,17 +17,10 @@ from lowerdeck.xnnpack.emit import (
     resized,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.operators.first_result import (
-    first_result,
-    first_result_refusal,
-)
+from lowerdeck.xnnpack.operators.contract import Table, function, table
 from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images, padded
-from lowerdeck.xnnpack.payload.encoding import Encoding
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
-_aten = torch.ops.aten
 _PART = 16
 """The most numbers that one sum should add up. It is also the number of sums that a linear layer
 computes in the time of one."""
@@ -51,7 +44,6 @@ def row_mean(
     parts of a long row are summed first, which is about as exact as eager.
 
     Args:
-        emission: Where to add.
         tensor: What to average, in the plain layout; its last size is a number.
         offset: What to add to the mean.
         at_once: The widest rows that are summed without parts.
@@ -90,9 +82,7 @@ def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
         value = padded(emission, value, shape, (*none, 0), (*none, missing))
     count = math.prod(rows)
     value = emission.reshaped(value, (count, 1, _PART, parts))
-    value = mean_of_images(emission, value, (count, 1, 1, parts))
-    shape = (*rows, parts)
-    return emission.tracked(shape, emission.reshaped(value, shape))
+    return emission.view(mean_of_images(emission, value, (count, 1, 1, parts)), (*rows, parts))
 
 
 def weighted_sums(
@@ -100,20 +90,18 @@ def weighted_sums(
     tensor: Tracked,
     weights: torch.Tensor,
     bias: torch.Tensor | None = None,
-    encoding: Encoding | None = None,
+    encoding: XnnEncoding | None = None,
 ) -> Tracked:
     """Return a linear layer of a tensor.
 
     Args:
-        emission: Where to add.
-        tensor: The tensor.
         weights: Constants, one row for each result.
         bias: What is added to each result.
         encoding: How the weights are stored; as results are, by default.
     """
     shape = (*tensor.shape[:-1], len(weights))
     value = emission.add(
-        NodeKind.FULLY_CONNECTED,
+        XnnOperator.FULLY_CONNECTED,
         shape,
         input1_id=emission.id_of(tensor),
         filter_id=emission.packed(weights, encoding),
@@ -132,25 +120,20 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
     the largest result.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axes: The dimensions over which a mean is to be taken.
     """
     layout, rank = tracked.preferred, len(tracked.shape)
-    value = emission.id_of(tracked, layout)
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(tracked.shape))
     # Size 0 stands for all of a dimension.
-    sizes = [int(axis in axes) for axis in range(rank)]
-    first = emission.add(
-        NodeKind.STATIC_SLICE,
-        shape,
-        layout,
+    first = emission.unary(
+        XnnOperator.STATIC_SLICE,
+        tracked,
+        shape=shape,
         num_dims=rank,
         offsets=(0,) * rank,
-        sizes=layout.arrange(sizes),
-        input_id=value,
+        sizes=layout.arrange([int(axis in axes) for axis in range(rank)]),
     )
-    return emission.binary(NodeKind.SUBTRACT, tracked, emission.tracked(shape, first, layout))
+    return emission.binary(XnnOperator.SUBTRACT, tracked, first)
 
 
 def _standardized(
@@ -159,129 +142,105 @@ def _standardized(
     """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
     shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
     mean = row_mean(emission, shifted, at_once=at_once)
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
-    squares = emission.unary(NodeKind.SQUARE, centred)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean)
+    squares = emission.unary(XnnOperator.SQUARE, centred)
     variance = row_mean(emission, squares, eps, at_once=at_once)
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(NodeKind.MULTIPLY, centred, factor)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
-def _scaled_and_shifted(
-    emission: Emission, tensor: Tracked, scale: Tracked | None, shift: Tracked | None
-) -> Tracked:
-    for kind, operand in ((NodeKind.MULTIPLY, scale), (NodeKind.ADD, shift)):
-        if operand is not None:
+def _scaled_and_shifted(emission: Emission, tensor: Tracked, call: Call) -> Tracked:
+    """Return a tensor times the weight of a call, plus its bias, where there are these."""
+    for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
+        if call.args.get(name) is not None:
+            operand = emission.of(call.args[name])
             tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
     return tensor
 
 
-def _operands(emission: Emission, call: Call, *names: str) -> list[Tracked | None]:
-    """Return what is known of arguments, None for those that are None."""
-    args = [call.args[name] for name in names]
-    return [None if one is None else emission.of(one) for one in args]
+def _channels_scaled_and_shifted(emission: Emission, tensor: Tracked, call: Call) -> Tracked:
+    """Return the same for a weight and a bias that are constants of channels."""
+    sizes = (1, tensor.shape[1], *(1,) * (len(tensor.shape) - 2))
+    for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
+        if call.args[name] is not None:
+            operand = Tracked(sizes, emission.constant(call.args[name]).reshape(sizes))
+            tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
+    return tensor
 
 
-def _folded(tracked: Tracked, folded: int) -> tuple[Dim, ...]:
-    """Return the sizes of a tensor whose last dimensions are one."""
-    kept = tracked.shape[: len(tracked.shape) - folded]
-    return (*kept, math.prod(int(size) for size in tracked.shape[len(kept) :]))
-
-
-def _rms_norm(emission: Emission, call: Call) -> None:
-    """Add ``x / sqrt(mean(x^2) + eps)``, over all folded dimensions as one."""
-    tracked, folded = emission.of(call.args["input"]), len(call.args["normalized_shape"])
-    rows = emission.plain(tracked)
-    if folded > 1:
-        rows = emission.view(rows, _folded(tracked, folded))
+def _rms_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
+    """Return ``x / sqrt(mean(x^2) + eps)``, over all folded dimensions as one."""
     eps = call.args["eps"]
     if eps is None:  # Eager computes in float32, also where the input is float16.
         eps = torch.finfo(torch.float32).eps
-    mean = row_mean(emission, emission.unary(NodeKind.SQUARE, rows), float(eps))
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, mean)
-    result = emission.binary(NodeKind.MULTIPLY, rows, factor)
-    if folded > 1:
-        result = emission.view(result, tracked.shape)
-    (weight,) = _operands(emission, call, "weight")
-    emission.define(call.node, _scaled_and_shifted(emission, result, weight, None))
+    folded = len(call.args["normalized_shape"])
+    rows = _rows(e, x, folded)
+    mean = row_mean(e, e.unary(XnnOperator.SQUARE, rows), float(eps))
+    factor = e.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, mean)
+    result = e.binary(XnnOperator.MULTIPLY, rows, factor)
+    result = e.view(result, x.shape) if folded > 1 else result
+    return _scaled_and_shifted(e, result, call)
 
 
-def _layer_norm(emission: Emission, call: Call) -> None:
-    tracked, folded = emission.of(call.args["input"]), len(call.args["normalized_shape"])
+def _layer_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
+    folded = len(call.args["normalized_shape"])
+    at_once = _PART if folded > 1 else _TOKEN
+    result = _standardized(e, _rows(e, x, folded), call.args["eps"], at_once=at_once)
+    result = e.view(result, x.shape) if folded > 1 else result
+    return _scaled_and_shifted(e, result, call)
+
+
+def _rows(emission: Emission, tracked: Tracked, folded: int) -> Tracked:
+    """Return a tensor in the plain layout whose last dimensions are one."""
     rows = emission.plain(tracked)
-    if folded > 1:
-        rows = emission.view(rows, _folded(tracked, folded))
-        result = _standardized(emission, rows, call.args["eps"])
-        result = emission.view(result, tracked.shape)
-    else:
-        result = _standardized(emission, rows, call.args["eps"], at_once=_TOKEN)
-    result = _scaled_and_shifted(emission, result, *_operands(emission, call, "weight", "bias"))
-    emission.define(first_result(call.node), result)
+    if folded < 2:
+        return rows
+    kept = tracked.shape[: len(tracked.shape) - folded]
+    width = math.prod(int(size) for size in tracked.shape[len(kept) :])
+    return emission.view(rows, (*kept, width))
 
 
-def _group_norm(emission: Emission, call: Call) -> None:
+def _group_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     args = call.args
-    tracked = emission.of(args["input"])
-    groups = _groups_of(call)
-    if not all(map(is_fixed, tracked.shape[2:])):
+    groups = int(args["num_groups"] if "num_groups" in args else args["group"])
+    if not all(map(is_fixed, x.shape[2:])):
         # Lines of several dynamic sizes become images without a reshape.
-        image = resized(emission, tracked, image_sizes(tracked.shape))
-        result = _standardized_by_channels(emission, image, groups, args["eps"])
-        result = resized(emission, result, tracked.shape)
-    elif groups == 1 and len(tracked.shape) == 4 and tracked.preferred is Layout.CHANNELS_LAST:
-        result = _standardized_images(emission, tracked, args["eps"])
+        image = resized(e, x, image_sizes(x.shape))
+        result = _standardized_by_channels(e, image, groups, args["eps"])
+        result = resized(e, result, x.shape)
+    elif groups == 1 and len(x.shape) == 4 and x.preferred is Layout.CHANNELS_LAST:
+        result = _standardized_images(e, x, args["eps"])
     else:
-        result = _standardized_groups(emission, tracked, groups, args["eps"])
-    _define_channels_scaled(emission, call, result)
+        result = _standardized_groups(e, x, groups, args["eps"])
+    return _channels_scaled_and_shifted(e, result, call)
 
 
-def _groups_of(call: Call) -> int:
-    args = call.args
-    return int(args["num_groups"] if "num_groups" in args else args["group"])
+def _instance_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
+    result = _standardized_groups(e, x, int(x.shape[1]), call.args["eps"])
+    return _channels_scaled_and_shifted(e, result, call)
 
 
-def _instance_norm(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["input"])
-    result = _standardized_groups(emission, tracked, int(tracked.shape[1]), call.args["eps"])
-    _define_channels_scaled(emission, call, result)
-
-
-def batch_statistics_norm(emission: Emission, call: Call) -> None:
-    """Add a batch norm by the statistics of its input: each channel is one row.
+def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
+    """Return a batch norm by the statistics of its input: each channel is one row.
 
     Args:
-        emission: Where to add.
+        x: The input.
         call: The batch norm.
     """
-    tracked = emission.of(call.args["input"])
-    shape = tracked.shape
-    if is_one(shape[0]):
-        _instance_norm(emission, call)
-        return
-    order = [1, 0, *range(2, len(shape))]
-    moved = emission.transposed(tracked, order)
-    flat = (shape[1], math.prod(int(size) for size in moved.shape[1:]))
-    result = _standardized(emission, emission.view(moved, flat), call.args["eps"])
-    result = emission.transposed(emission.view(result, moved.shape), order)
-    _define_channels_scaled(emission, call, result)
+    if is_one(x.shape[0]):
+        return _instance_norm(e, x, call)
+    order = [1, 0, *range(2, len(x.shape))]
+    moved = e.transposed(x, order)
+    flat = (x.shape[1], math.prod(int(size) for size in moved.shape[1:]))
+    result = _standardized(e, e.view(moved, flat), call.args["eps"])
+    result = e.transposed(e.view(result, moved.shape), order)
+    return _channels_scaled_and_shifted(e, result, call)
 
 
 def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> Tracked:
     shape = tracked.shape
     flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
     return emission.view(_standardized(emission, emission.view(tracked, flat), eps), shape)
-
-
-def _define_channels_scaled(emission: Emission, call: Call, result: Tracked) -> None:
-    """Scale and shift each channel of a tensor, and define it as a call's result."""
-    sizes = (1, result.shape[1], *(1,) * (len(result.shape) - 2))
-    operands = [
-        None
-        if call.args[name] is None
-        else Tracked(sizes, emission.constant(call.args[name]).reshape(sizes))
-        for name in ("weight", "bias")
-    ]
-    result = _scaled_and_shifted(emission, result, *operands)
-    emission.define(first_result(call.node), result)
 
 
 def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tracked:
@@ -295,16 +254,16 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tr
 
     def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
         """Return the mean of each image, of size 1 in all dimensions but the batch's."""
-        value = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
-        columns = emission.tracked(layout.arrange(pooled), value)
+        means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
+        columns = emission.tracked(layout.arrange(pooled), means.ids[layout])
         share = emission.id_of(row_mean(emission, columns, offset))
         return emission.tracked((pooled[0], 1, 1, 1), share, layout)
 
     shifted = shift_by_first(emission, tracked, {1, 2, 3})
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean(shifted))
-    variance = mean(emission.unary(NodeKind.SQUARE, centred), eps)
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(NodeKind.MULTIPLY, centred, factor)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
 def _standardized_by_channels(
@@ -320,39 +279,34 @@ def _standardized_by_channels(
         ones = emission.tracked(
             (1, 1, rows[2]), emission.constant_value(torch.ones(1, 1, rows[2]))
         )
-        spread = emission.binary(NodeKind.MULTIPLY, tensor, ones, shape=rows)
+        spread = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
         value = emission.reshaped(emission.id_of(spread), layout.arrange(pooled))
         return emission.tracked(pooled, value, layout)
 
     def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
-        value = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
-        means = emission.tracked(rows, emission.reshaped(value, rows))
+        means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
+        means = emission.tracked(rows, emission.reshaped(means.ids[layout], rows))
         return of_rows(row_mean(emission, means, offset))
 
-    first = emission.add(
-        NodeKind.STATIC_SLICE,
-        pooled,
-        layout,
+    slice_of, shape = XnnOperator.STATIC_SLICE, (*rows[:2], 1)
+    first = emission.unary(
+        slice_of,
+        tracked,
+        shape=pooled,
+        layout=layout,
         num_dims=4,
         offsets=(0, 0, 0, 0),
         sizes=(0, 1, 1, 0),
-        input_id=emission.id_of(tracked, layout),
     )
-    first = emission.add(
-        NodeKind.STATIC_SLICE,
-        (*rows[:2], 1),
-        num_dims=3,
-        offsets=(0, 0, 0),
-        sizes=(0, 0, 1),
-        input_id=emission.reshaped(first, rows),
+    first = emission.tracked(rows, emission.reshaped(first.ids[layout], rows))
+    first = emission.unary(
+        slice_of, first, shape=shape, num_dims=3, offsets=(0, 0, 0), sizes=(0, 0, 1)
     )
-    shifted = emission.binary(
-        NodeKind.SUBTRACT, tracked, of_rows(emission.tracked((*rows[:2], 1), first))
-    )
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean(shifted))
-    variance = mean(emission.unary(NodeKind.SQUARE, centred), eps)
-    factor = emission.unary(NodeKind.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(NodeKind.MULTIPLY, centred, factor)
+    shifted = emission.binary(XnnOperator.SUBTRACT, tracked, of_rows(first))
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
+    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
+    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
 def _layer_norm_refusal(call: Call) -> str | None:
@@ -360,7 +314,7 @@ def _layer_norm_refusal(call: Call) -> str | None:
     shape = call.shape("input")
     if not all(is_fixed(size) for size in shape[len(shape) - folded :]):
         return "it normalises over a symbolic size"
-    return (symbols_refusal(shape) if folded > 1 else None) or first_result_refusal(call)
+    return symbols_refusal(shape) if folded > 1 else None
 
 
 def _rms_norm_refusal(call: Call) -> str | None:
@@ -386,7 +340,7 @@ def _fixed_norm_refusal(call: Call) -> str | None:
 def _norm_refusal(call: Call) -> str | None:
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
-    return first_result_refusal(call)
+    return None
 
 
 def _instance_norm_refusal(call: Call) -> str | None:
@@ -407,16 +361,14 @@ def batch_statistics_refusal(call: Call) -> str | None:
     return _fixed_norm_refusal(call)
 
 
-_LAYER_NORM = Operator(_layer_norm, _layer_norm_refusal, wide=True)
-_GROUP_NORM = Operator(_group_norm, _group_norm_refusal, wide=True)
-NORMALIZATION: Table = {
-    _aten.layer_norm.default: _LAYER_NORM,
-    _aten.native_layer_norm.default: _LAYER_NORM,
-    _aten.rms_norm.default: Operator(_rms_norm, _rms_norm_refusal, wide=True),
-    _aten.group_norm.default: _GROUP_NORM,
-    _aten.native_group_norm.default: _GROUP_NORM,
-    _aten.instance_norm.default: Operator(_instance_norm, _instance_norm_refusal, wide=True),
-    _aten._native_batch_norm_legit.no_stats: Operator(
-        batch_statistics_norm, batch_statistics_refusal, wide=True
-    ),
-}
+NORMALIZATION: Table = table(
+    {
+        "layer_norm native_layer_norm": function(_layer_norm, _layer_norm_refusal, wide=True),
+        "rms_norm": function(_rms_norm, _rms_norm_refusal, wide=True),
+        "group_norm native_group_norm": function(_group_norm, _group_norm_refusal, wide=True),
+        "instance_norm": function(_instance_norm, _instance_norm_refusal, wide=True),
+        "_native_batch_norm_legit.no_stats": function(
+            batch_statistics_norm, batch_statistics_refusal, wide=True
+        ),
+    }
+)

@@ -5,36 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-import torch
-
-from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
+from lowerdeck.serializer import XnnOperator
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named, shape_of
 from lowerdeck.xnnpack.operators.choosing import choice_refusal, chosen
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, move
+from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, move
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
-from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.payload.layout import Layout
 
-_aten = torch.ops.aten
 
-
-def _pad(emission: Emission, call: Call) -> None:
+def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
     if _mode(call) != "constant":
-        _repeat(emission, call)
-        return
-    tracked = emission.of(call.args["self"])
-    rank, layout = len(tracked.shape), tracked.preferred
+        return _repeat(e, x, call)
+    rank, layout = len(x.shape), x.preferred
     if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
         layout = Layout.CHANNELS_LAST  # as those want it, who then pad themselves
     before, after = [0] * rank, [0] * rank
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
-    value = padded(
-        *(emission, emission.id_of(tracked, layout), shape_of(call.node)),
-        *(layout.arrange(before), layout.arrange(after), layout),
-        float(call.args["value"] or 0),
+    return e.unary(
+        XnnOperator.STATIC_CONSTANT_PAD,
+        x,
+        shape=shape_of(call.node),
+        layout=layout,
+        pre_paddings=layout.arrange(before),
+        post_paddings=layout.arrange(after),
+        padding_value=float(call.args["value"] or 0),
     )
-    emission.define_value(call.node, value, layout)
 
 
 def _pad_refusal(call: Call) -> str | None:
@@ -66,21 +63,9 @@ _MODES: Mapping[str, Callable[[int, int], int]] = {
 }
 """Which element stands at an index outside of a dimension, by the mode of ``aten.pad``."""
 _MODES_OF: Mapping[object, str] = {
-    **dict.fromkeys(
-        [
-            *(_aten.reflection_pad1d.default, _aten.reflection_pad2d.default),
-            _aten.reflection_pad3d.default,
-        ],
-        "reflect",
-    ),
-    **dict.fromkeys(
-        [
-            *(_aten.replication_pad1d.default, _aten.replication_pad2d.default),
-            _aten.replication_pad3d.default,
-        ],
-        "replicate",
-    ),
-    _aten._pad_circular.default: "circular",
+    **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), "reflect"),
+    **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), "replicate"),
+    **dict.fromkeys(named("_pad_circular"), "circular"),
 }
 
 
@@ -104,11 +89,10 @@ def _repeated(call: Call) -> Iterator[tuple[int, list[int]]]:
             yield axis, [element(index, size) for index in range(-before, size + after)]
 
 
-def _repeat(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
     for axis, indices in _repeated(call):
-        tracked = chosen(emission, tracked, axis, indices)
-    emission.define(call.node, tracked)
+        x = chosen(e, x, axis, indices)
+    return x
 
 
 def _repeat_refusal(call: Call) -> str | None:
@@ -127,9 +111,8 @@ def _repeat_refusal(call: Call) -> str | None:
     return None
 
 
-_REPEATED = move(_repeat, _repeat_refusal)
-_PAD = Operator(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
+_PAD = function(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)
 PADDING: Table = {
-    **dict.fromkeys([_aten.constant_pad_nd.default, _aten.pad.default], _PAD),
-    **dict.fromkeys(_MODES_OF, _REPEATED),
+    **dict.fromkeys(named("constant_pad_nd pad"), _PAD),
+    **dict.fromkeys(_MODES_OF, move(_repeat, _repeat_refusal)),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -19,20 +19,22 @@ from lowerdeck.xnnpack.emit import (
     resized,
     shape_of,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move
+from lowerdeck.xnnpack.operators.contract import (
+    MOVES,
+    Integers,
+    Operator,
+    Table,
+    move,
+    table,
+)
 from lowerdeck.xnnpack.operators.images import padded
-from lowerdeck.xnnpack.operators.shapes import define_reshaped, reshape_int8_refusal
-from lowerdeck.xnnpack.payload.schema import MAX_RANK, NodeKind
-
-_aten = torch.ops.aten
+from lowerdeck.xnnpack.operators.shapes import reshape, reshape_int8_refusal
 
 
 def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
     """Return a part of a tensor along one dimension, which has a fixed size.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axis: The dimension.
         start: The first index of the part.
         size: How many there are.
@@ -44,48 +46,39 @@ def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: i
     shape = (*tracked.shape[:axis], size, *tracked.shape[axis + 1 :])
     at = layout.position(axis, rank)
     # Size 0 stands for all of a dimension, whatever its size is at run time.
-    value = emission.add(
-        NodeKind.STATIC_SLICE,
-        shape,
-        layout,
+    return emission.unary(
+        XnnOperator.STATIC_SLICE,
+        tracked,
+        shape=shape,
         num_dims=rank,
         offsets=tuple(start if one == at else 0 for one in range(rank)),
         sizes=tuple(size if one == at else 0 for one in range(rank)),
-        input_id=emission.id_of(tracked, layout),
     )
-    return emission.tracked(shape, value, layout)
 
 
-def _slice(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    axis = call.axis()
+def _slice(e: Emission, x: Tracked, call: Call) -> Tracked:
     if _takes_all(call):
-        emission.define(call.node, tracked)
-        return
+        return x
     start, size = _bounds(call)
-    if call.args["step"] != 1:
-        _define_every(emission, call, tracked, start, size)
-        return
-    emission.define(call.node, stretch(emission, tracked, axis, start, size))
+    if call.args["step"] == 1:
+        return stretch(e, x, call.axis(), start, size)
+    return _every(e, x, call, start, size)
 
 
-def _define_every(emission: Emission, call: Call, tracked: Tracked, start: int, size: int) -> None:
+def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracked:
     """Take every n-th element: the first of each n, after padding to a whole number of them."""
-    axis, step = call.axis(), int(call.args["step"])
+    axis, step, shape = call.axis(), int(call.args["step"]), x.shape
     count = -(-size // step)
-    shape = tracked.shape
-    whole = int(shape[axis])
-    reach = min(count * step, whole - start)
-    value = emission.id_of(stretch(emission, tracked, axis, start, reach))
+    reach = min(count * step, int(shape[axis]) - start)
+    value = e.id_of(stretch(e, x, axis, start, reach))
     missing = count * step - reach
     if missing:
         sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
         after = [missing if one == axis else 0 for one in range(len(shape))]
-        value = padded(emission, value, sizes, (0,) * len(shape), after)
+        value = padded(e, value, sizes, (0,) * len(shape), after)
     parted = (*shape[:axis], count, step, *shape[axis + 1 :])
-    parts = emission.tracked(parted, emission.reshaped(value, parted))
-    first = stretch(emission, parts, axis + 1, 0, 1)
-    emission.define(call.node, emission.view(first, shape_of(call.node)))
+    parts = e.tracked(parted, e.reshaped(value, parted))
+    return e.view(stretch(e, parts, axis + 1, 0, 1), shape_of(call.node))
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -107,7 +100,8 @@ def _slice_refusal(call: Call) -> str | None:
     if _takes_all(call):
         return None
     if call.args["step"] != 1 and (
-        call.rank("self") >= MAX_RANK or not all(is_fixed(one) for one in call.shape("self"))
+        call.rank("self") >= XnnGraph.MAX_RANK
+        or not all(is_fixed(one) for one in call.shape("self"))
     ):
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
     if not is_fixed(call.shape("self")[call.axis()]):
@@ -119,11 +113,10 @@ def _slice_refusal(call: Call) -> str | None:
     return None
 
 
-def _select(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+def _select(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
-    index = int(call.args["index"]) % int(tracked.shape[axis])
-    define_reshaped(emission, call.node, stretch(emission, tracked, axis, index, 1))
+    index = int(call.args["index"]) % int(x.shape[axis])
+    return reshape(e, stretch(e, x, axis, index, 1), shape_of(call.node))
 
 
 def _select_refusal(call: Call) -> str | None:
@@ -147,7 +140,7 @@ def _split(emission: Emission, call: Call) -> None:
 def _unbind(emission: Emission, call: Call) -> None:
     # All slices come before the reshapes, as in the decomposed program: both get one payload.
     for user, piece in _split_pieces(emission, call):
-        define_reshaped(emission, user, piece)
+        emission.define(user, reshape(emission, piece, shape_of(user)))
 
 
 def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked]]:
@@ -218,24 +211,20 @@ def _stack_refusal(call: Call) -> str | None:
     return _cat_refusal(call) or reshape_refusal((*shape[:axis], *shape[axis + 1 :]), single)
 
 
-_SPLIT = move(_split, _split_refusal)
-_SELECT = move(_select, _select_refusal, int8_refusal=reshape_int8_refusal)
-_SLICE = move(_slice, _slice_refusal)
-_UNBIND = move(_unbind, _unbind_refusal, int8_refusal=reshape_int8_refusal)
-PIECES: Table = {
-    _aten.cat.default: Operator(_cat, _cat_refusal, integers=Integers.JOINS),
-    _aten.stack.default: Operator(
-        _stack, _stack_refusal, integers=Integers.JOINS, int8_refusal=reshape_int8_refusal
-    ),
-    **dict.fromkeys([_aten.slice.Tensor, _aten.slice_copy.Tensor], _SLICE),
-    **dict.fromkeys([_aten.select.int, _aten.select_copy.int], _SELECT),
-    **dict.fromkeys([_aten.unbind.int, _aten.unbind_copy.int], _UNBIND),
-    **dict.fromkeys(
-        [
-            *(_aten.split.Tensor, _aten.split_copy.Tensor, _aten.chunk.default),
-            *(_aten.split_with_sizes.default, _aten.split_with_sizes_copy.default),
-            _aten.split.sizes,
-        ],
-        _SPLIT,
-    ),
-}
+PIECES: Table = table(
+    {
+        "cat": Operator(_cat, _cat_refusal, integers=Integers.JOINS),
+        "stack": Operator(
+            _stack, _stack_refusal, integers=Integers.JOINS, int8_refusal=reshape_int8_refusal
+        ),
+        "slice.Tensor slice_copy.Tensor": move(_slice, _slice_refusal),
+        "select.int select_copy.int": move(
+            _select, _select_refusal, int8_refusal=reshape_int8_refusal
+        ),
+        "unbind.int unbind_copy.int": Operator(
+            _unbind, _unbind_refusal, int8_refusal=reshape_int8_refusal, **MOVES
+        ),
+        "split.Tensor split_copy.Tensor split.sizes split_with_sizes split_with_sizes_copy "
+        "chunk": Operator(_split, _split_refusal, **MOVES),
+    }
+)

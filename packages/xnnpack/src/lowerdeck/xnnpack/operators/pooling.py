@@ -1,145 +1,120 @@
-"""Pools over height and width, and resizing."""
+"""Pools over one to three dimensions, and resizing.
+
+A pool over depth, height and width is one over height and width, and another over depth.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, is_fixed, shape_of
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table
-from lowerdeck.xnnpack.operators.first_result import (
-    first_result,
-    first_result_refusal,
-)
+from lowerdeck.serializer import XnnNode, XnnOperator
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, table
 from lowerdeck.xnnpack.operators.images import (
-    Pair,
-    define_image,
+    Window,
+    from_image,
     image_of,
     image_sizes,
     line_refusal,
     mean_of_images,
-    of_height_and_width,
     padded,
     pool,
+    spatial,
+    volume_refusal,
 )
+from lowerdeck.xnnpack.operators.reductions import mean_over
+from lowerdeck.xnnpack.operators.results import first_result
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import ALIGN_CORNERS, NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
+_MAX, _AVERAGE = XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D
 _OF_LINES = frozenset(
     {_aten.max_pool1d.default, _aten.avg_pool1d.default, _aten.adaptive_avg_pool1d.default}
 )
 
 
-def _max_pool(emission: Emission, call: Call) -> None:
-    args = call.args
-    result = first_result(call.node)
-    tracked = emission.of(args["self"])
-    rank = len(tracked.shape)
-    kernel, stride = _windows(call)
-    padding = of_height_and_width(args["padding"], rank, 0)
-    dilation = of_height_and_width(args["dilation"], rank, 1)
-    last, limits = following_clamp(result)
-    value, sizes = image_of(emission, tracked)
-    shape = image_sizes(shape_of(result))
-    beyond = (0, 0)
-    if args["ceil_mode"]:
-        beyond = _beyond(sizes, shape, kernel, stride, padding, dilation)
-    value = pool(
-        emission,
-        NodeKind.MAX_POOLING_2D,
-        value,
-        shape,
-        kernel=kernel,
-        stride=stride,
-        padding=(padding[0], padding[1] + beyond[1], padding[0] + beyond[0], padding[1]),
-        dilation=dilation,
-        limits=limits,
-    )
-    define_image(emission, last, value)
-
-
-def _beyond(
-    sizes: Sequence[Dim],
-    shape: Sequence[Dim],
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair = (1, 1),
-) -> Pair:
-    """Return how far the last windows reach beyond the padding, as they may in ``ceil_mode``."""
-    height, width = (
-        max(
-            (int(shape[2 + axis]) - 1) * stride[axis]
-            + dilation[axis] * (kernel[axis] - 1)
-            + (1 - int(sizes[2 + axis]) - 2 * padding[axis]),
-            0,
-        )
-        for axis in (0, 1)
-    )
-    return height, width
-
-
-def _windows(call: Call) -> tuple[Pair, Pair]:
-    """Return the kernel and the stride of a pool, over height and width."""
+def _windows(call: Call) -> list[Window]:
+    """Return the windows of a pool along each dimension; lines are images of one row."""
     args, rank = call.args, call.rank("self")
-    kernel = of_height_and_width(args["kernel_size"], rank, 1)
-    return kernel, of_height_and_width(args["stride"] or args["kernel_size"], rank, 1)
+    padding = spatial(args["padding"], rank, 0)
+    windows = [
+        Window(kernel, stride, pad, pad, dilation)
+        for kernel, stride, pad, dilation in zip(
+            spatial(args["kernel_size"], rank, 1),
+            spatial(args["stride"] or args["kernel_size"], rank, 1),
+            padding,
+            spatial(args.get("dilation", 1), rank, 1),
+            strict=True,
+        )
+    ]
+    if not args["ceil_mode"]:
+        return windows
+    # The last windows may reach beyond the padding.
+    before = image_sizes(call.shape("self"))[2:]
+    after = image_sizes(shape_of(first_result(call.node)))[2:]
+    return [
+        one._replace(after=max(one.after, _reach(one, int(many)) - int(size) - one.before))
+        for one, size, many in zip(windows, before, after, strict=True)
+    ]
+
+
+def _reach(window: Window, many: int) -> int:
+    """Return how many elements so many windows cover."""
+    return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
+
+
+def _max_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
+    shape = shape_of(first_result(call.node))
+    image, (rows, columns) = image_of(e, x), _windows(call)
+    return from_image(
+        e, pool(e, _MAX, image, image_sizes(shape), rows, columns, call.limits), shape
+    )
 
 
 def _max_pool_refusal(call: Call) -> str | None:
-    reason = first_result_refusal(call)
-    if reason is not None:
-        return reason
     if call.args["ceil_mode"] and not all(is_fixed(size) for size in call.shape("self")[2:]):
         return "ceil_mode over a symbolic size"
     return _images_refusal(call)
 
 
-def _images_refusal(call: Call, name: str = "self") -> str | None:
+def _images_refusal(call: Call) -> str | None:
     if call.node.target in _OF_LINES:
-        return line_refusal(call, name)
-    return None if call.rank(name) == 4 else "its input needs 4 dimensions"
+        return line_refusal(call)
+    return None if call.rank(call.operand) == 4 else "its input needs 4 dimensions"
 
 
-def _avg_pool(emission: Emission, call: Call) -> None:
-    args = call.args
-    kernel, stride = _windows(call)
-    padding = of_height_and_width(args["padding"], call.rank("self"), 0)
-    divisor = args.get("divisor_override") or kernel[0] * kernel[1]
-    value, sizes = image_of(emission, emission.of(args["self"]))
-    shape = image_sizes(shape_of(call.node))
-    beyond = (0, 0)
-    if args["ceil_mode"]:
-        beyond = _beyond(sizes, shape, kernel, stride, padding)
+def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
+    args, shape = call.args, shape_of(call.node)
+    rows, columns = windows = _windows(call)
+    area = rows.kernel * columns.kernel
+    divisor = args.get("divisor_override") or area
+    image = image_of(e, x)
     # Neither torch nor the runtime counts what is beyond the padding.
-    sides = (padding[0], padding[1] + beyond[1], padding[0] + beyond[0], padding[1])
-    if any(padding) and (args["count_include_pad"] or args.get("divisor_override")):
+    counted = args["count_include_pad"] or args.get("divisor_override")
+    if counted and (rows.before or columns.before):
         # The runtime divides by the number of true elements: make the padding true.
-        amounts = (0, *padding, 0)
-        wide = (*sizes[:2], sizes[2] + 2 * padding[0], sizes[3] + 2 * padding[1])
-        value = padded(emission, value, wide, amounts, amounts, _LAST)
-        sides = (0, beyond[1], beyond[0], 0)
-    value = pool(
-        *(emission, NodeKind.AVG_POOLING_2D, value, shape),
-        kernel=kernel,
-        stride=stride,
-        padding=sides,
-    )
-    if divisor != kernel[0] * kernel[1]:
-        value = emission.add(
-            NodeKind.MULTIPLY,
-            shape,
-            _LAST,
-            input1_id=value,
-            input2_id=emission.id_of(emission.scalar(kernel[0] * kernel[1] / divisor)),
+        amounts = (0, rows.before, columns.before, 0)
+        sizes = zip(image.shape[2:], windows, strict=True)
+        wide = (*image.shape[:2], *(size + 2 * one.before for size, one in sizes))
+        value = padded(e, image.ids[_LAST], wide, amounts, amounts, _LAST)
+        image = e.tracked(wide, value, _LAST)
+        rows, columns = (
+            one._replace(before=0, after=one.after - one.before) for one in (rows, columns)
         )
-    define_image(emission, call.node, value)
+    image = pool(e, _AVERAGE, image, image_sizes(shape), rows, columns)
+    if divisor != area:
+        number = e.id_of(e.scalar(area / divisor))
+        value = e.add(
+            XnnOperator.MULTIPLY, image.shape, _LAST, input1_id=image.ids[_LAST], input2_id=number
+        )
+        image = e.tracked(image.shape, value, _LAST)
+    return from_image(e, image, shape)
 
 
 def _avg_pool_refusal(call: Call) -> str | None:
@@ -149,82 +124,127 @@ def _avg_pool_refusal(call: Call) -> str | None:
     sizes, shape = image_sizes(call.shape("self")), image_sizes(shape_of(call.node))
     if not all(isinstance(size, int) for size in (*sizes[2:], *shape[2:])):
         return "ceil_mode over symbolic sizes"
-    padding = of_height_and_width(call.args["padding"], call.rank("self"), 0)
-    if call.args.get("divisor_override") and any(_beyond(sizes, shape, *_windows(call), padding)):
+    if call.args.get("divisor_override") and any(one.after > one.before for one in _windows(call)):
         return "ceil_mode with a divisor, by which its last windows divide as well"
     return None
 
 
-def _adaptive_pool(emission: Emission, call: Call) -> None:
-    value, _ = image_of(emission, emission.of(call.args["self"]))
-    shape = image_sizes(shape_of(call.node))
-    if _adapted(call) == (1, 1):
-        value = mean_of_images(emission, value, shape, _LAST)
+def _adaptive_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
+    image, shape = image_of(e, x), shape_of(call.node)
+    sizes = _adapted(call)
+    if sizes == (1, 1):
+        image = mean_of_images(e, image.ids[_LAST], image_sizes(shape), _LAST)
     else:
-        kernel = _adapted_kernel(call)
-        value = pool(
-            *(emission, NodeKind.AVG_POOLING_2D, value, shape), kernel=kernel, stride=kernel
-        )
-    define_image(emission, call.node, value)
+        kernels = [int(size) // many for size, many in zip(image.shape[2:], sizes, strict=True)]
+        rows, columns = (Window(kernel, kernel) for kernel in kernels)
+        image = pool(e, _AVERAGE, image, image_sizes(shape), rows, columns)
+    return from_image(e, image, shape)
 
 
-def _adapted(call: Call) -> Pair:
-    return of_height_and_width(call.args["output_size"], call.rank("self"), 1)
-
-
-def _adapted_kernel(call: Call) -> Pair:
-    sizes, (height, width) = _adapted(call), image_sizes(call.shape("self"))[2:]
-    return int(height) // sizes[0], int(width) // sizes[1]
+def _adapted(call: Call) -> tuple[int, ...]:
+    return spatial(call.args["output_size"], call.rank("self"), 1)
 
 
 def _adaptive_pool_refusal(call: Call) -> str | None:
     reason = _images_refusal(call)
     if reason is not None:
         return reason
-    spatial, sizes = image_sizes(call.shape("self"))[2:], _adapted(call)
-    if sizes != (1, 1):
-        if not all(isinstance(size, int) for size in (*spatial, *sizes)):
+    sizes, wanted = image_sizes(call.shape("self"))[2:], _adapted(call)
+    if wanted != (1, 1):
+        if not all(isinstance(size, int) for size in (*sizes, *wanted)):
             return "its sizes are symbolic"
-        if any(size % wanted for size, wanted in zip(spatial, sizes, strict=True)):
+        if any(size % many for size, many in zip(sizes, wanted, strict=True)):
             return "its windows are not all of one size"
     return None
-
-
-def _resize(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["input" if "input" in call.args else "self"])
-    shape = shape_of(call.node)
-    value = emission.add(
-        NodeKind.STATIC_RESIZE_BILINEAR_2D,
-        shape,
-        _LAST,
-        new_height=int(shape[2]),
-        new_width=int(shape[3]),
-        input_id=emission.id_of(tracked, _LAST),
-        flags=ALIGN_CORNERS if call.args["align_corners"] else 0,
-    )
-    emission.define_value(call.node, value, _LAST)
-
-
-def _resize_refusal(call: Call) -> str | None:
-    name = "input" if "input" in call.args else "self"
-    before, after = call.shape(name)[2:], shape_of(call.node)[2:]
-    if not all(isinstance(size, int) for size in (*before, *after)):
-        return "its sizes are symbolic"
-    factors = call.args.get("scale_factors") or [
-        call.args.get("scales_h"),
-        call.args.get("scales_w"),
-    ]
-    for size, wanted, factor in zip(before, after, factors, strict=True):
-        # torch then steps by the factor it was given, the runtime by the ratio of the sizes
-        if factor is not None and factor * size != wanted:
-            return f"a size of {size} times {factor} is no whole number"
-    return _images_refusal(call, name)
 
 
 def _adaptive_int8_refusal(call: Call) -> str | None:
     if _adapted(call) != (1, 1):
         return "XNNPACK averages integers over whole images only"
     return None
+
+
+def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
+    kind = _AVERAGE if call.node.target is _aten.avg_pool3d.default else _MAX
+    depth, rows, columns = _windows(call)
+    batch, channels, *sizes = x.shape
+    wanted = [int(size) for size in shape_of(first_result(call.node))[2:]]
+    value = e.id_of(x, _LAST)
+
+    def pooled(before: Sequence[Dim], after: Sequence[int], many: Dim, *ways: Window) -> int:
+        """Return the pool of as many images for each tensor of the batch."""
+        shape = (batch * many, channels, *before)
+        image = e.tracked(shape, e.reshaped(value, _LAST.arrange(shape)), _LAST)
+        shape = (batch * many, channels, *after)
+        return pool(e, kind, image, shape, ways[0], ways[1], call.limits).ids[_LAST]
+
+    if _is_window(rows, columns):
+        value = pooled(sizes[1:], wanted[1:], sizes[0], rows, columns)
+    if _is_window(depth):
+        area = math.prod(wanted[1:])
+        value = pooled((sizes[0], area), (wanted[0], area), 1, depth, Window())
+    shape = (batch, channels, *wanted)
+    return e.tracked(shape, e.reshaped(value, _LAST.arrange(shape)), _LAST)
+
+
+def _is_window(*windows: Window) -> bool:
+    return any(one.kernel > 1 or one.stride > 1 for one in windows)
+
+
+def _volume_pool_refusal(call: Call) -> str | None:
+    reason = volume_refusal(call)
+    if reason is not None:
+        return reason
+    depth, *plane = _windows(call)
+    alone = [depth.kernel == 1, all(one.kernel == 1 for one in plane)]
+    steps = [depth.stride > 1, any(one.stride > 1 for one in plane)]
+    if all(alone) or any(one and step for one, step in zip(alone, steps, strict=True)):
+        return "windows of one element, which XNNPACK does not pool"
+    if call.node.target is not _aten.avg_pool3d.default:
+        return None
+    if call.args["ceil_mode"]:
+        return "ceil_mode, whose last windows divide by another number"
+    counted = call.args["count_include_pad"] and (depth.before or any(one.before for one in plane))
+    if counted or call.args["divisor_override"]:
+        return "it divides by another number than that of its true elements"
+    return None
+
+
+def _volume_mean_refusal(call: Call) -> str | None:
+    reason = volume_refusal(call)
+    if reason is None and _adapted(call) != (1, 1, 1):
+        return "its windows are not all of the volume"
+    return reason
+
+
+def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
+    shape = shape_of(call.node)
+    return e.unary(
+        XnnOperator.STATIC_RESIZE_BILINEAR_2D,
+        x,
+        shape=shape,
+        layout=_LAST,
+        new_height=int(shape[2]),
+        new_width=int(shape[3]),
+        flags=XnnNode.ALIGN_CORNERS if call.args["align_corners"] else 0,
+    )
+
+
+def _resize_refusal(call: Call) -> str | None:
+    before, after = call.shape(call.operand)[2:], shape_of(call.node)[2:]
+    if not all(isinstance(size, int) for size in (*before, *after)):
+        return "its sizes are symbolic"
+    for size, wanted, factor in zip(before, after, scale_factors(call), strict=True):
+        # torch then steps by the factor it was given, the runtime by the ratio of the sizes
+        if factor is not None and factor * size != wanted:
+            return f"a size of {size} times {factor} is no whole number"
+    return _images_refusal(call)
+
+
+def scale_factors(call: Call) -> Sequence[float | None]:
+    """Return the factors of height and width that an upsampling is called with, None for none."""
+    args = call.args
+    return args.get("scale_factors") or (args.get("scales_h"), args.get("scales_w"))
 
 
 def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -234,27 +254,31 @@ def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
     return None
 
 
-_MAX_POOL = Operator(_max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True)
-_AVG_POOL = Operator(_avg_pool, _avg_pool_refusal, wide=True)
-_ADAPTIVE = Operator(
-    _adaptive_pool,
-    _adaptive_pool_refusal,
-    integers=Integers.CHOOSES,
-    int8_refusal=_adaptive_int8_refusal,
-    wide=True,
+POOLING: Table = table(
+    {
+        "max_pool1d max_pool2d max_pool2d_with_indices": function(
+            _max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True
+        ),
+        "avg_pool1d avg_pool2d": function(_avg_pool, _avg_pool_refusal, wide=True),
+        "adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d": function(
+            _adaptive_pool,
+            _adaptive_pool_refusal,
+            integers=Integers.CHOOSES,
+            int8_refusal=_adaptive_int8_refusal,
+            wide=True,
+        ),
+        "max_pool3d max_pool3d_with_indices": function(
+            _volume_pool, _volume_pool_refusal, clamps=True
+        ),
+        "avg_pool3d": function(_volume_pool, _volume_pool_refusal),
+        "adaptive_avg_pool3d _adaptive_avg_pool3d": function(
+            lambda e, x, _: mean_over(e, x, (2, 3, 4), keep=True), _volume_mean_refusal, wide=True
+        ),
+        "upsample_bilinear2d.vec upsample_bilinear2d": function(
+            _resize,
+            _resize_refusal,
+            integers=Integers.KEEPS,
+            scale_refusal=_resize_scale_refusal,
+        ),
+    }
 )
-_RESIZE = Operator(
-    _resize, _resize_refusal, integers=Integers.KEEPS, scale_refusal=_resize_scale_refusal
-)
-POOLING: Table = {
-    _aten.max_pool2d.default: _MAX_POOL,
-    _aten.max_pool2d_with_indices.default: _MAX_POOL,
-    _aten.max_pool1d.default: _MAX_POOL,
-    _aten.avg_pool1d.default: _AVG_POOL,
-    _aten.avg_pool2d.default: _AVG_POOL,
-    _aten.adaptive_avg_pool1d.default: _ADAPTIVE,
-    _aten.adaptive_avg_pool2d.default: _ADAPTIVE,
-    _aten._adaptive_avg_pool2d.default: _ADAPTIVE,
-    _aten.upsample_bilinear2d.vec: _RESIZE,
-    _aten.upsample_bilinear2d.default: _RESIZE,
-}

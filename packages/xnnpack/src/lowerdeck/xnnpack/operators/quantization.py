@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
-from lowerdeck.xnnpack.payload.encoding import Encoding, int8
+from lowerdeck.xnnpack.payload.encoding import int8
 
 # By name: the operators exist only once torchao, or torch's own quantisation, is imported.
 _PT2E = "quantized_decomposed."
@@ -76,7 +77,7 @@ def is_weight(node: Node, constants: Collection[str]) -> bool:
     return name_of(node) in WEIGHTS and is_constant_source(node.args[0], constants)
 
 
-def static_encoding(node: Node) -> Encoding:
+def static_encoding(node: Node) -> XnnEncoding:
     """Return the encoding that a node quantises to, or dequantises from.
 
     Raises:

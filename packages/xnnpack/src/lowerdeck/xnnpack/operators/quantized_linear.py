@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Emission, Quantized, Tracked, shape_of
-from lowerdeck.xnnpack.operators.clamps import following_clamp
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
 from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.quantized_weights import (
@@ -19,9 +19,9 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     store_static,
     symmetric,
 )
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload.encoding import FLOAT, PER_ROW
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NONE, NodeKind
 
 _GROUP_STEP = 32
 """The runtime takes groups of multiples of this."""
@@ -33,7 +33,6 @@ def quantized_linear(
     """Add a linear layer whose weight is constant integers.
 
     Args:
-        emission: Where to add.
         node: The layer.
         source: Its input.
         weight: Its weight, one row for each output.
@@ -154,21 +153,21 @@ def _add(
     """Add a layer for each of some filters, and their sum."""
     last, limits = following_clamp(node)
     shape, alone = shape_of(last), len(filters) == 1
-    result = NONE
+    result = XnnNode.NONE
     for filter_id in filters:
         product = emission.add(
-            NodeKind.FULLY_CONNECTED,
+            XnnOperator.FULLY_CONNECTED,
             shape,
             output_range=limits if alone else None,
             input1_id=value,
             filter_id=filter_id,
-            bias_id=bias_id if result == NONE else NONE,
+            bias_id=bias_id if result == XnnNode.NONE else XnnNode.NONE,
             flags=0,
         )
-        if result != NONE:
+        if result != XnnNode.NONE:
             ends = limits if filter_id == filters[-1] else None
             product = emission.add(
-                NodeKind.ADD, shape, output_range=ends, input1_id=result, input2_id=product
+                XnnOperator.ADD, shape, output_range=ends, input1_id=result, input2_id=product
             )
         result = product
-    emission.define_value(last, result)
+    emission.define(last, emission.tracked(shape, result))

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from lowerdeck.serializer import XnnDatatype
+from lowerdeck.serializer import XnnDatatype, XnnEncoding, XnnNode
 from lowerdeck.xnnpack.emit import Emission, Quantized, Scratch
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
-from lowerdeck.xnnpack.payload.encoding import Encoding, int8
-from lowerdeck.xnnpack.payload.schema import NONE
+from lowerdeck.xnnpack.payload.encoding import int8
 
 MOST_COARSE = 256
 """From this ratio of input times filter to result on, the runtime refuses the layer."""
@@ -40,7 +39,7 @@ class Filters:
 
 
 def store_static(
-    emission: Emission, filters: Filters, bias: torch.Tensor | None, source: Encoding
+    emission: Emission, filters: Filters, bias: torch.Tensor | None, source: XnnEncoding
 ) -> tuple[int, int]:
     """Return filters and bias for an input and a result of 8-bit integers.
 
@@ -68,9 +67,9 @@ def store_static(
         else store_channels(emission, filters)
     )
     if sums is None:
-        return filter_id, NONE
+        return filter_id, XnnNode.NONE
     scale = float(products[0])
-    encoding = Encoding(XnnDatatype.QINT32, scale=_plain(scale))
+    encoding = XnnEncoding(XnnDatatype.QINT32, (_plain(scale),))
     if not single:
         each = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
         encoding = _per_channel(emission, XnnDatatype.QCINT32, each, 0)
@@ -98,11 +97,10 @@ def store_channels(emission: Emission, filters: Filters) -> int:
 def store_groups(emission: Emission, weight: Quantized) -> int:
     """Return a matrix of half bytes with a scale for each group of a row."""
     stored = weight.scales.to(torch.bfloat16).contiguous()
-    encoding = Encoding(
+    encoding = XnnEncoding(
         XnnDatatype.QBINT4,
-        scales=emission.data_constant(stored),
-        count=stored.numel(),
         group_size=weight.group,
+        scale_constant=emission.data_constant(stored),
     )
     data = half_bytes(emission.scratch, weight.data)
     return emission.stored_constant(data, encoding, packed=True, dims=weight.data.shape)
@@ -110,9 +108,9 @@ def store_groups(emission: Emission, weight: Quantized) -> int:
 
 def _per_channel(
     emission: Emission, kind: XnnDatatype, scales: torch.Tensor, channel_dim: int
-) -> Encoding:
-    number = emission.data_constant(scales)
-    return Encoding(kind, scales=number, count=scales.numel(), channel_dim=channel_dim)
+) -> XnnEncoding:
+    constant = emission.data_constant(scales)
+    return XnnEncoding(kind, channel_dim=channel_dim, scale_constant=constant)
 
 
 def half_bytes(scratch: Scratch, data: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,12 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fits_half, is_fixed, joined
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.encoding import HALF
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _MOST_STEPS = 1000
@@ -26,7 +26,6 @@ class _Cell:
     """One layer in one direction.
 
     Attributes:
-        emission: Where to add.
         batch: How many sequences run side by side.
         width: How many numbers a state has.
         recurrent: Multiplies the state: rows of outputs.
@@ -53,7 +52,7 @@ class _Cell:
         """Return a sum, of which nothing may be one summand."""
         if other is None:
             return gates
-        return self.emission.binary(NodeKind.ADD, gates, other, shape=gates.shape)
+        return self.emission.binary(XnnOperator.ADD, gates, other, shape=gates.shape)
 
 
 _States = tuple[Tracked | None, ...]
@@ -72,12 +71,12 @@ def _lstm(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
     e, (hidden, memory) = cell.emission, states
     gates = cell.plus(share, cell.product(hidden))
     enter, forget, leave = (
-        e.unary(NodeKind.SIGMOID, cell.part(gates, number)) for number in (0, 1, 3)
+        e.unary(XnnOperator.SIGMOID, cell.part(gates, number)) for number in (0, 1, 3)
     )
-    new = e.binary(NodeKind.MULTIPLY, enter, e.unary(NodeKind.TANH, cell.part(gates, 2)))
+    new = e.binary(XnnOperator.MULTIPLY, enter, e.unary(XnnOperator.TANH, cell.part(gates, 2)))
     if memory is not None:
-        new = e.binary(NodeKind.ADD, e.binary(NodeKind.MULTIPLY, forget, memory), new)
-    return e.binary(NodeKind.MULTIPLY, leave, e.unary(NodeKind.TANH, new)), new
+        new = e.binary(XnnOperator.ADD, e.binary(XnnOperator.MULTIPLY, forget, memory), new)
+    return e.binary(XnnOperator.MULTIPLY, leave, e.unary(XnnOperator.TANH, new)), new
 
 
 def _gru(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
@@ -94,23 +93,23 @@ def _gru(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
         return Tracked(tuple(shift.shape), shift)
 
     reset, update = (
-        e.unary(NodeKind.SIGMOID, cell.plus(cell.part(share, number), of_state(number)))
+        e.unary(XnnOperator.SIGMOID, cell.plus(cell.part(share, number), of_state(number)))
         for number in (0, 1)
     )
     kept = of_state(2)
     if kept is not None:
-        kept = e.binary(NodeKind.MULTIPLY, reset, kept)
-    new = e.unary(NodeKind.TANH, cell.plus(cell.part(share, 2), kept))
+        kept = e.binary(XnnOperator.MULTIPLY, reset, kept)
+    new = e.unary(XnnOperator.TANH, cell.plus(cell.part(share, 2), kept))
     moved = (
-        e.unary(NodeKind.NEGATE, new)
+        e.unary(XnnOperator.NEGATE, new)
         if hidden is None
-        else e.binary(NodeKind.SUBTRACT, hidden, new)
+        else e.binary(XnnOperator.SUBTRACT, hidden, new)
     )
-    return (e.binary(NodeKind.ADD, e.binary(NodeKind.MULTIPLY, moved, update), new),)
+    return (e.binary(XnnOperator.ADD, e.binary(XnnOperator.MULTIPLY, moved, update), new),)
 
 
-def _plain(kind: NodeKind) -> _Step:
-    limits = (0.0, float("inf")) if kind is NodeKind.CLAMP else None
+def _plain(kind: XnnOperator) -> _Step:
+    limits = (0.0, float("inf")) if kind is XnnOperator.CLAMP else None
 
     def step(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
         return (cell.emission.unary(kind, cell.plus(share, cell.product(states[0])), limits),)
@@ -275,6 +274,8 @@ def _layer_and_cell(layer: Any, cell: Any, step: _Step, *, merges: bool = True) 
 RECURRENT: Table = {
     **_layer_and_cell(_aten.lstm.input, _aten.lstm_cell.default, _lstm),
     **_layer_and_cell(_aten.gru.input, _aten.gru_cell.default, _gru, merges=False),
-    **_layer_and_cell(_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(NodeKind.TANH)),
-    **_layer_and_cell(_aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(NodeKind.CLAMP)),
+    **_layer_and_cell(_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(XnnOperator.TANH)),
+    **_layer_and_cell(
+        _aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(XnnOperator.CLAMP)
+    ),
 }

@@ -10,17 +10,24 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of, symbols_refusal
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table
-from lowerdeck.xnnpack.operators.first_result import (
-    first_result,
-    first_result_refusal,
+from lowerdeck.serializer import XnnOperator
+from lowerdeck.xnnpack.emit import (
+    Call,
+    Emission,
+    Tracked,
+    is_fixed,
+    named,
+    shape_of,
+    symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.images import largest_of_rows, mean_of_images, pool
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, function, table
+from lowerdeck.xnnpack.operators.images import Window, largest_of_rows, mean_of_images, pool
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
+from lowerdeck.xnnpack.operators.results import (
+    first_result,
+)
 from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 
@@ -33,14 +40,11 @@ def _axes(call: Call) -> list[int]:
     return sorted({int(axis) % rank for axis in (given or range(rank))})
 
 
-def _mean(emission: Emission, call: Call) -> None:
+def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
     source = call.args["self"]
-    tracked = emission.of(source)
-    if not emission.writes.is_int8 and _is_subtracted(call.node, source):
-        emission.define(call.node, _refined_mean(emission, call, tracked))
-        return
-    in_parts = _is_square(source) and emission.writes == FLOAT
-    emission.define(call.node, _mean_of(emission, call, tracked, in_parts=in_parts))
+    if not e.writes.is_int8 and _is_subtracted(call.node, source):
+        return _refined_mean(e, x, call)
+    return _mean_of(e, x, call, in_parts=_is_square(source) and e.writes == FLOAT)
 
 
 def _is_subtracted(mean: Node, source: Node) -> bool:
@@ -63,7 +67,7 @@ def _is_square(node: Node) -> bool:
     )
 
 
-def _refined_mean(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
+def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
     """Return the mean, plus the mean of what is left without it.
 
     The second one is the rounding error of the first: of equal numbers the sum is that number. The
@@ -71,24 +75,22 @@ def _refined_mean(emission: Emission, call: Call, tracked: Tracked) -> Tracked:
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
-    scaled = emission.binary(NodeKind.MULTIPLY, mean, 4097.0)
-    rounding = emission.binary(NodeKind.SUBTRACT, scaled, mean)
-    mean = emission.binary(NodeKind.SUBTRACT, scaled, rounding)
-    rest = emission.binary(NodeKind.SUBTRACT, tracked, mean)
+    scaled = emission.binary(XnnOperator.MULTIPLY, mean, 4097.0)
+    rounding = emission.binary(XnnOperator.SUBTRACT, scaled, mean)
+    mean = emission.binary(XnnOperator.SUBTRACT, scaled, rounding)
+    rest = emission.binary(XnnOperator.SUBTRACT, tracked, mean)
     rest = mean_over(emission, rest, axes, keep=True, in_parts=True)
-    mean = emission.binary(NodeKind.ADD, mean, rest)
+    mean = emission.binary(XnnOperator.ADD, mean, rest)
     keep = bool(call.args.get("keepdim"))
     return mean if keep else emission.view(mean, _reduced(tracked.shape, axes, keep=False))
 
 
-def _sum(emission: Emission, call: Call) -> None:
-    mean = _mean_of(emission, call, emission.of(call.args["self"]))
-    result = emission.binary(NodeKind.MULTIPLY, mean, float(_count(call)))
-    emission.define(call.node, result)
+def _sum(e: Emission, x: Tracked, call: Call) -> Tracked:
+    return e.binary(XnnOperator.MULTIPLY, _mean_of(e, x, call), float(_count(call)))
 
 
 def _mean_of(
-    emission: Emission, call: Call, tracked: Tracked, *, in_parts: bool = False
+    emission: Emission, tracked: Tracked, call: Call, *, in_parts: bool = False
 ) -> Tracked:
     """Return the mean of a tensor over the dimensions that a call names."""
     keep = bool(call.args.get("keepdim"))
@@ -106,8 +108,6 @@ def mean_over(
     """Return the mean of a tensor over some of its dimensions.
 
     Args:
-        emission: Where to add.
-        tracked: The tensor.
         axes: The dimensions, in order.
         keep: Whether they stay, with size 1.
         in_parts: Sum parts of rows in any case, and not by pooling, which adds number by number.
@@ -122,8 +122,7 @@ def mean_over(
             return _mean_of_stretch(emission, tracked, axes, layout, keep=keep)
         return _mean_of_rows(emission, tracked, axes, shape)
     source, layout = emission.id_of(tracked, layout), layout if keep else Layout.PLAIN
-    value = mean_of_images(emission, source, shape, layout, keep=keep)
-    return emission.tracked(shape, value, layout)
+    return mean_of_images(emission, source, shape, layout, keep=keep)
 
 
 def _mean_of_rows(
@@ -167,12 +166,13 @@ def _mean_of_stretch(
     count = math.prod(sizes[places[0] : places[-1] + 1])
     image = (math.prod(before), 1, count, math.prod(after))
     value = emission.reshaped(emission.id_of(tracked, layout), image)
-    value = mean_of_images(emission, value, (image[0], 1, 1, image[3]))
+    mean = mean_of_images(emission, value, (image[0], 1, 1, image[3]))
     shape = _reduced(tracked.shape, axes, keep=keep)
     # Without their channels, or with nothing beside them, sizes lie as torch counts them.
     stays = len(shape) > 2 and (keep or 1 not in axes)
     result = layout if stays else Layout.PLAIN
-    return emission.tracked(shape, emission.reshaped(value, result.arrange(shape)), result)
+    value = emission.reshaped(mean.ids[Layout.PLAIN], result.arrange(shape))
+    return emission.tracked(shape, value, result)
 
 
 def _reduced(shape: Sequence[Dim], axes: Sequence[int], *, keep: bool) -> tuple[Dim, ...]:
@@ -204,25 +204,30 @@ def _as_rows(emission: Emission, tracked: Tracked, axes: Sequence[int]) -> Track
     )
 
 
-def _variance(emission: Emission, call: Call) -> None:
-    """Add the mean of squared distances from the mean, or its root, and perhaps the mean."""
-    tracked, axes = emission.of(call.args["self"]), _axes(call)
+def _variance_of(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
+    """Return the mean of squared distances from the mean."""
+    axes = _axes(call)
     shifted = shift_by_first(emission, tracked, axes)
     mean = mean_over(emission, shifted, axes, keep=True, in_parts=True)
-    centred = emission.binary(NodeKind.SUBTRACT, shifted, mean)
-    squares = emission.unary(NodeKind.SQUARE, centred)
-    result = _mean_of(emission, call, squares, in_parts=True)
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean)
+    squares = emission.unary(XnnOperator.SQUARE, centred)
+    result = _mean_of(emission, squares, call, in_parts=True)
     factor = _count(call) / (_count(call) - _correction(call))
-    if factor != 1:
-        result = emission.binary(NodeKind.MULTIPLY, result, factor)
+    return result if factor == 1 else emission.binary(XnnOperator.MULTIPLY, result, factor)
+
+
+def _variance(emission: Emission, call: Call) -> None:
+    """Add a variance, or its root, and perhaps the mean."""
+    tracked = emission.of(call.args["self"])
+    result = _variance_of(emission, tracked, call)
     if call.node.target in _DEVIATIONS:
-        result = emission.unary(NodeKind.SQUARE_ROOT, result)
+        result = emission.unary(XnnOperator.SQUARE_ROOT, result)
     if isinstance(call.node.meta["val"], torch.Tensor):
         emission.define(call.node, result)
         return
     for user in call.node.users:
         first = user.args[1] == 0
-        emission.define(user, result if first else _refined_mean(emission, call, tracked))
+        emission.define(user, result if first else _refined_mean(emission, tracked, call))
 
 
 def _correction(call: Call) -> float:
@@ -248,12 +253,11 @@ def _count(call: Call) -> int:
     return math.prod(int(call.shape("self")[axis]) for axis in _axes(call))
 
 
-def _vector_norm(emission: Emission, call: Call) -> None:
-    """Add the root of a mean of squares, times the root of their number."""
-    squares = emission.unary(NodeKind.SQUARE, emission.of(call.args["self"]))
-    root = emission.unary(NodeKind.SQUARE_ROOT, _mean_of(emission, call, squares))
-    result = emission.binary(NodeKind.MULTIPLY, root, math.sqrt(_count(call)))
-    emission.define(call.node, result)
+def _vector_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
+    """Return the root of a mean of squares, times the root of their number."""
+    mean = _mean_of(e, e.unary(XnnOperator.SQUARE, x), call)
+    root = e.unary(XnnOperator.SQUARE_ROOT, mean)
+    return e.binary(XnnOperator.MULTIPLY, root, math.sqrt(_count(call)))
 
 
 def _refusal(call: Call) -> str | None:
@@ -279,32 +283,20 @@ def _vector_norm_refusal(call: Call) -> str | None:
     return reason
 
 
-def _maximum(emission: Emission, call: Call) -> None:
-    tracked, result = emission.of(call.args["self"]), first_result(call.node)
-    if _is_over_images(call):
-        emission.define(result, _image_maximum(emission, call, tracked, shape_of(result)))
-        return
-    most = largest_of_rows(emission, _as_rows(emission, tracked, _axes(call)))
-    emission.define(result, emission.view(most, shape_of(result)))
+def _maximum(e: Emission, x: Tracked, call: Call) -> Tracked:
+    shape = shape_of(first_result(call.node))
+    if not _is_over_images(call):
+        return e.view(largest_of_rows(e, _as_rows(e, x, _axes(call))), shape)
+    axes, layout = _axes(call), Layout.CHANNELS_LAST
+    rows, columns = (Window(int(x.shape[axis]) if axis in axes else 1) for axis in (2, 3))
+    pooled = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    image = e.tracked(x.shape, e.id_of(x, layout), layout)
+    most = pool(e, XnnOperator.MAX_POOLING_2D, image, pooled, rows, columns)
+    return most if call.args.get("keepdim") else e.view(most, shape)
 
 
 def _is_over_images(call: Call) -> bool:
     return call.rank("self") == 4 and set(_axes(call)) <= {2, 3}
-
-
-def _image_maximum(
-    emission: Emission, call: Call, tracked: Tracked, shape: Sequence[Dim]
-) -> Tracked:
-    axes = _axes(call)
-    kernel = [int(tracked.shape[axis]) if axis in axes else 1 for axis in (2, 3)]
-    pooled = [1 if axis in axes else size for axis, size in enumerate(tracked.shape)]
-    layout = Layout.CHANNELS_LAST
-    value = emission.id_of(tracked, layout)
-    value = pool(
-        *(emission, NodeKind.MAX_POOLING_2D, value, pooled), kernel=(kernel[0], kernel[1])
-    )
-    whole = emission.tracked(pooled, value, layout)
-    return whole if call.args.get("keepdim") else emission.view(whole, shape)
 
 
 def _maximum_refusal(call: Call) -> str | None:
@@ -314,15 +306,14 @@ def _maximum_refusal(call: Call) -> str | None:
     if not all(is_fixed(shape[axis]) for axis in _axes(call)):
         return "it reduces a symbolic size"
     keeps = _is_over_images(call) and call.args.get("keepdim")
-    return (None if keeps else symbols_refusal(shape)) or first_result_refusal(call)
+    return None if keeps else symbols_refusal(shape)
 
 
-def _minimum(emission: Emission, call: Call) -> None:
-    """Add the largest of the negated numbers, negated."""
-    tracked, result = emission.of(call.args["self"]), first_result(call.node)
-    rows = _as_rows(emission, emission.unary(NodeKind.NEGATE, tracked), _axes(call))
-    most = emission.view(largest_of_rows(emission, rows), shape_of(result))
-    emission.define(result, emission.unary(NodeKind.NEGATE, most))
+def _minimum(e: Emission, x: Tracked, call: Call) -> Tracked:
+    """Return the largest of the negated numbers, negated."""
+    rows = _as_rows(e, e.unary(XnnOperator.NEGATE, x), _axes(call))
+    most = e.view(largest_of_rows(e, rows), shape_of(first_result(call.node)))
+    return e.unary(XnnOperator.NEGATE, most)
 
 
 def _mean_int8_refusal(call: Call) -> str | None:
@@ -332,41 +323,27 @@ def _mean_int8_refusal(call: Call) -> str | None:
     return None
 
 
-_MAXIMUM = Operator(_maximum, _maximum_refusal, integers=Integers.KEEPS)
-_MINIMUM = Operator(_minimum, _maximum_refusal)
-_DEVIATIONS = {
-    *(_aten.std.correction, _aten.std.dim, _aten.std.default),
-    *(_aten.std_mean.correction, _aten.std_mean.dim, _aten.std_mean.default),
-}
-_VARIANCES = {
-    *(_aten.var.correction, _aten.var.dim, _aten.var.default),
-    *(_aten.var_mean.correction, _aten.var_mean.dim, _aten.var_mean.default),
-}
-_VIEWS = {
-    *(_aten.view.default, _aten.reshape.default, _aten.unsqueeze.default, _aten.expand.default),
-    *(_aten.view_copy.default, _aten.unsqueeze_copy.default, _aten.expand_copy.default),
-}
-_MEANS = {_aten.mean.dim, _aten.mean.default}
-REDUCTIONS: Table = {
-    _aten.linalg_vector_norm.default: Operator(_vector_norm, _vector_norm_refusal, wide=True),
-    _aten.amax.default: _MAXIMUM,
-    _aten.max.dim: _MAXIMUM,
-    _aten.max.default: _MAXIMUM,
-    **dict.fromkeys([_aten.amin.default, _aten.min.dim, _aten.min.default], _MINIMUM),
-    **dict.fromkeys(
-        [*_VARIANCES, *_DEVIATIONS], Operator(_variance, _variance_refusal, wide=True)
-    ),
-    **dict.fromkeys(
-        _MEANS,
-        Operator(
+_DEVIATIONS = frozenset(
+    named("std std.correction std.dim std_mean std_mean.correction std_mean.dim")
+)
+_VIEWS = frozenset(named("view reshape unsqueeze expand view_copy unsqueeze_copy expand_copy"))
+_MEANS = frozenset(named("mean mean.dim"))
+REDUCTIONS: Table = table(
+    {
+        "linalg_vector_norm": function(_vector_norm, _vector_norm_refusal, wide=True),
+        "amax max max.dim": function(_maximum, _maximum_refusal, integers=Integers.KEEPS),
+        "amin min min.dim": function(_minimum, _maximum_refusal),
+        "var var.correction var.dim var_mean var_mean.correction var_mean.dim std std.correction "
+        "std.dim std_mean std_mean.correction std_mean.dim": Operator(
+            _variance, _variance_refusal, wide=True
+        ),
+        "mean mean.dim": function(
             _mean,
             _refusal,
             integers=Integers.CHOOSES,
             int8_refusal=_mean_int8_refusal,
             wide=True,
         ),
-    ),
-    **dict.fromkeys(
-        [_aten.sum.dim_IntList, _aten.sum.default], Operator(_sum, _refusal, wide=True)
-    ),
-}
+        "sum sum.dim_IntList": function(_sum, _refusal, wide=True),
+    }
+)

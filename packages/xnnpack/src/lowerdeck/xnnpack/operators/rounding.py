@@ -13,14 +13,13 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import shape_of
+from lowerdeck.xnnpack.emit import named, shape_of
 from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
-CONVOLUTIONS = (
-    *(_aten.conv1d.default, _aten.conv2d.default, _aten.convolution.default),
-    *(_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv_transpose1d.default),
-    _aten.conv_transpose2d.input,
+CONVOLUTIONS = named(
+    "conv1d conv1d.padding conv2d conv2d.padding convolution "
+    "conv_transpose1d conv_transpose2d.input"
 )
 """The convolutions that have integer weights, as operators."""
 _LAYERS: Mapping[object, tuple[str, str]] = {
@@ -32,17 +31,13 @@ _LAYERS: Mapping[object, tuple[str, str]] = {
 }
 """The layers that round, and their arguments for rows and weights."""
 _SAME_ROWS = frozenset(
-    {
-        *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default),
-        *(_aten.unsqueeze.default, _aten.squeeze.dim, _aten.flatten.using_ints),
-        *(_aten.to.dtype, _aten._to_copy.default, _aten.clone.default),
-        *(_aten.alias.default, _aten.detach.default),
-    }
+    named(
+        "view reshape _unsafe_view unsqueeze squeeze.dim flatten.using_ints to.dtype _to_copy "
+        "clone alias detach"
+    )
 )
 """What leaves rows as they are, if they are as long afterwards."""
-_TURNS = frozenset(
-    {_aten.t.default, _aten.permute.default, _aten.transpose.int, _aten.numpy_T.default}
-)
+_TURNS = frozenset(named("t permute transpose.int numpy_T"))
 _SAME_WEIGHTS = _SAME_ROWS | _TURNS
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import fx
 from torch.types import IntLikeType as Dim
 
+from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -20,27 +20,17 @@ from lowerdeck.xnnpack.emit import (
     shape_of,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Table, move
+from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move, table
 from lowerdeck.xnnpack.payload.encoding import HALF
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
-_aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RESHAPED_FROM = "reshaped from"
 
 
-def _same(emission: Emission, call: Call) -> None:
-    source = next(value for value in call.args.values() if isinstance(value, fx.Node))
-    emission.define(call.node, emission.of(source))
-
-
-def _cast(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
+def _cast(e: Emission, x: Tracked, call: Call) -> Tracked:
     before, after = (one.meta["val"].dtype for one in (call.args["self"], call.node))
-    if before != after and after == torch.float16:
-        tracked = emission.twin(tracked, HALF)
-    emission.define(call.node, tracked)
+    return e.twin(x, HALF) if before != after and after == torch.float16 else x
 
 
 def _dropout_refusal(call: Call) -> str | None:
@@ -55,25 +45,21 @@ def _to_copy_refusal(call: Call) -> str | None:
     return None
 
 
-def _reshape(emission: Emission, call: Call) -> None:
-    define_reshaped(emission, call.node, emission.of(call.args["self"]))
+def _reshape(e: Emission, x: Tracked, call: Call) -> Tracked:
+    return reshape(e, x, shape_of(call.node))
 
 
-def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None:
-    """Define a node's result as a tensor with other sizes, which ``reshape_refusal`` allows.
+def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Tracked:
+    """Return a tensor with other sizes, which ``reshape_refusal`` allows.
 
     Args:
-        emission: Where to add.
-        node: The node.
-        tracked: The tensor.
+        shape: The sizes.
     """
-    shape = shape_of(node)
     # A write through a view is functionalized to a round trip: view, compute, view back.
     origin: Tracked | None = tracked
     while origin is not None:
         if tuple(map(str, shape)) == tuple(map(str, origin.shape)):
-            emission.define(node, origin)
-            return
+            return origin
         origin = origin.derived.get(_RESHAPED_FROM)
     ids = tracked.ids
     # One pixel: the plain order and the channels-last order are the same bytes.
@@ -83,10 +69,11 @@ def define_reshaped(emission: Emission, node: fx.Node, tracked: Tracked) -> None
         and all(map(is_one, tracked.shape[2:]))
         and symbols_refusal(shape) is None
     ):
-        emission.define_value(node, emission.reshaped(ids[Layout.CHANNELS_LAST], shape))
+        result = emission.tracked(shape, emission.reshaped(ids[Layout.CHANNELS_LAST], shape))
     else:
-        emission.define(node, resized(emission, tracked, shape))
-    emission.of(node).derived[_RESHAPED_FROM] = tracked
+        result = resized(emission, tracked, shape)
+    result.derived[_RESHAPED_FROM] = tracked
+    return result
 
 
 def _reshape_refusal(call: Call) -> str | None:
@@ -122,27 +109,23 @@ def _as_strided_refusal(call: Call) -> str | None:
     return None
 
 
-def _permute_emitter(
-    permutation: Callable[[Call], Sequence[int]],
-) -> Callable[[Emission, Call], None]:
-    def emit(emission: Emission, call: Call) -> None:
-        tracked = emission.of(call.args["self"])
-        rank = len(tracked.shape)
-        order = [axis % rank for axis in permutation(call)] if rank else []
-        layout = tracked.preferred
-        memory = [layout.position(axis, rank) for axis in order]
-        value = emission.permuted(
-            emission.id_of(tracked, layout), memory, [tracked.shape[axis] for axis in order]
-        )
-        emission.define_value(call.node, value)
+def _permute(order: Callable[[Call], Sequence[int]]) -> Operator:
+    """Return an operator that puts dimensions in another order."""
 
-    return emit
+    def build(e: Emission, x: Tracked, call: Call) -> Tracked:
+        rank, layout = len(x.shape), x.preferred
+        axes = [axis % rank for axis in order(call)] if rank else []
+        memory = [layout.position(axis, rank) for axis in axes]
+        shape = [x.shape[axis] for axis in axes]
+        return e.tracked(shape_of(call.node), e.permuted(e.id_of(x, layout), memory, shape))
+
+    return move(build)
 
 
 def _swapped(call: Call, *names: str) -> list[int]:
     order = list(range(call.rank("self")))
     if order:
-        first, second = (int(call.args[name]) for name in names or ("dim0", "dim1"))
+        first, second = (int(call.args[name]) for name in names)
         order[first], order[second] = order[second], order[first]
     return order
 
@@ -164,19 +147,14 @@ def _moved(call: Call) -> list[int]:
     return [places[axis] if axis in places else next(others) for axis in range(rank)]
 
 
-def _expand(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    shape = shape_of(call.node)
-    repeats = _repeats(call)
+def _expand(e: Emission, x: Tracked, call: Call) -> Tracked:
+    repeats, shape = _repeats(call), shape_of(call.node)
     if all(map(is_one, repeats)):
-        _reshape(emission, call)
-        return
+        return reshape(e, x, shape)
     # The runtime repeats elements only where arithmetic broadcasts them.
-    ones = emission.constant_value(torch.ones([int(size) for size in repeats]))
-    value = emission.add(
-        NodeKind.MULTIPLY, shape, input1_id=emission.id_of(tracked), input2_id=ones
-    )
-    emission.define_value(call.node, value)
+    ones = e.constant_value(torch.ones([int(size) for size in repeats]))
+    value = e.add(XnnOperator.MULTIPLY, shape, input1_id=e.id_of(x), input2_id=ones)
+    return e.tracked(shape, value)
 
 
 def _repeats(call: Call) -> list[Dim]:
@@ -200,61 +178,29 @@ def _expand_int8_refusal(call: Call) -> str | None:
     return reshape_int8_refusal(call)
 
 
-_SAME = move(_same)
-_RESHAPE = move(_reshape, _reshape_refusal, int8_refusal=reshape_int8_refusal)
-_PERMUTE = move(_permute_emitter(lambda call: call.args["dims"]))
-_TRANSPOSE = move(_permute_emitter(_swapped))
-_REVERSE = move(_permute_emitter(lambda call: range(call.rank("self"))[::-1]))
-_TURN_MATRICES = move(_permute_emitter(_turned_matrices))
-_MOVE = move(_permute_emitter(_moved))
-_SWAP_AXES = move(_permute_emitter(lambda call: _swapped(call, "axis0", "axis1")))
-_EXPAND = move(_expand, _expand_refusal, int8_refusal=_expand_int8_refusal)
-SHAPES: Table = {
-    **dict.fromkeys(
-        [
-            *(_aten.alias.default, _aten.alias_copy.default, _aten.clone.default),
-            *(_aten.contiguous.default, _aten.detach.default, _aten.detach_copy.default),
-            *(_aten.lift_fresh_copy.default, _aten.positive.default),
-        ],
-        _SAME,
-    ),
-    **dict.fromkeys(
-        [
-            _aten.dropout.default,
-            *(_aten.feature_dropout.default, _aten.alpha_dropout.default),
-        ],
-        move(_same, _dropout_refusal),
-    ),
-    **dict.fromkeys(
-        [
-            *(_aten._to_copy.default, _aten.to.dtype, _aten.to.dtype_layout),
-            *(_aten.to.device, _aten.type_as.default),
-        ],
-        move(_cast, _to_copy_refusal),
-    ),
-    **dict.fromkeys(
-        [
-            *(_aten.view.default, _aten.view_copy.default, _aten.reshape.default),
-            *(_aten._unsafe_view.default, _aten.flatten.using_ints, _aten.unflatten.int),
-            *(_aten.reshape_as.default, _aten.view_as.default),
-            *(_aten.unsqueeze.default, _aten.unsqueeze_copy.default),
-            *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
-            *(_aten.squeeze_copy.default, _aten.squeeze_copy.dim, _aten.squeeze_copy.dims),
-        ],
-        _RESHAPE,
-    ),
-    **dict.fromkeys(
-        [_aten.as_strided.default, _aten.as_strided_copy.default],
-        move(_reshape, _as_strided_refusal, integers=Integers.NEVER),
-    ),
-    **dict.fromkeys([_aten.permute.default, _aten.permute_copy.default], _PERMUTE),
-    **dict.fromkeys([_aten.transpose.int, _aten.transpose_copy.int], _TRANSPOSE),
-    **dict.fromkeys([_aten.t.default, _aten.t_copy.default, _aten.numpy_T.default], _REVERSE),
-    **dict.fromkeys([_aten.mT.default, _aten.mH.default, _aten.adjoint.default], _TURN_MATRICES),
-    **dict.fromkeys([_aten.movedim.int, _aten.movedim.intlist], _MOVE),
-    _aten.swapaxes.default: _SWAP_AXES,
-    _aten.swapdims.default: _TRANSPOSE,
-    **dict.fromkeys(
-        [_aten.expand.default, _aten.expand_copy.default, _aten.expand_as.default], _EXPAND
-    ),
-}
+SHAPES: Table = table(
+    {
+        "alias alias_copy clone contiguous detach detach_copy lift_fresh_copy positive": move(
+            lambda _, x, __: x
+        ),
+        "dropout feature_dropout alpha_dropout": move(lambda _, x, __: x, _dropout_refusal),
+        "_to_copy to.dtype to.dtype_layout to.device type_as": move(_cast, _to_copy_refusal),
+        "view view_copy reshape _unsafe_view flatten.using_ints unflatten.int reshape_as view_as "
+        "unsqueeze unsqueeze_copy squeeze squeeze.dim squeeze.dims "
+        "squeeze_copy squeeze_copy.dim squeeze_copy.dims": move(
+            _reshape, _reshape_refusal, int8_refusal=reshape_int8_refusal
+        ),
+        "as_strided as_strided_copy": move(_reshape, _as_strided_refusal, integers=Integers.NEVER),
+        "permute permute_copy": _permute(lambda call: call.args["dims"]),
+        "transpose.int transpose_copy.int swapdims": _permute(
+            lambda call: _swapped(call, "dim0", "dim1")
+        ),
+        "swapaxes": _permute(lambda call: _swapped(call, "axis0", "axis1")),
+        "t t_copy numpy_T": _permute(lambda call: range(call.rank("self"))[::-1]),
+        "mT mH adjoint": _permute(_turned_matrices),
+        "movedim.int movedim.intlist": _permute(_moved),
+        "expand expand_copy expand_as": move(
+            _expand, _expand_refusal, int8_refusal=_expand_int8_refusal
+        ),
+    }
+)

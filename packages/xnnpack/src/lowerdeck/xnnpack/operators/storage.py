@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, fake
-from lowerdeck.xnnpack.operators.clamps import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
+from lowerdeck.xnnpack.operators.results import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, Encoding
+from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,12 @@ class Storage:
         in_float: Why a node that reads 8-bit integers computes floats, if it does.
     """
 
-    reads: Encoding | None
-    writes: Encoding
+    reads: XnnEncoding | None
+    writes: XnnEncoding
     in_float: str | None = None
 
 
-EncodingOf = Callable[[Node], Encoding | None]
+EncodingOf = Callable[[Node], XnnEncoding | None]
 """How a node's result came to be stored; None for a constant that is stored at will."""
 
 
@@ -41,7 +42,6 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
     """Return how a node reads and writes.
 
     Args:
-        call: The node.
         entry: Its operator.
         encoding_of: How the results of the nodes before it are stored.
         halves: Whether float16 is computed in float16.
@@ -78,7 +78,7 @@ def _is_half(node: Node) -> bool:
 
 
 def _input_refusal(
-    entry: Operator, tensors: Sequence[Node], inputs: Sequence[Encoding | None]
+    entry: Operator, tensors: Sequence[Node], inputs: Sequence[XnnEncoding | None]
 ) -> str | None:
     if entry.integers is Integers.NEVER:
         return "XNNPACK computes it on floats only"
@@ -96,7 +96,9 @@ def _stands_for_itself(entry: Operator, node: Node) -> bool:
     return entry.integers is Integers.JOINS or (value is not None and value.numel() == 1)
 
 
-def _integers(call: Call, entry: Operator, inputs: Sequence[Encoding], base: Encoding) -> Storage:
+def _integers(
+    call: Call, entry: Operator, inputs: Sequence[XnnEncoding], base: XnnEncoding
+) -> Storage:
     last, limits = _result(call.node), None
     if entry.clamps:
         last, limits = following_clamp(last)
@@ -107,7 +109,7 @@ def _integers(call: Call, entry: Operator, inputs: Sequence[Encoding], base: Enc
     if entry.integers is Integers.CHOOSES and after is None:
         return Storage(base, base, "its result is not quantised")
     source = inputs[0]
-    reads: Encoding | None
+    reads: XnnEncoding | None
     if entry.integers is Integers.KEEPS:
         if not {limits, own} <= {None, (0.0, math.inf)} and after != source:
             return Storage(base, base, "its limits are none of its input's integers")
@@ -130,7 +132,7 @@ def _result(node: Node) -> Node:
     return next((user for user in node.users if user.args[1:] == (0,)), node)
 
 
-def rounded_after(node: Node) -> Encoding | None:
+def rounded_after(node: Node) -> XnnEncoding | None:
     """Return how a result is quantised, where all who read it quantise it so.
 
     What only moves elements may come between: a decomposed layer is a product between two views.

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx import Node
 
+from lowerdeck.serializer import XnnGraph
 from lowerdeck.torch_base import OpOverload, arguments_of
-from lowerdeck.xnnpack.emit import Call
+from lowerdeck.xnnpack.emit import Call, named
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
@@ -30,7 +31,6 @@ from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.operators.volumes import VOLUMES
-from lowerdeck.xnnpack.payload.schema import MAX_RANK
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS: Table = {
@@ -54,11 +54,11 @@ OPERATORS: Table = {
     **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
 _aten = torch.ops.aten
-_LEFT = dict.fromkeys(
-    [
-        *(_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar),
-        *(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor),
-    ],
+_LEFT: dict[object, str] = dict.fromkeys(
+    named(
+        "where.self where.ScalarOther where.ScalarSelf where.Scalar "
+        "masked_fill.Scalar masked_fill.Tensor"
+    ),
     "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
 )
 _LEFT[_aten._int_mm.default] = (
@@ -133,8 +133,8 @@ def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str
             if reason:
                 return f"input {source.name}: {reason}"
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and value.dim() > MAX_RANK:
-        return f"{value.dim()} dimensions where at most {MAX_RANK} are allowed"
+    if isinstance(value, torch.Tensor) and value.dim() > XnnGraph.MAX_RANK:
+        return f"{value.dim()} dimensions where at most {XnnGraph.MAX_RANK} are allowed"
     return entry.refusal(Call(node, args, constants))
 
 
@@ -146,8 +146,8 @@ def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str 
         return "it is not a tensor"
     if tensor.dtype not in dtypes:
         return f"{tensor.dtype} where float32, float16 or bfloat16 is needed"
-    if tensor.dim() > MAX_RANK:
-        return f"{tensor.dim()} dimensions where at most {MAX_RANK} are allowed"
+    if tensor.dim() > XnnGraph.MAX_RANK:
+        return f"{tensor.dim()} dimensions where at most {XnnGraph.MAX_RANK} are allowed"
     if any(isinstance(size, int) and size == 0 for size in tensor.shape):
         return "it is empty"
     return None

@@ -1,31 +1,27 @@
-"""Convolutions and pools over depth, height and width, as those over images that XNNPACK has.
+"""Convolutions over depth, height and width, as those over images that XNNPACK has.
 
 Memory holds volumes as N, D, H, W, C. A convolution's kernel in depth becomes channels: slices
-that lie one after the other are joined beside each other. A pool is one over height and width,
-and another over depth.
+that lie one after the other are joined beside each other.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, is_fixed, joined, shape_of
+from lowerdeck.serializer import XnnOperator
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, Tracked, joined, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import following_batch_norm
-from lowerdeck.xnnpack.operators.clamps import following_clamp
-from lowerdeck.xnnpack.operators.contract import FloatNeededError, Integers, Operator, Table
+from lowerdeck.xnnpack.operators.contract import FloatNeededError, Table
 from lowerdeck.xnnpack.operators.convolution import (
     CONVOLUTIONS,
     Convolution,
     fields_of,
     filter_encoding,
 )
-from lowerdeck.xnnpack.operators.first_result import first_result, first_result_refusal
-from lowerdeck.xnnpack.operators.images import padded, pool
+from lowerdeck.xnnpack.operators.images import Window, padded, spatial, volume_refusal
 from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
@@ -33,29 +29,12 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     store_static,
     symmetric,
 )
-from lowerdeck.xnnpack.operators.reductions import mean_over
+from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload.layout import Layout
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
 _RANK = 5
-
-
-def _three(given: int | Sequence[int]) -> tuple[int, int, int]:
-    """Return what an argument says of depth, height and width."""
-    values = [given] if isinstance(given, int) else [int(one) for one in given]
-    depth, height, width = values * 3 if len(values) == 1 else values
-    return depth, height, width
-
-
-def _volume_refusal(call: Call, name: str) -> str | None:
-    shape = call.shape(name)
-    if len(shape) != _RANK:
-        return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
-    if not all(is_fixed(size) for size in shape[1:]):
-        return "a symbolic size beside the batch's"
-    return None
 
 
 def _emit_convolution(emission: Emission, call: Call) -> None:
@@ -68,9 +47,7 @@ def _emit_convolution(emission: Emission, call: Call) -> None:
     affine = following_batch_norm(call.node, emission)
     filters = _slices_joined(weight)
     if affine is not None:
-        filters = (filters.double() * affine.scale.reshape(-1, 1, 1, 1)).float()
-        moved = affine.shift if bias is None else bias.double() * affine.scale + affine.shift
-        bias = moved.float()
+        filters, bias = affine.fold(filters, bias, 0)
     encoding = filter_encoding(emission, args["weight"], affine, filters, bias)
     ids = emission.packed(filters, encoding), emission.packed(bias, encoding)
     _convolve(emission, call, call.node if affine is None else affine.last, *ids)
@@ -97,7 +74,9 @@ def _slices_joined(weight: torch.Tensor) -> torch.Tensor:
 def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_id: int) -> None:
     """Define a node, and a clamp after it, as the convolution of a call."""
     args = call.args
-    stride, padding, dilation = (_three(args[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (
+        spatial(args[name], _RANK, 0) for name in ("stride", "padding", "dilation")
+    )
     groups = int(args["groups"])
     outer, each, *kernel = (int(size) for size in call.shape("weight"))
     last, limits = following_clamp(node)
@@ -110,14 +89,13 @@ def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_i
             tracked,
             *(kernel[0], stride[0], padding[0], dilation[0], int(depth), groups),
         )
-    settings = Convolution(
-        stride=stride[1:],
-        padding=(padding[1], padding[2], padding[1], padding[2]),
-        dilation=dilation[1:],
-        groups=groups,
+    rows, columns = (
+        Window(kernel[axis], stride[axis], padding[axis], padding[axis], dilation[axis])
+        for axis in (1, 2)
     )
+    settings = Convolution((rows, columns), groups)
     value = emission.add(
-        NodeKind.CONV2D,
+        XnnOperator.CONV2D,
         (batch * depth, outputs, height, width),
         _LAST,
         limits,
@@ -127,7 +105,8 @@ def _convolve(emission: Emission, call: Call, node: Node, filter_id: int, bias_i
         **fields_of(settings, (outer, each * kernel[0], *kernel[1:])),
     )
     volume = (batch, depth, height, width, outputs)
-    emission.define_value(last, emission.reshaped(value, volume), _LAST)
+    value = emission.reshaped(value, volume)
+    emission.define(last, emission.tracked(shape_of(last), value, _LAST))
 
 
 def _depth_as_channels(
@@ -171,9 +150,9 @@ def _convolution_refusal(call: Call) -> str | None:
         return "its weight or bias is not constant"
     if call.args.get("transposed"):
         return "XNNPACK has no transposed convolution of volumes"
-    if min(_three(call.args["padding"])) < 0:
+    if min(spatial(call.args["padding"], _RANK, 0)) < 0:
         return "negative padding"
-    return _volume_refusal(call, "input")
+    return volume_refusal(call)
 
 
 def _emit_any(emission: Emission, call: Call) -> None:
@@ -185,111 +164,8 @@ def _any_refusal(call: Call) -> str | None:
     return (_convolution_refusal if call.rank("input") == _RANK else _IMAGES.refusal)(call)
 
 
-def _emit_pool(emission: Emission, call: Call) -> None:
-    args = call.args
-    is_mean = call.node.target is _aten.avg_pool3d.default
-    kind = NodeKind.AVG_POOLING_2D if is_mean else NodeKind.MAX_POOLING_2D
-    result = first_result(call.node)
-    kernel, stride = _windows(call)
-    padding, dilation = _three(args["padding"]), _three(args.get("dilation", 1))
-    last, limits = (result, None) if is_mean else following_clamp(result)
-    batch, channels, *sizes = emission.of(args["self"]).shape
-    wanted = [int(size) for size in shape_of(result)[2:]]
-    ends = [
-        # With ceil_mode the last window may reach beyond the padding.
-        max(
-            padding[axis],
-            (wanted[axis] - 1) * stride[axis]
-            + dilation[axis] * (kernel[axis] - 1)
-            + 1
-            - int(sizes[axis])
-            - padding[axis],
-        )
-        for axis in range(3)
-    ]
-    value = emission.id_of(emission.of(args["self"]), _LAST)
-    if _is_window(kernel[1:], stride[1:]):
-        flat = (batch * sizes[0], *sizes[1:], channels)
-        value = pool(
-            *(emission, kind, emission.reshaped(value, flat)),
-            (batch * sizes[0], channels, *wanted[1:]),
-            kernel=kernel[1:],
-            stride=stride[1:],
-            padding=(padding[1], ends[2], ends[1], padding[2]),
-            dilation=dilation[1:],
-            limits=limits,
-        )
-    if _is_window(kernel[:1], stride[:1]):
-        area = math.prod(wanted[1:])
-        columns = (batch, sizes[0], area, channels)
-        value = pool(
-            *(emission, kind, emission.reshaped(value, columns)),
-            (batch, channels, wanted[0], area),
-            kernel=(kernel[0], 1),
-            stride=(stride[0], 1),
-            padding=(padding[0], 0, ends[0], 0),
-            dilation=(dilation[0], 1),
-            limits=limits,
-        )
-    volume = (batch, *wanted, channels)
-    emission.define_value(last, emission.reshaped(value, volume), _LAST)
-
-
-def _windows(call: Call) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Return the kernel and the stride of a pool."""
-    kernel = call.args["kernel_size"]
-    return _three(kernel), _three(call.args["stride"] or kernel)
-
-
-def _is_window(kernel: Sequence[int], stride: Sequence[int]) -> bool:
-    return math.prod(kernel) > 1 or math.prod(stride) > 1
-
-
-def _pool_refusal(call: Call) -> str | None:
-    reason = first_result_refusal(call) or _volume_refusal(call, "self")
-    if reason is not None:
-        return reason
-    kernel, stride = _windows(call)
-    alone = [math.prod(kernel[:1]) == 1, math.prod(kernel[1:]) == 1]
-    steps = [math.prod(stride[:1]) > 1, math.prod(stride[1:]) > 1]
-    if all(alone) or any(one and step for one, step in zip(alone, steps, strict=True)):
-        return "windows of one element, which XNNPACK does not pool"
-    if call.node.target is not _aten.avg_pool3d.default:
-        return None
-    if call.args["ceil_mode"]:
-        return "ceil_mode, whose last windows divide by another number"
-    counted = call.args["count_include_pad"] and any(_three(call.args["padding"]))
-    if counted or call.args["divisor_override"]:
-        return "it divides by another number than that of its true elements"
-    return None
-
-
-def _emit_whole_mean(emission: Emission, call: Call) -> None:
-    tracked = emission.of(call.args["self"])
-    emission.define(call.node, mean_over(emission, tracked, (2, 3, 4), keep=True))
-
-
-def _whole_mean_refusal(call: Call) -> str | None:
-    if _three(call.args["output_size"]) != (1, 1, 1):
-        return "its windows are not all of the volume"
-    return _volume_refusal(call, "self")
-
-
 _IMAGES = CONVOLUTIONS[_aten.convolution.default]
-_POOL = Operator(_emit_pool, _pool_refusal)
-_WHOLE_MEAN = Operator(_emit_whole_mean, _whole_mean_refusal, wide=True)
 VOLUMES: Table = {
-    _aten.conv3d.default: Operator(
-        _emit_convolution,
-        _convolution_refusal,
-        integers=Integers.CHOOSES,
-        clamps=True,
-        packs=("weight", "bias"),
-    ),
-    _aten.max_pool3d.default: _POOL,
-    _aten.max_pool3d_with_indices.default: _POOL,
-    _aten.avg_pool3d.default: _POOL,
-    _aten.adaptive_avg_pool3d.default: _WHOLE_MEAN,
-    _aten._adaptive_avg_pool3d.default: _WHOLE_MEAN,
+    _aten.conv3d.default: replace(_IMAGES, emit=_emit_convolution, refusal=_convolution_refusal),
     _aten.convolution.default: replace(_IMAGES, emit=_emit_any, refusal=_any_refusal),
 }

@@ -1,1 +1,1 @@
-"""The payload: what it is made of, the order of its dimensions, and its bytes."""
+"""Encodings of elements and orders of dimensions of the values of a payload."""

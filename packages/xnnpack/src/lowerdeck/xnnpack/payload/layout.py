@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -34,6 +34,17 @@ class Layout(Enum):
     def position(self, axis: int, rank: int) -> int:
         """Return where one of torch's dimensions lies in memory."""
         return self.permutation(rank).index(axis)
+
+
+LAYOUT_MARK = " channels_last"
+"""What comes in a payload's version before the positions of arguments with channels last. The
+official runtime sees layouts from the program's tensors; it does not look at the version."""
+
+
+def layout_text(channels_last: Iterable[int]) -> str:
+    """Return a payload's version with the positions of the arguments with channels last."""
+    positions = "".join(f" {position}" for position in sorted(channels_last))
+    return f"0{LAYOUT_MARK}{positions}" if positions else "0"
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

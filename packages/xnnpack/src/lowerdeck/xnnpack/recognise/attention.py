@@ -46,13 +46,11 @@ def _scaled(pattern: Pattern, name: str) -> Either:
 
 
 def _number(number: float) -> Piece:
-    return Piece((_aten.scalar_tensor.default,), number)
+    return Piece("scalar_tensor", number)
 
 
 # Truths become numbers before they are added.
-_MASK = Either(
-    Piece((_aten.where.self,), Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask")
-)
+_MASK = Either(Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
 def _scores(*, masked: bool) -> Either:
@@ -60,28 +58,25 @@ def _scores(*, masked: bool) -> Either:
         _scaled(turned(Leaf("key"), "turned"), "key"),
         turned(_scaled(Leaf("key"), "key"), "turned"),
     )
-    product = Piece(
-        (_aten.matmul.default, _aten.bmm.default), _scaled(Leaf("query"), "query"), keys
-    )
+    product = Piece("matmul bmm", _scaled(Leaf("query"), "query"), keys)
     scores = _scaled(product, "scores")
     if not masked:
         return scores
-    added = Piece((_aten.add.Tensor,), scores, _MASK, commutes=True, name="masked")
+    added = Piece("add.Tensor", scores, _MASK, commutes=True, name="masked")
     return Either(added, scores)
 
 
 def _weights(scores: Pattern) -> Either:
     """Return a softmax, which torch takes apart with 0 instead of NaN where all is -inf."""
     plain = Either(
-        Piece((_aten._softmax.default,), scores, LastAxis(), False),
-        Piece((_aten.softmax.int,), scores, LastAxis()),
+        Piece("_softmax", scores, LastAxis(), False),
+        Piece("softmax.int", scores, LastAxis()),
     )
-    invert = (_aten.logical_not.default,)
-    low = Piece((_aten.eq.Scalar,), Leaf("scores"), -math.inf)
-    empty = Piece(invert, Piece((_aten.any.dim,), Piece(invert, low), LastAxis(), True))
-    zeros = Piece((_aten.full_like.default,), Leaf("weights"), 0)
-    softmax = Piece((_aten._softmax.default,), Both(Leaf("scores"), scores), LastAxis(), False)
-    safe = Piece((_aten.where.self,), empty, zeros, Both(Leaf("weights"), softmax), name="safe")
+    low = Piece("eq.Scalar", Leaf("scores"), -math.inf)
+    empty = Piece("logical_not", Piece("any.dim", Piece("logical_not", low), LastAxis(), True))
+    zeros = Piece("full_like", Leaf("weights"), 0)
+    softmax = Piece("_softmax", Both(Leaf("scores"), scores), LastAxis(), False)
+    safe = Piece("where.self", empty, zeros, Both(Leaf("weights"), softmax), name="safe")
     return Either(safe, plain)
 
 
@@ -111,8 +106,8 @@ def _only_masks(match: Match, scores: Sequence[Dim]) -> bool:
 
 def _repeated(name: str) -> Piece:
     """Return heads, each as often as it has queries."""
-    single = Piece((_aten.unsqueeze.default,), Leaf(name), 2)
-    many = Piece((_aten.expand.default,), single, ANY, name=f"many {name}")
+    single = Piece("unsqueeze", Leaf(name), 2)
+    many = Piece("expand", single, ANY, name=f"many {name}")
     return view(many, f"all {name}")
 
 
@@ -134,7 +129,7 @@ def _grouped(match: Match) -> Arguments | None:
             args["scale"], True)  # fmt: skip
 
 
-_PRODUCT = (_aten.matmul.default, _aten.bmm.default)
+_PRODUCT = "matmul bmm"
 ATTENTION = (
     Whole(_ATTENTION, Piece(_PRODUCT, _weights(_scores(masked=True)), Leaf("value")), _attention),
 )
@@ -142,7 +137,7 @@ GROUPS = (
     Whole(
         _ATTENTION,
         Piece(
-            *((_ATTENTION,), Leaf("query"), _repeated("key"), _repeated("value")),
+            *("scaled_dot_product_attention", Leaf("query"), _repeated("key"), _repeated("value")),
             *(Either(Leaf("mask"), None), 0, ANY, ANY, False),
         ),
         _grouped,

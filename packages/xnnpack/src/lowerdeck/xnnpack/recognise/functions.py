@@ -21,13 +21,12 @@ _aten = torch.ops.aten
 
 def _six(pattern: Pattern) -> Either:
     """Return a tensor that is clamped to 0 and 6."""
-    clamp = (_aten.clamp.default,)
     return Either(
-        Piece(clamp, Piece(clamp, pattern, 0), None, 6),
-        Piece(clamp, pattern, 0, 6),
-        Piece((_aten.clamp_max.default,), Piece((_aten.clamp_min.default,), pattern, 0), 6),
-        Piece((_aten.hardtanh.default,), pattern, 0, 6),
-        Piece((_aten.relu6.default,), pattern),
+        Piece("clamp", Piece("clamp", pattern, 0), None, 6),
+        Piece("clamp", pattern, 0, 6),
+        Piece("clamp_max", Piece("clamp_min", pattern, 0), 6),
+        Piece("hardtanh", pattern, 0, 6),
+        Piece("relu6", pattern),
     )
 
 
@@ -49,8 +48,8 @@ def _prelu(match: Match) -> Arguments | None:
     return (x, slope) if one_each or all(map(is_one, sizes)) else None
 
 
-_POSITIVE = Piece((_aten.gt.Scalar,), X, 0)
-_PRELU = Piece((_aten.where.self,), _POSITIVE, X, Piece(MUL, W, X, commutes=True))
+_POSITIVE = Piece("gt.Scalar", X, 0)
+_PRELU = Piece("where.self", _POSITIVE, X, Piece(MUL, W, X, commutes=True))
 
 
 def _celu(match: Match) -> Arguments | None:
@@ -59,27 +58,27 @@ def _celu(match: Match) -> Arguments | None:
 
 
 _CELU = Piece(
-    (_aten.where.self,),
+    "where.self",
     _POSITIVE,
     X,
-    Piece(MUL, Piece((_aten.expm1.default,), Piece(DIV, X, Amount("alpha"))), Amount("alpha")),
+    Piece(MUL, Piece("expm1", Piece(DIV, X, Amount("alpha"))), Amount("alpha")),
 )
 _SOFTPLUS = Piece(
-    (_aten.where.self,),
-    Piece((_aten.gt.Scalar,), X, 20),
+    "where.self",
+    Piece("gt.Scalar", X, 20),
     X,
-    Piece((_aten.log1p.default,), Piece((_aten.exp.default,), X)),
+    Piece("log1p", Piece("exp", X)),
 )
-_TANH = Piece((_aten.tanh.default,), Either(_SOFTPLUS, Piece((_aten.softplus.default,), X)))
-_SIGMOID = Piece((_aten.sigmoid.default,), X)
+_TANH = Piece("tanh", Either(_SOFTPLUS, Piece("softplus", X)))
+_SIGMOID = Piece("sigmoid", X)
 FUNCTIONS = (
-    Whole(_aten.silu.default, Piece((_aten.mul.Tensor,), X, _SIGMOID, commutes=True), _of_x),
+    Whole(_aten.silu.default, Piece("mul.Tensor", X, _SIGMOID, commutes=True), _of_x),
     Whole(_aten.hardswish.default, Piece(DIV, Piece(MUL, X, _SHIFTED, commutes=True), 6), _of_x),
     Whole(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
     Whole(_aten.hardsigmoid.default, _SIXTH, _of_x),
     Whole(_aten._prelu_kernel.default, _PRELU, _prelu),
     Whole(_aten.celu.default, _CELU, _celu),
-    Whole(_aten.mish.default, Piece((_aten.mul.Tensor,), X, _TANH, commutes=True), _of_x),
+    Whole(_aten.mish.default, Piece("mul.Tensor", X, _TANH, commutes=True), _of_x),
     Whole(_aten.softplus.default, _SOFTPLUS, _of_x),
 )
 
@@ -95,20 +94,18 @@ def _rms_norm(match: Match) -> Arguments | None:
 
 
 _SQUARE = Either(
-    Piece((_aten.pow.Tensor_Scalar,), X, 2),
-    Piece((_aten.square.default,), X),
-    Piece((_aten.mul.Tensor,), X, X),
+    Piece("pow.Tensor_Scalar", X, 2),
+    Piece("square", X),
+    Piece("mul.Tensor", X, X),
 )
-_MEAN = Piece((_aten.mean.dim,), _SQUARE, LastAxis(), True)
+_MEAN = Piece("mean.dim", _SQUARE, LastAxis(), True)
 _VARIANCE = Piece(ADD, _MEAN, Amount("eps"))
-_FACTOR = Either(
-    Piece((_aten.rsqrt.default,), _VARIANCE), Piece((_aten.pow.Tensor_Scalar,), _VARIANCE, -0.5)
-)
-_NORMED = Piece((_aten.mul.Tensor,), X, _FACTOR, commutes=True)
+_FACTOR = Either(Piece("rsqrt", _VARIANCE), Piece("pow.Tensor_Scalar", _VARIANCE, -0.5))
+_NORMED = Piece("mul.Tensor", X, _FACTOR, commutes=True)
 NORMS = (
     Whole(
         _aten.rms_norm.default,
-        Piece((_aten.mul.Tensor,), _NORMED, W, commutes=True),
+        Piece("mul.Tensor", _NORMED, W, commutes=True),
         _rms_norm,
     ),
     Whole(_aten.rms_norm.default, _NORMED, _rms_norm),

@@ -14,26 +14,25 @@ import torch
 from torch.fx import Graph, Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import fake, is_one, shape_of
+from lowerdeck.xnnpack.emit import fake, is_one, named, shape_of
 from lowerdeck.xnnpack.operators.contract import ASSERTION
 from lowerdeck.xnnpack.operators.quantization import chosen_by, is_constant_source, name_of
 from lowerdeck.xnnpack.recognise.matching import same_sizes
 
 _aten = torch.ops.aten
 _SAME = frozenset(
-    {
-        *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default),
-        *(_aten.flatten.using_ints, _aten.to.dtype, _aten._to_copy.default, _aten.clone.default),
-        *(_aten.contiguous.default, _aten.alias.default, _aten.detach.default),
-    }
+    named(
+        "view reshape _unsafe_view flatten.using_ints to.dtype _to_copy clone contiguous "
+        "alias detach"
+    )
 )
 """What leaves numbers in their order, and those of integers as they are."""
-_TURNS = frozenset({_aten.t.default, _aten.permute.default, _aten.transpose.int})
+_TURNS = frozenset(named("t permute transpose.int"))
 _ROUNDED = "torchao.quantize_affine.default"
 _CHOSEN = "torchao.choose_qparams_affine.default"
 _INT8 = (-128, 127)
 _SEVEN_BITS = (-64, 63)
-PRODUCTS = frozenset({_aten._int_mm.default, _aten.mm.default})
+PRODUCTS = frozenset(named("_int_mm mm"))
 """Where such a layer is looked for."""
 
 
@@ -101,7 +100,6 @@ def integer_layers(graph: Graph, constants: Collection[str]) -> list[IntegerLaye
     """Return the layers of 8-bit integers in a graph.
 
     Args:
-        graph: The graph.
         constants: Names of the placeholders that no run changes.
     """
     found = [

@@ -11,18 +11,16 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, expression_of, schema_of
-from lowerdeck.xnnpack.emit import fake
+from lowerdeck.xnnpack.emit import fake, named
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
 """Arguments that change no number, seeing that the dtypes of results are compared."""
 _KEEPING = frozenset(
-    {
-        *(_aten.alias.default, _aten.clone.default, _aten.contiguous.default),
-        *(_aten.detach.default, _aten.expand.default, _aten.flatten.using_ints),
-        *(_aten.reshape.default, _aten.slice.Tensor, _aten.to.dtype, _aten._to_copy.default),
-        *(_aten._unsafe_view.default, _aten.view.default),
-    }
+    named(
+        "alias clone contiguous detach expand flatten.using_ints reshape slice.Tensor "
+        "to.dtype _to_copy _unsafe_view view"
+    )
 )
 """Operators that change nothing where the sizes and the dtype stay."""
 
@@ -56,7 +54,7 @@ class Piece:
     """A call of one of some operators.
 
     Args:
-        ops: The operators.
+        ops: The names of the operators.
         *args: What the arguments are, in the order of the schema. Those that are not mentioned
             have their defaults.
         commutes: Whether the first two may change places.
@@ -68,11 +66,9 @@ class Piece:
     commutes: bool
     name: str
 
-    def __init__(
-        self, ops: Sequence[object], *args: Pattern, commutes: bool = False, name: str = ""
-    ) -> None:
+    def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
         for key, value in (
-            ("ops", frozenset(ops)),
+            ("ops", frozenset(named(ops))),
             ("args", args),
             ("commutes", commutes),
             ("name", name),

@@ -56,7 +56,7 @@ def _is_made_of_nothing(node: Node) -> bool:
 
 
 # A cache of transformers that is still empty, in front of what it keeps.
-JOINS = (Whole(_aten.clone.default, Piece((_aten.cat.default,), ANY, ANY), _joined_alone),)
+JOINS = (Whole(_aten.clone.default, Piece("cat", ANY, ANY), _joined_alone),)
 SHUFFLES = (
     Whole(
         _aten.channel_shuffle.default,

@@ -39,10 +39,10 @@ class Whole:
     arguments: Callable[[Match], Arguments | None]
 
 
-ADD = (_aten.add.Tensor, _aten.add.Scalar)
-MUL = (_aten.mul.Tensor, _aten.mul.Scalar)
-DIV = (_aten.div.Tensor, _aten.div.Scalar)
-VIEW = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+ADD = "add.Tensor add.Scalar"
+MUL = "mul.Tensor mul.Scalar"
+DIV = "div.Tensor div.Scalar"
+VIEW = "view reshape _unsafe_view"
 X, W, B = Leaf("x"), Leaf("w"), Leaf("b")
 ANY = Whatever()
 
@@ -55,9 +55,9 @@ def view(pattern: Pattern, name: str = "") -> Piece:
 def turns(pattern: Pattern, name: str) -> tuple[Piece, ...]:
     """Return the ways to give a tensor's dimensions another order."""
     return (
-        Piece((_aten.permute.default,), pattern, ANY, name=name),
-        Piece((_aten.transpose.int,), pattern, ANY, ANY, name=name),
-        Piece((_aten.t.default, _aten.mT.default), pattern, name=name),
+        Piece("permute", pattern, ANY, name=name),
+        Piece("transpose.int", pattern, ANY, ANY, name=name),
+        Piece("t mT", pattern, name=name),
     )
 
 

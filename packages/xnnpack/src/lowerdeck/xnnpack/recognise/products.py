@@ -78,21 +78,21 @@ def _product(match: Match) -> Arguments | None:
 
 
 def _side(leaf: Leaf, name: str) -> Piece:
-    wide = Piece((_aten.expand.default,), leaf, ANY, name=f"wide {name}")
+    wide = Piece("expand", leaf, ANY, name=f"wide {name}")
     return view(Either(wide, leaf), name)
 
 
 _ROWS = view(X, "rows")
-_ADDMM = Piece((_aten.addmm.default,), B, _ROWS, turned(W, "turned"))
-_MM = Piece((_aten.mm.default,), _ROWS, turned(W, "turned"))
-_BMM = Piece((_aten.bmm.default,), _side(X, "left"), _side(W, "right"))
+_ADDMM = Piece("addmm", B, _ROWS, turned(W, "turned"))
+_MM = Piece("mm", _ROWS, turned(W, "turned"))
+_BMM = Piece("bmm", _side(X, "left"), _side(W, "right"))
 PRODUCTS = (
     Whole(_aten.linear.default, view(_ADDMM), _linear),
     Whole(_aten.linear.default, view(_MM), _linear),
-    Whole(_aten.matmul.default, view(Piece((_aten.mm.default,), _ROWS, W)), _rows_times_matrix),
+    Whole(_aten.matmul.default, view(Piece("mm", _ROWS, W)), _rows_times_matrix),
     Whole(
         _aten.addmm.default,
-        view(Piece((_aten.addmm.default,), B, _ROWS, W)),
+        view(Piece("addmm", B, _ROWS, W)),
         _rows_times_matrix_and_bias,
     ),
     Whole(_aten.matmul.default, view(_BMM), _product),
@@ -110,11 +110,11 @@ def _layer(match: Match) -> Arguments | None:
     return (x, w, b) if same_sizes(shape[-1:], weight[1:]) else None
 
 
-_TURNED_PRODUCT = Piece((_aten.matmul.default,), X, turned(W, "turned"))
+_TURNED_PRODUCT = Piece("matmul", X, turned(W, "turned"))
 LAYERS = (
     Whole(
         _aten.linear.default,
-        Piece((_aten.add.Tensor,), _TURNED_PRODUCT, B, commutes=True),
+        Piece("add.Tensor", _TURNED_PRODUCT, B, commutes=True),
         _layer,
     ),
     Whole(_aten.linear.default, _TURNED_PRODUCT, _layer),

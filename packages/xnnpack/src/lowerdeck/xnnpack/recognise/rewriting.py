@@ -182,11 +182,7 @@ def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
 
 
 class _Survey:
-    """What is known of all nodes of a graph before the first of them is replaced.
-
-    Args:
-        graph: The graph.
-    """
+    """What is known of all nodes of a graph before the first of them is replaced."""
 
     def __init__(self, graph: Graph) -> None:
         self.place: dict[Node, int] = {}

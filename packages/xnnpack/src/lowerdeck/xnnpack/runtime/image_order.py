@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lowerdeck.serializer import XnnGraph, XnnNode
+from lowerdeck.serializer import XnnGraph, XnnNode, XnnOperator
 from lowerdeck.xnnpack.payload.layout import Layout, conversion
-from lowerdeck.xnnpack.payload.schema import NodeKind
 
 _MAKES_IMAGES = frozenset(
     {
-        *(NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D, NodeKind.CONV_TRANSPOSE_2D),
-        *(NodeKind.MAX_POOLING_2D, NodeKind.AVG_POOLING_2D, NodeKind.GLOBAL_AVG_POOLING_2D),
-        NodeKind.STATIC_RESIZE_BILINEAR_2D,
+        *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D, XnnOperator.CONV_TRANSPOSE_2D),
+        *(
+            XnnOperator.MAX_POOLING_2D,
+            XnnOperator.AVG_POOLING_2D,
+            XnnOperator.GLOBAL_AVG_POOLING_2D,
+        ),
+        XnnOperator.STATIC_RESIZE_BILINEAR_2D,
     }
 )
 _MAKES_NONE = frozenset(
-    {NodeKind.STATIC_RESHAPE, NodeKind.FULLY_CONNECTED, NodeKind.BATCH_MATRIX_MULTIPLY}
+    {XnnOperator.STATIC_RESHAPE, XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
 )
 
 

@@ -9,14 +9,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812  (its usual name)
 
+from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.errors import DelegateRunError
-from lowerdeck.xnnpack.payload.schema import (
-    ALIGN_CORNERS,
-    CONCATENATE_KINDS,
-    KEEP_DIMS,
-    TRANSPOSE_WEIGHTS,
-    NodeKind,
-)
 
 Tensor = torch.Tensor
 Fields: TypeAlias = Mapping[str, Any]
@@ -71,7 +65,7 @@ def _padded(value: Tensor, fields: Fields, filler: float = 0.0) -> Tensor:
 def _fully_connected(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
     value, filters, *bias = inputs
     bounded(*value.shape[:-1], *filters.shape)
-    matrix = filters.t() if fields["flags"] & TRANSPOSE_WEIGHTS else filters
+    matrix = filters.t() if fields["flags"] & XnnNode.TRANSPOSE_WEIGHTS else filters
     return F.linear(value, matrix, bias[0].reshape(-1) if bias else None)
 
 
@@ -143,7 +137,7 @@ def _avg_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _global_avg_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
-    return inputs[0].mean((-3, -2), keepdim=bool(fields["flags"] & KEEP_DIMS))
+    return inputs[0].mean((-3, -2), keepdim=bool(fields["flags"] & XnnNode.KEEP_DIMS))
 
 
 def _resize(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
@@ -155,7 +149,7 @@ def _resize(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
             pixels,
             size,
             mode="bilinear",
-            align_corners=bool(fields["flags"] & ALIGN_CORNERS),
+            align_corners=bool(fields["flags"] & XnnNode.ALIGN_CORNERS),
         )
     )
 
@@ -196,7 +190,7 @@ def _concatenate(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
 
 def _matrix_product(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
     left, right = inputs
-    right = right.transpose(-1, -2) if fields["flags"] & TRANSPOSE_WEIGHTS else right
+    right = right.transpose(-1, -2) if fields["flags"] & XnnNode.TRANSPOSE_WEIGHTS else right
     bounded(*_broadcast(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     return torch.matmul(left, right)
 
@@ -214,56 +208,62 @@ def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
     return kernel
 
 
-KERNELS: Mapping[NodeKind, Kernel] = {
-    NodeKind.ABS: _unary(torch.abs),
-    NodeKind.ADD: _binary(torch.add),
-    NodeKind.AVG_POOLING_2D: _avg_pool,
-    NodeKind.BATCH_MATRIX_MULTIPLY: _matrix_product,
-    NodeKind.CEILING: _unary(torch.ceil),
-    NodeKind.CLAMP: _unary(torch.clone),
-    NodeKind.CONVERT: _unary(torch.clone),
-    NodeKind.CONV2D: _convolution,
-    NodeKind.CONV_TRANSPOSE_2D: _transposed,
-    NodeKind.COPY: _unary(torch.clone),
-    NodeKind.COS: _unary(torch.cos),
-    NodeKind.DEPTHWISE_CONV2D: _depthwise,
-    NodeKind.DIV: _binary(torch.div),
-    NodeKind.ELU: lambda fields, inputs: F.elu(inputs[0], float(fields["alpha"])),
-    NodeKind.EXP: _unary(torch.exp),
-    NodeKind.FLOOR: _unary(torch.floor),
-    NodeKind.FULLY_CONNECTED: _fully_connected,
-    NodeKind.GELU: _unary(F.gelu),
-    NodeKind.GLOBAL_AVG_POOLING_2D: _global_avg_pool,
-    NodeKind.HARDSWISH: _unary(F.hardswish),
-    NodeKind.LEAKY_RELU: lambda fields, inputs: F.leaky_relu(
+KERNELS: Mapping[XnnOperator, Kernel] = {
+    XnnOperator.ABS: _unary(torch.abs),
+    XnnOperator.ADD: _binary(torch.add),
+    XnnOperator.AVG_POOLING_2D: _avg_pool,
+    XnnOperator.BATCH_MATRIX_MULTIPLY: _matrix_product,
+    XnnOperator.CEILING: _unary(torch.ceil),
+    XnnOperator.CLAMP: _unary(torch.clone),
+    XnnOperator.CONVERT: _unary(torch.clone),
+    XnnOperator.CONV2D: _convolution,
+    XnnOperator.CONV_TRANSPOSE_2D: _transposed,
+    XnnOperator.COPY: _unary(torch.clone),
+    XnnOperator.COS: _unary(torch.cos),
+    XnnOperator.DEPTHWISE_CONV2D: _depthwise,
+    XnnOperator.DIV: _binary(torch.div),
+    XnnOperator.ELU: lambda fields, inputs: F.elu(inputs[0], float(fields["alpha"])),
+    XnnOperator.EXP: _unary(torch.exp),
+    XnnOperator.FLOOR: _unary(torch.floor),
+    XnnOperator.FULLY_CONNECTED: _fully_connected,
+    XnnOperator.GELU: _unary(F.gelu),
+    XnnOperator.GLOBAL_AVG_POOLING_2D: _global_avg_pool,
+    XnnOperator.HARDSWISH: _unary(F.hardswish),
+    XnnOperator.LEAKY_RELU: lambda fields, inputs: F.leaky_relu(
         inputs[0], float(fields["negative_slope"])
     ),
-    NodeKind.LOG: _unary(torch.log),
-    NodeKind.MAXIMUM: _binary(torch.maximum),
-    NodeKind.MAX_POOLING_2D: _max_pool,
-    NodeKind.MINIMUM: _binary(torch.minimum),
-    NodeKind.MULTIPLY: _binary(torch.mul),
-    NodeKind.NEGATE: _unary(torch.neg),
-    NodeKind.PRELU: _binary(lambda value, slope: torch.where(value > 0, value, value * slope)),
-    NodeKind.RECIPROCAL_SQUARE_ROOT: _unary(torch.rsqrt),
-    NodeKind.SIGMOID: _unary(torch.sigmoid),
-    NodeKind.SIN: _unary(torch.sin),
-    NodeKind.SOFTMAX: _unary(lambda value: torch.softmax(value, -1)),
-    NodeKind.SQUARE: _unary(torch.square),
-    NodeKind.SQUARE_ROOT: _unary(torch.sqrt),
-    NodeKind.STATIC_CONSTANT_PAD: _constant_pad,
-    NodeKind.STATIC_RESHAPE: _reshape,
-    NodeKind.STATIC_RESIZE_BILINEAR_2D: _resize,
-    NodeKind.STATIC_SLICE: _slice,
-    NodeKind.STATIC_TRANSPOSE: _transpose,
-    NodeKind.SUBTRACT: _binary(torch.sub),
-    NodeKind.TANH: _unary(torch.tanh),
-    **dict.fromkeys(CONCATENATE_KINDS, _concatenate),
+    XnnOperator.LOG: _unary(torch.log),
+    XnnOperator.MAXIMUM: _binary(torch.maximum),
+    XnnOperator.MAX_POOLING_2D: _max_pool,
+    XnnOperator.MINIMUM: _binary(torch.minimum),
+    XnnOperator.MULTIPLY: _binary(torch.mul),
+    XnnOperator.NEGATE: _unary(torch.neg),
+    XnnOperator.PRELU: _binary(lambda value, slope: torch.where(value > 0, value, value * slope)),
+    XnnOperator.RECIPROCAL_SQUARE_ROOT: _unary(torch.rsqrt),
+    XnnOperator.SIGMOID: _unary(torch.sigmoid),
+    XnnOperator.SIN: _unary(torch.sin),
+    XnnOperator.SOFTMAX: _unary(lambda value: torch.softmax(value, -1)),
+    XnnOperator.SQUARE: _unary(torch.square),
+    XnnOperator.SQUARE_ROOT: _unary(torch.sqrt),
+    XnnOperator.STATIC_CONSTANT_PAD: _constant_pad,
+    XnnOperator.STATIC_RESHAPE: _reshape,
+    XnnOperator.STATIC_RESIZE_BILINEAR_2D: _resize,
+    XnnOperator.STATIC_SLICE: _slice,
+    XnnOperator.STATIC_TRANSPOSE: _transpose,
+    XnnOperator.SUBTRACT: _binary(torch.sub),
+    XnnOperator.TANH: _unary(torch.tanh),
+    **dict.fromkeys([one for one in XnnOperator if one.joined], _concatenate),
 }
 IGNORE_RANGE = frozenset(KERNELS) - {
-    *(NodeKind.ADD, NodeKind.SUBTRACT, NodeKind.MULTIPLY, NodeKind.DIV, NodeKind.CLAMP),
-    *(NodeKind.FULLY_CONNECTED, NodeKind.MAX_POOLING_2D, NodeKind.AVG_POOLING_2D),
-    NodeKind.GLOBAL_AVG_POOLING_2D,
-    *(NodeKind.CONV2D, NodeKind.DEPTHWISE_CONV2D, NodeKind.CONV_TRANSPOSE_2D),
+    *(
+        XnnOperator.ADD,
+        XnnOperator.SUBTRACT,
+        XnnOperator.MULTIPLY,
+        XnnOperator.DIV,
+        XnnOperator.CLAMP,
+    ),
+    *(XnnOperator.FULLY_CONNECTED, XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D),
+    XnnOperator.GLOBAL_AVG_POOLING_2D,
+    *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D, XnnOperator.CONV_TRANSPOSE_2D),
 }
 """The kinds whose range the official runtime does not look at."""

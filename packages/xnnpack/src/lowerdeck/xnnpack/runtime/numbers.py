@@ -12,7 +12,6 @@ from lowerdeck.serializer import (
     XnnGraph,
     XnnNode,
     XnnOperator,
-    XnnQuantization,
     XnnValue,
 )
 from lowerdeck.torch_base import view_tensor
@@ -66,23 +65,16 @@ def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Ten
             stored = view_tensor(data, dtype, value.shape)
     except ValueError as error:
         raise BlobError(f"the constant {value.id}: {error}") from error
-    if value.quantization is None:
+    if not value.encoding.scheme:
         return stored.float()
-    if dtype is torch.int32:
-        return stored
-    return _scaled(graph, value, value.quantization, stored, named)
+    return stored if dtype is torch.int32 else _scaled(graph, value, stored, named)
 
 
-def _scaled(
-    graph: XnnGraph,
-    value: XnnValue,
-    how: XnnQuantization,
-    stored: torch.Tensor,
-    named: Named,
-) -> torch.Tensor:
+def _scaled(graph: XnnGraph, value: XnnValue, stored: torch.Tensor, named: Named) -> torch.Tensor:
+    how = value.encoding
     if how.scheme == "tensor":
-        return (stored.float() - how.zero_point) * how.scales[0]
-    scales = _scales(graph, value, how, named)
+        return (stored.float() - how.zero_point) * how.scale
+    scales = _scales(graph, value, named)
     if how.scheme == "group":
         rows, width = value.shape
         each = scales.reshape(rows, -1).repeat_interleave(how.group_size, 1)
@@ -92,7 +84,8 @@ def _scaled(
     return stored.float() * scales.reshape(sizes)
 
 
-def _scales(graph: XnnGraph, value: XnnValue, how: XnnQuantization, named: Named) -> torch.Tensor:
+def _scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
+    how = value.encoding
     if how.scale_constant is None:
         return torch.tensor(how.scales)
     data = _data(graph, how.scale_constant, named)
@@ -116,28 +109,23 @@ def _data(graph: XnnGraph, constant: XnnConstant, named: Named) -> memoryview:
 
 def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor | None:
     """Return the scales of a filter's channels, None for a filter of floats or of groups."""
-    how = value.quantization
-    if how is None or how.scheme == "group":
-        return None
-    if how.scheme == "tensor":
-        return torch.tensor(how.scales[0])
-    return _scales(graph, value, how, named)
+    if value.encoding.scheme == "tensor":
+        return torch.tensor(value.encoding.scale)
+    return _scales(graph, value, named) if value.encoding.scheme == "channel" else None
 
 
 def real(given: torch.Tensor, value: XnnValue) -> torch.Tensor:
     """Return an argument of a call as real numbers."""
-    how = value.quantization
-    if how is None:
-        return given.float()
-    return (given.float() - how.zero_point) * how.scales[0]
+    how = value.encoding
+    return (given.float() - how.zero_point) * how.scale if how.scheme else given.float()
 
 
 def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
     """Return real numbers as the program holds them."""
-    how = value.quantization
-    if how is None:
+    how = value.encoding
+    if not how.scheme:
         return numbers.to(PROGRAM_DTYPES[value.dtype])
-    integers = (numbers / how.scales[0]).round() + how.zero_point
+    integers = (numbers / how.scale).round() + how.zero_point
     return integers.clamp(_LEAST, _MOST).to(torch.int8)
 
 
@@ -154,9 +142,8 @@ def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
     if value.dtype is XnnDatatype.FP32:
         return numbers
     if value.dtype is XnnDatatype.QDINT8:
-        assert value.quantization is not None
-        return _rounded_at_run_time(numbers, value.quantization.nonbatch_dims)
-    if value.quantization is None:
+        return _rounded_at_run_time(numbers, value.encoding.nonbatch_dims)
+    if not value.encoding.scheme:
         return numbers.to(PROGRAM_DTYPES[value.dtype]).float()
     # The runtime quantises NaN to the largest integer.
     plain = numbers.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -190,8 +177,7 @@ def bias_factor(
     if scales is None:
         return None
     if bias.dtype in (XnnDatatype.QINT32, XnnDatatype.QCINT32):
-        assert source.quantization is not None
-        return scales * source.quantization.scales[0]
+        return scales * source.encoding.scale
     return scales if source.dtype is XnnDatatype.FP32 else None
 
 

@@ -40,14 +40,12 @@ def precision_of(node: XnnNode, values: Mapping[int, XnnValue]) -> Precision | N
     """Return how exact a node is, None for float32 throughout.
 
     Args:
-        node: The node.
         values: The values of its payload by id.
     """
     made = values[node.outputs[0]]
     relative = max(_RELATIVE.get(values[one].dtype, 0.0) for one in (*node.inputs, made.id))
     if made.dtype is XnnDatatype.QDINT8:
         return Precision(at_run_time=True, relative=relative)
-    if made.quantization is not None:
-        how = made.quantization
-        return Precision(how.scales[0], how.zero_point, relative=relative)
+    if made.encoding.scheme:
+        return Precision(made.encoding.scale, made.encoding.zero_point, relative=relative)
     return Precision(relative=relative) if relative else None

@@ -18,9 +18,7 @@ from lowerdeck.serializer import (
     verify_payload,
 )
 from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
-from lowerdeck.xnnpack.payload.encode import LAYOUT_MARK
-from lowerdeck.xnnpack.payload.layout import Layout, conversion
-from lowerdeck.xnnpack.payload.schema import EXTERNAL_INPUT, EXTERNAL_OUTPUT
+from lowerdeck.xnnpack.payload.layout import LAYOUT_MARK, Layout, conversion
 from lowerdeck.xnnpack.runtime.image_order import images
 from lowerdeck.xnnpack.runtime.kernels import IGNORE_RANGE, KERNELS
 from lowerdeck.xnnpack.runtime.numbers import (
@@ -108,8 +106,8 @@ class XnnpackRuntime:
             if isinstance(error, BlobError):
                 raise
             raise BlobError(f"its constants do not fit together: {error}") from error
-        inputs = [value for value in graph.values if value.flags == EXTERNAL_INPUT]
-        outputs = [value for value in graph.values if value.flags == EXTERNAL_OUTPUT]
+        inputs = [value for value in graph.values if value.flags == XnnValue.INPUT]
+        outputs = [value for value in graph.values if value.flags == XnnValue.OUTPUT]
         outputs.sort(key=_position)
         _check_order(graph, {*constants, *(value.id for value in inputs)})
         first = graph.num_externs - len(outputs)
@@ -238,7 +236,7 @@ def _run(
         inputs = [values[one] for one in node.inputs]
         if factor is not None:
             inputs[2] = inputs[2].reshape(-1) * factor
-        result = KERNELS[node.operator](node.parameters, inputs)
+        result = KERNELS[node.operator](node.fields, inputs)
         if node.output_range is not None and node.operator not in IGNORE_RANGE:
             result = result.clamp(*node.output_range)
         result = rounded(result, output)
@@ -266,12 +264,11 @@ def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
 
 def _check_computable(graph: XnnGraph) -> None:
     for value in graph.values:
-        scaled = value.quantization is not None
-        known = value.dtype in COMPUTED and scaled == value.dtype.name.startswith("Q")
+        known = value.dtype in COMPUTED
         outside = value.external_id is None or value.dtype in PROGRAM_DTYPES
         if not (known and outside) or value.dynamic_dtype:
             raise BlobError(
-                f"value {value.id} is {value.dtype.name}{', quantised' * scaled}, which "
+                f"value {value.id} is {value.dtype.name}, which "
                 "this runtime does not compute: it is a reference for the payloads of this "
                 "package. Run the file in the official runtime"
             )

@@ -1,0 +1,41 @@
+"""Rewriting of a method call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
+from lowerdeck.emitter.ir.values import TensorValue
+
+Rule: TypeAlias = Callable[[Call, list[Operation]], Sequence[Operation] | None]
+"""Changes a call, appends what precedes it to the list, and returns what replaces it; None keeps
+the call."""
+
+
+def rewrite(method: Method, rule: Rule) -> None:
+    """Apply a rule to the calls of all blocks of a method, in place."""
+    for block in list(all_blocks(method.block)):
+        body: list[Operation] = []
+        for operation in block.body:
+            replaced = rule(operation, body) if isinstance(operation, Call) else None
+            body += [operation] if replaced is None else replaced
+        block.body = body
+
+
+def by_target(rules: Mapping[Any, Rule]) -> Rule:
+    """Return the rule that applies those of each call's target."""
+
+    def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
+        found = rules.get(call.target)
+        return None if found is None else found(call, before)
+
+    return rule
+
+
+def cast(value: TensorValue, result: TensorValue, origin: Any = None) -> Call:
+    """Return the call that casts a tensor to the dtype of another one."""
+    args = [value, result.dtype, None, None, None, False, None]
+    return Call(torch.ops.aten._to_copy.default, args, [result], origin)

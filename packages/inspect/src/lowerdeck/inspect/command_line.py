@@ -1,0 +1,313 @@
+"""Find, load and run the commands of installed packages.
+
+Commands are entry points of the group ``lowerdeck.commands``. Only the one that is called is
+imported, so that commands that read files never import torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from importlib.metadata import EntryPoint, distributions
+from io import TextIOWrapper
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from lowerdeck.inspect.commands.answers import (
+    EXIT_STATUS_HELP,
+    CommandError,
+    ExitStatus,
+    complain,
+    flush_stdout,
+    is_closed,
+    printing,
+    say,
+    status_of,
+)
+from lowerdeck.inspect.commands.known import COMMANDS
+from lowerdeck.inspect.installed import installed_entries
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+    from lowerdeck.inspect.commands.protocol import Command
+
+GROUP = "lowerdeck.commands"
+Loading = Callable[[str], AbstractContextManager[None]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: What comes after ``lowerdeck`` on the command line; ``sys.argv`` by default.
+
+    Returns:
+        What the command returns, or the :class:`ExitStatus` of the error that ended it.
+
+    Raises:
+        SystemExit: The arguments are wrong, or help or the version was asked for.
+
+    Example:
+        >>> import contextlib, io
+        >>> with contextlib.redirect_stdout(io.StringIO()) as shown:
+        ...     status = main([])
+        >>> status == 0 and "inspect" in shown.getvalue()
+        True
+    """
+    return run_command(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(
+    arguments: list[str],
+    loading: Loading | None = None,
+) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: What comes after ``lowerdeck`` on the command line.
+        loading: Called with the command's name, gives what its module is imported inside.
+
+    Raises:
+        SystemExit: The arguments are wrong, or help or the version was asked for.
+    """
+    name = arguments[0] if arguments else ""
+    # Known before anything is parsed or loaded, for that can fail as well.
+    debug = "--debug" in arguments
+    with _any_encoding(), _interrupts() as interrupted:
+        try:
+            status = _run(arguments, loading)
+            flush_stdout()
+        except BrokenPipeError:
+            # The reader of the output (``| head``) went away, which is not an error.
+            _let_go_of_stdout()
+            return ExitStatus.DONE
+        except (Exception, KeyboardInterrupt) as error:
+            if debug:
+                _show_traceback(error)
+            # A module that is interrupted while it is imported may raise anything.
+            if interrupted or isinstance(error, KeyboardInterrupt):
+                complain(name, "interrupted")
+                return ExitStatus.INTERRUPTED
+            return _end(name, error)
+        return status
+
+
+def _show_traceback(error: BaseException) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        traceback.print_exception(error)
+
+
+def _run(arguments: list[str], loading: Loading | None) -> int:
+    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        say(*_menu(found).splitlines())
+        return ExitStatus.DONE
+    if arguments[0] == "--version":
+        say(*_versions().splitlines())
+        return ExitStatus.DONE
+    name = arguments[0]
+    # A command that reads files imports no library that warns, nor logging.
+    ours = COMMANDS.get(name, ("", ""))[0] == "lowerdeck-inspect"
+    with nullcontext() if ours or "--debug" in arguments else _quiet_libraries():
+        with loading(name) if loading else nullcontext():
+            command = _load(name, found)
+        return command.run(_parser(name, command).parse_args(arguments[1:]))
+
+
+def _quiet_libraries() -> AbstractContextManager[None]:
+    # Looking at a file needs no logging.
+    from lowerdeck.inspect.commands.quiet import quiet_libraries
+
+    return quiet_libraries()
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
+    parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
+    command.configure(parser)
+    # A command that has an option of that name keeps its own.
+    with suppress(argparse.ArgumentError):
+        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    with suppress(argparse.ArgumentError):
+        parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
+    return parser
+
+
+def root_parser() -> argparse.ArgumentParser:
+    """Return a parser with every installed command, for shell completion."""
+    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    parser = argparse.ArgumentParser(prog="lowerdeck")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    for name in sorted(found):
+        # `lowerdeck doctor` reports commands that cannot be imported.
+        with suppress(CommandError):
+            command = _load(name, found)
+            command.configure(commands.add_parser(name, help=_description(name, found)))
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports help that cannot be written, and keeps usage errors off stdout."""
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        # argparse does not report that it could not write.
+        with printing():
+            print(self.format_help(), end="", file=file)
+        flush_stdout()
+
+    def error(self, message: str) -> NoReturn:
+        if is_closed("stderr"):
+            # argparse would print to stdout instead.
+            raise SystemExit(ExitStatus.USAGE)
+        # Not by ``exit``, whose message would be the user's text as it is.
+        self.print_usage(sys.stderr)
+        complain(self.prog.partition(" ")[2], f"error: {message}")
+        raise SystemExit(ExitStatus.USAGE)
+
+
+class _VersionAction(argparse.Action):
+    """Prints one package per line, which argparse would wrap into one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        say(*_versions().splitlines())
+        flush_stdout()
+        parser.exit()
+
+
+def _end(name: str, error: Exception) -> ExitStatus:
+    """Print one line about the error that ended a command, and return its status."""
+    status = status_of(error)
+    if status is not None:
+        complain(name, str(error) or type(error).__name__)
+        return status
+    complain(
+        name,
+        f"this is a bug in lowerdeck, not in your input: {type(error).__name__}: {error}; --debug "
+        "shows where, please report it",
+    )
+    return ExitStatus.FAILED
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that is empty until Ctrl-C; a handler of the host stays installed."""
+    seen: list[int] = []
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not ours:
+        yield seen
+        return
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _any_encoding() -> Iterator[None]:
+    """Print characters that the terminal's encoding lacks as escapes.
+
+    No other handler of errors does: not ``surrogateescape``, which Python chooses in the C locale,
+    and those that never fail drop letters of names.
+    """
+    with ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            before = getattr(stream, "errors", None)
+            if isinstance(stream, TextIOWrapper) and before is not None:
+                stream.reconfigure(errors="backslashreplace")
+                stack.callback(_set_errors, stream, before)
+        yield
+
+
+def _set_errors(stream: TextIOWrapper, errors: str) -> None:
+    with suppress(ValueError, OSError):
+        stream.reconfigure(errors=errors)
+
+
+def _let_go_of_stdout() -> None:
+    """Discard Python's last flush of the output, which would fail again."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
+    if name not in found:
+        known = ", ".join(sorted(found))
+        complain(
+            "",
+            f"{COMMANDS[name][0]} is not installed: pip install {COMMANDS[name][0]}"
+            if name in COMMANDS
+            else f"there is no command {name!r}; installed are: {known}",
+        )
+        raise SystemExit(ExitStatus.USAGE)
+    try:
+        command: Command = found[name].load()
+    except (Exception, SystemExit) as error:
+        raise CommandError(
+            f"this command ({found[name].value}) cannot be loaded: {type(error).__name__}: "
+            f"{error}; --debug shows where",
+            ExitStatus.FAILED,
+        ) from error
+    return command
+
+
+def _versions() -> str:
+    """Return the installed packages of ours with their versions, one in a line."""
+    found = {
+        distribution.metadata["Name"]: distribution.version
+        for distribution in distributions()
+        if re.match("lowerdeck(-|$)", distribution.metadata["Name"] or "")
+    }
+    return "\n".join(f"{name} {version}" for name, version in sorted(found.items()))
+
+
+def _description(name: str, found: Mapping[str, EntryPoint]) -> str:
+    """Return one line about a command without importing it."""
+    if name in COMMANDS:
+        return COMMANDS[name][1]
+    distribution = found[name].dist
+    if distribution is None:
+        return f"from {found[name].module}"
+    return distribution.metadata["Summary"] or f"from {distribution.name}"
+
+
+def _menu(found: Mapping[str, EntryPoint]) -> str:
+    """List the installed commands: Lowerdeck's in the order of use, then others by name."""
+    names = [name for name in COMMANDS if name in found]
+    names += sorted(found.keys() - COMMANDS.keys())
+    width = max(map(len, names), default=0)
+    return "\n".join(
+        (
+            "usage: lowerdeck COMMAND [ARGUMENT ...]",
+            "",
+            *(f"  {name:<{width}}  {_description(name, found)}" for name in names),
+            "",
+            "`lowerdeck COMMAND --help` shows the arguments of a command, `lowerdeck --version` "
+            "the installed packages.",
+            f"Every command takes --debug; {EXIT_STATUS_HELP}.",
+        )
+    )

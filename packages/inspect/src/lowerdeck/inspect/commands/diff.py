@@ -1,0 +1,201 @@
+"""``lowerdeck diff A B``: how two `.pte` files differ, by meaning and not by bytes."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lowerdeck.inspect.commands.answers import CommandError, ExitStatus, reading, say
+from lowerdeck.inspect.commands.inspect import trace_text, write_page
+from lowerdeck.inspect.commands.paths import keep_apart
+from lowerdeck.inspect.commands.sizes import size_text
+from lowerdeck.inspect.commands.summary import summarise
+from lowerdeck.inspect.report import clip, html_diff, method_changes, pair_rows, stored_changes
+from lowerdeck.serializer import ContainerMetadata, PteFile, TraceError, open_pte
+
+_MOST_LINES = 40
+
+
+class DiffCommand:
+    """Compares methods, instructions, memory, delegates and stored data."""
+
+    help = "compare two .pte files"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command."""
+        parser.add_argument("old", type=Path, metavar="A")
+        parser.add_argument("new", type=Path, metavar="B")
+        parser.add_argument(
+            "--html", type=Path, metavar="OUT", help="write both side by side as one page"
+        )
+        parser.add_argument(
+            "--traces",
+            type=Path,
+            nargs=2,
+            metavar="FILE",
+            help="with --html: what `lowerdeck run --trace FILE` wrote for A and for B, with the "
+            "same inputs; shows how far each result of B is from A's",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the differences, or write the page.
+
+        Returns:
+            0 if the files mean the same, else 1.
+
+        Raises:
+            CommandError: A file is malformed or cannot be opened, or the page cannot be written
+                or would replace one of them.
+        """
+        traces = args.traces or []
+        keep_apart(
+            read=[("A", args.old), ("B", args.new), *(("--traces", one) for one in traces)],
+            written=[("--html", args.html)],
+        )
+        if traces and args.html is None:
+            raise CommandError(
+                "--traces is for the page of --html, which is not asked for", ExitStatus.USAGE
+            )
+        with ExitStack() as stack:
+            old, new = (_open(path, stack) for path in (args.old, args.new))
+            lines = list(difference_lines(old, new))
+            if args.html is not None:
+                write_page(_page(old, new, args), args.html)
+        say(*(lines or ["no difference in meaning"]))
+        return ExitStatus.DIFFERS if lines else ExitStatus.DONE
+
+
+def _page(old: PteFile, new: PteFile, args: argparse.Namespace) -> str:
+    titles = args.old.name, args.new.name
+    if args.traces is None:
+        return html_diff(old, new, titles=titles)
+    texts = trace_text(args.traces[0]), trace_text(args.traces[1])
+    try:
+        return html_diff(old, new, titles=titles, traces=texts)
+    except TraceError as error:
+        raise CommandError(f"--traces: {error}") from error
+
+
+def _open(path: Path, stack: ExitStack) -> PteFile:
+    """Open a file and decode all that will be compared, while its name is known."""
+    with reading(path):
+        file = stack.enter_context(open_pte(path))
+        summarise(file)
+    return file
+
+
+def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
+    """Yield a line for each thing that is not the same in both files.
+
+    Where the bytes are (alignment, order of segments, sharing) has no meaning and is left out.
+
+    Args:
+        old: The file on the left.
+        new: The file on the right.
+
+    Raises:
+        FormatError: A file is malformed.
+    """
+    left, right = summarise(old), summarise(new)
+    if left["version"] != right["version"]:
+        yield f"schema version: {left['version']} -> {right['version']}"
+    programs = old.program(), new.program()
+    changes = {change["name"]: change["rows"] for change in method_changes(*programs)}
+    structures = [
+        {plan.name: plan.container_meta_type for plan in program.execution_plan}
+        for program in programs
+    ]
+    methods = {m["name"]: m for m in left["methods"]}, {m["name"]: m for m in right["methods"]}
+    for name in [*methods[0], *(name for name in methods[1] if name not in methods[0])]:
+        if name not in methods[1]:
+            yield f"method {name}: removed"
+        elif name not in methods[0]:
+            yield f"method {name}: added"
+        else:
+            yield from _structure_differences(name, *(side[name] for side in structures))
+            yield from _method_differences(methods[0][name], methods[1][name])
+            yield from _instruction_differences(name, changes.get(clip(name), []))
+    yield from _payload_differences(left, right)
+    before, after = _of_delegates(left), _of_delegates(right)
+    for word, gone in (("removed", before - after), ("added", after - before)):
+        yield from (f"delegate {word}: {text}" for text in sorted(gone.elements()))
+    for entry in stored_changes(*programs):
+        if entry["kind"] == "delegate" and entry["change"] != "changed":
+            continue  # shown above, with its settings
+        kind, name = entry["kind"], entry["name"]
+        what = name if name.startswith(f"{kind} ") else f"{kind} {name}"
+        sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
+        yield f"{what}: {entry['change']}, {sizes}"
+
+
+def _structure_differences(name: str, *sides: ContainerMetadata | None) -> Iterator[str]:
+    """Yield a line for each structure of inputs or outputs that is not the same."""
+    for field, what in (("encoded_inp_str", "inputs"), ("encoded_out_str", "outputs")):
+        texts = [str(getattr(side, field, "")) for side in sides]
+        if texts[0] != texts[1]:
+            yield f"method {name}: structure of {what}: {clip(texts[0])} -> {clip(texts[1])}"
+
+
+def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    name = old["name"]
+    for kind in ("inputs", "outputs"):
+        if old[kind] != new[kind]:
+            shown = [", ".join(value["text"] for value in side[kind]) for side in (old, new)]
+            yield f"method {name}: {kind}: ({shown[0]}) -> ({shown[1]})"
+    if old["planned_memory"] != new["planned_memory"]:
+        sizes = [sum(m["size"] for m in side["planned_memory"]) for side in (old, new)]
+        yield f"method {name}: planned memory: {size_text(sizes[0])} -> {size_text(sizes[1])}"
+    for operator in sorted({*old["operators"], *new["operators"]}):
+        counts = old["operators"].get(operator, 0), new["operators"].get(operator, 0)
+        if counts[0] != counts[1]:
+            yield f"method {name}: {operator}: {counts[0]} -> {counts[1]} calls"
+
+
+def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
+    removed = sum(1 for row in rows if row[1] < 0)
+    added = sum(1 for row in rows if row[0] < 0)
+    if removed or added:
+        yield f"method {name}: {removed} instructions removed, {added} added"
+
+
+def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
+    """Yield the operators of delegates that are not the same; those at one place are paired."""
+    for (name, number), old, new in _paired(_payloads(left), _payloads(right)):
+        rows = pair_rows(old, new)
+        lines = [f"- {old[a]}" if b < 0 else f"+ {new[b]}" for a, b in rows if a < 0 or b < 0]
+        what = f"method {name}: delegate {number}"
+        yield from (f"{what}: {line}" for line in lines[:_MOST_LINES])
+        if len(lines) > _MOST_LINES:
+            yield f"{what}: ... and {len(lines) - _MOST_LINES} operators more"
+
+
+def _paired(
+    old: dict[tuple[str, int], list[str]], new: dict[tuple[str, int], list[str]]
+) -> Iterator[tuple[tuple[str, int], list[str], list[str]]]:
+    yield from ((key, old[key], new[key]) for key in old if key in new and old[key] != new[key])
+
+
+def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:
+    """Return the operators of each delegate that can be read, by method and number in it."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for entry in summary["delegates"]:
+        key = entry["method"], counts[entry["method"]]
+        counts[entry["method"]] += 1
+        if entry["payload"] is not None:
+            found[key] = entry["payload"]["nodes"]
+    return found
+
+
+def _of_delegates(summary: dict[str, Any]) -> Counter[str]:
+    return Counter(
+        f"{entry['id']} in {entry['method']}, {size_text(entry['size'])}, {entry['compile_specs']}"
+        for entry in summary["delegates"]
+    )
+
+
+command = DiffCommand()

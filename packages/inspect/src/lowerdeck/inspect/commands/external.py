@@ -1,0 +1,88 @@
+"""The summary of a `.ptd` file: its entries by key, largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lowerdeck.inspect.commands.sizes import share_text, size_text
+from lowerdeck.inspect.report import dtype_name
+from lowerdeck.serializer import ExternalEntry, PtdFile, storage_size
+
+SUMMARY_VERSION = 1
+_MOST_ROWS = 20
+
+
+def is_external(path: Path) -> bool:
+    """Return whether a file is a `.ptd` by its identifier, whatever its name ends in.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    with path.open("rb") as file:
+        return file.read(8)[4:] == b"FT01"
+
+
+def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
+    """Return what a `.ptd` file holds, in types that JSON knows; keys are never renamed.
+
+    Args:
+        file: An open file. Its data are not read, only its tables.
+        size: Its length in bytes.
+
+    Returns:
+        ``summary_version``, ``kind``, ``size``, ``version``, ``segment_alignment`` and
+        ``entries``, the largest first.
+    """
+    entries = [_entry(key, entry) for key, entry in file.entries.items()]
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "kind": "ptd",
+        "size": size,
+        "version": file.data.version,
+        "segment_alignment": file.data.segment_alignment,
+        "entries": sorted(entries, key=lambda entry: (-entry["size"], entry["key"])),
+    }
+
+
+def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that a person reads.
+
+    Args:
+        name: Name of the file.
+        summary: What :func:`summarise_external` returned.
+    """
+    entries = summary["entries"]
+    count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+    version = f"schema version {summary['version']}"
+    yield f"{name}: {size_text(summary['size'])}, external data, {version}, {count}"
+    if entries:
+        yield ""
+    shown = entries[:_MOST_ROWS]
+    width = max((len(entry["text"]) for entry in shown), default=0)
+    for entry in shown:
+        share = share_text(entry["size"], summary["size"])
+        size = size_text(entry["size"])
+        yield f"  {size:>9}  {share:>7}  {entry['text']:<{width}}  {entry['key']}"
+    if len(entries) > _MOST_ROWS:
+        yield f"    ... and {len(entries) - _MOST_ROWS} more (--json shows all)"
+
+
+def _entry(key: str, entry: ExternalEntry) -> dict[str, Any]:
+    layout = entry.tensor_layout
+    told: dict[str, Any] = {
+        "key": key,
+        "size": storage_size(entry.data),
+        "alignment": entry.alignment,
+    }
+    if layout is None:
+        return {**told, "kind": "bytes", "text": "bytes"}
+    return {
+        **told,
+        "kind": "tensor",
+        "text": f"{dtype_name(layout.scalar_type)}{list(layout.sizes)}",
+        "dtype": dtype_name(layout.scalar_type),
+        "sizes": list(layout.sizes),
+        "dim_order": list(layout.dim_order),
+    }

@@ -1,0 +1,25 @@
+"""Names, distributions and descriptions of the commands of all Lowerdeck packages."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "lower": ("lowerdeck-lowered-module", "compile a PyTorch model to a .pte file"),
+    "inspect": ("lowerdeck-inspect", "show what a .pte or .ptd file contains"),
+    "verify": ("lowerdeck-inspect", "check whether a file is safe to run"),
+    "run": ("lowerdeck-runner", "run a .pte file and show its outputs and timings"),
+    "diff": ("lowerdeck-inspect", "compare two .pte files"),
+    "extract": ("lowerdeck-inspect", "write delegates and constants of a file to a folder"),
+    "ops": ("lowerdeck-inspect", "list the operators that a .pte file calls"),
+    "bundle": (
+        "lowerdeck-runner",
+        "add test cases to a .pte file, or check those it has",
+    ),
+    "backends": ("lowerdeck-runner", "list installed backends and what each can run"),
+    "lm": ("lowerdeck-language-models", "export, quantise and run language models"),
+    "doctor": ("lowerdeck-inspect", "check the installation"),
+    "completion": ("lowerdeck-inspect", "print a completion script for bash or zsh"),
+}
+"""By command: the distribution that has it, and one line for ``lowerdeck --help``.
+
+Listed here so that help and errors need not import other packages, which import torch.
+"""

@@ -1,0 +1,130 @@
+"""``lowerdeck ops FILE``: the operators that a runtime must link to run a `.pte` file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from lowerdeck.inspect.commands.answers import ExitStatus, reading, say
+from lowerdeck.serializer import (
+    ExecutionPlan,
+    KernelCall,
+    OptionalTensorList,
+    Program,
+    Tensor,
+    TensorList,
+    open_pte,
+    verify_pte,
+)
+
+_ENTRY = (
+    "include_all_overloads: false",
+    "is_root_operator: true",
+    "is_used_for_training: true",
+)
+
+
+class OperatorsCommand:
+    """Lists operators with the types that they are called with, also for selective builds."""
+
+    help = "list the operators that a .pte file calls"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command."""
+        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument(
+            "--yaml",
+            action="store_true",
+            help="print it as ExecuTorch's selective build takes it (selected_operators.yaml)",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the operators.
+
+        Raises:
+            CommandError: The file cannot be read, or is not right.
+        """
+        with reading(args.file), open_pte(args.file) as file:
+            # Indices in a file are anyone's: only of a right one are they operators and values.
+            found = operator_kernels(verify_pte(file.data))
+        lines = selective_build_lines(found, str(args.file)) if args.yaml else _lines(found)
+        say(*lines)
+        return ExitStatus.DONE
+
+
+def operator_kernels(program: Program) -> dict[str, list[str]]:
+    """Return each operator of all methods, with the types and orders of tensors it is called with.
+
+    Returns:
+        By full name, such as ``aten::add.out``, sorted: keys as ExecuTorch's selective build has
+        them, ``v1/`` (``v1`` alone for none) and for each argument that is a tensor, or a list of
+        tensors by its first, its type's number and the order of its dimensions. An operator that
+        is never called has none.
+    """
+    found: dict[str, set[str]] = {}
+    for plan in program.execution_plan:
+        names = [operator.full_name for operator in plan.operators]
+        for name in names:
+            found.setdefault(name, set())
+        for chain in plan.chains:
+            for instruction in chain.instructions:
+                call = instruction.instr_args
+                if isinstance(call, KernelCall):
+                    found[names[call.op_index]].add(_key(plan, call.args))
+    return {name: sorted(keys) for name, keys in sorted(found.items())}
+
+
+def _key(plan: ExecutionPlan, arguments: Sequence[int]) -> str:
+    tensors = filter(None, (_tensor(plan, index) for index in arguments))
+    told = (f"{int(one.scalar_type)};{','.join(map(str, one.dim_order))}" for one in tensors)
+    return f"v1/{'|'.join(told)}".rstrip("/")
+
+
+def _tensor(plan: ExecutionPlan, index: int) -> Tensor | None:
+    """Return the tensor that stands for an argument, None for what is none."""
+    value = plan.values[index].val
+    if isinstance(value, TensorList | OptionalTensorList):
+        items = [plan.values[item].val for item in value.items if item >= 0]
+        return next((item for item in items if isinstance(item, Tensor)), None)
+    return value if isinstance(value, Tensor) else None
+
+
+def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> Iterator[str]:
+    """Yield the lines of the YAML file that ExecuTorch's selective build takes.
+
+    Args:
+        found: What :func:`operator_kernels` returned.
+        model: What the file says that the operators come from.
+    """
+    yield "build_features: []"
+    yield "custom_classes: []"
+    called = {name: keys for name, keys in found.items() if keys}
+    yield "et_kernel_metadata:" if called else "et_kernel_metadata: {}"
+    for name, keys in called.items():
+        yield f"  {_quoted(name)}:"
+        yield from (f"  - {_quoted(key)}" for key in keys)
+    yield "include_all_non_op_selectives: false"
+    yield "include_all_operators: false"
+    yield "kernel_metadata: {}"
+    yield "operators:" if found else "operators: {}"
+    for name in found:
+        yield f"  {_quoted(name)}:"
+        yield "    debug_info:"
+        yield f"    - {_quoted(model)}"
+        yield from (f"    {line}" for line in _ENTRY)
+
+
+def _quoted(text: str) -> str:
+    # Texts of a file are untrusted, and a text of JSON is one of YAML.
+    return json.dumps(text)
+
+
+def _lines(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for name, keys in found.items():
+        yield json.dumps(name)[1:-1]
+        yield from (f"  {key}" for key in keys)
+
+
+command = OperatorsCommand()

@@ -1,0 +1,67 @@
+"""Checks of output paths: they are writable, distinct, and none is an input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+
+from lowerdeck.inspect.commands.answers import CommandError, ExitStatus
+
+NamedPath = tuple[str, str | os.PathLike[str] | None]
+"""Name of an argument, and the path that it was given; None without one."""
+
+
+def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
+    """Refuse outputs that are an input, another output or in no folder, before anything is done.
+
+    A file is itself under whatever name: through links of both kinds and from any folder.
+    Devices and pipes are no such files: nothing in them is replaced.
+
+    Args:
+        read: What the command reads.
+        written: What it writes, whether it is there already or not.
+
+    Raises:
+        CommandError: Two arguments are one file, which ends with ``USAGE`` and names both; or the
+            folder of an output is missing, which ends with ``FAILED``.
+
+    Example:
+        >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "a.html")])
+        >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "./a.pte")])
+        Traceback (most recent call last):
+        lowerdeck.inspect.commands.answers.CommandError: --html ./a.pte is the file that FILE a.pte names: nothing was written, give another path
+    """  # noqa: E501
+    outputs = list(written)
+    pairs = [(output, source) for source in read for output in outputs]
+    pairs += [(later, earlier) for earlier, later in combinations(outputs, 2)]
+    for (name, path), (other_name, other) in pairs:
+        if path is not None and other is not None and _one_file(path, other):
+            raise CommandError(
+                f"{name} {os.fspath(path)} is the file that {other_name} {os.fspath(other)} "
+                "names: nothing was written, give another path",
+                ExitStatus.USAGE,
+            )
+    for name, path in outputs:
+        # A folder that is misspelt is seldom wanted, and late to learn of after minutes of work.
+        if path is not None and not Path(path).parent.is_dir():
+            raise CommandError(
+                f"cannot write {name} {os.fspath(path)}: there is no folder {Path(path).parent}; "
+                "make it, or name another path",
+                ExitStatus.FAILED,
+            )
+
+
+def _one_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    # By name as well: a file that is not there yet has no identity to compare.
+    if os.path.realpath(path) == os.path.realpath(other):
+        return not _is_special(Path(path))
+    try:
+        return Path(path).samefile(other) and not _is_special(Path(path))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -1,0 +1,177 @@
+"""The summary of a file that ``lowerdeck inspect`` prints, as plain data.
+
+The keys of :func:`summarise` are a contract with scripts: they are added to, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from lowerdeck import serializer as schema
+from lowerdeck.inspect.commands.libraries import libraries_of
+from lowerdeck.inspect.report import (
+    Contents,
+    Section,
+    contents_of,
+    dtype_name,
+    placement_of,
+    tensor_text,
+)
+from lowerdeck.serializer import DataLocation, PteFile, resident_view, storage_size
+
+SUMMARY_VERSION = 1
+_PREVIEW_BYTES = 4096
+
+
+def summarise(file: PteFile) -> dict[str, Any]:
+    """Return what a file holds, in types that JSON knows.
+
+    Args:
+        file: An open file. Its data are not read, only its tables.
+
+    Returns:
+        ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
+        ``needs`` (the oldest release of ExecuTorch that loads the file, if 1.4 does not),
+        ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``, sizes in bytes.
+
+    Raises:
+        FormatError: The file is malformed.
+    """
+    header = file.header
+    methods = [_method(plan) for plan in file.program().execution_plan]
+    delegates, needs = _delegates(file)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "size": len(file.data),
+        "version": file.version,
+        "program_size": file.program_size,
+        "header": None
+        if header is None
+        else {
+            "length": header.length,
+            "program_size": header.program_size,
+            "segment_base_offset": header.segment_base_offset,
+            "segment_data_size": header.segment_data_size,
+        },
+        "methods": methods,
+        "kernel_libraries": libraries_of(name for one in methods for name in one["operators"]),
+        "needs": needs,
+        "delegates": delegates,
+        "constants": _stored(file.constants),
+        "state": _stored(file.mutable_data),
+        "named_data": [
+            {"key": item.key, "size": storage_size(item.data)} for item in file.named_data
+        ],
+        "sections": [
+            {"kind": s.kind, "label": s.label, "offset": s.offset, "size": s.nbytes}
+            for s in _sections(file)
+        ],
+    }
+
+
+def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
+    """Return the delegates, and the release that they need."""
+    # Bytes that many delegates share are read once.
+    seen: dict[tuple[DataLocation, int, str], Contents] = {}
+    entries = []
+    for entry in file.delegates:
+        place = entry.location, entry.index, entry.id
+        if place not in seen:
+            seen[place] = contents_of(entry.data, entry.id)
+        entries.append(
+            {
+                "method": entry.method,
+                "id": entry.id,
+                "location": entry.location.name,
+                "size": len(entry.data),
+                "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
+                "payload": _payload(seen[place]),
+                "closed": seen[place].closed,
+            }
+        )
+    needed = [one.needs for one in seen.values() if one.needs is not None]
+    needs = {"release": needed[0][0], "reason": needed[0][1]} if needed else None
+    return entries, needs
+
+
+def _payload(found: Contents) -> dict[str, Any] | None:
+    if found.closed:
+        return None
+    return {
+        "operators": found.operators,
+        "constant_bytes": found.constant_bytes,
+        "nodes": list(found.lines),
+        "nodes_left_out": found.left_out,
+    }
+
+
+def _spec_text(spec: schema.CompileSpec) -> str:
+    value = resident_view(spec.value)
+    text = bytes(value[:_PREVIEW_BYTES]).decode("utf-8", "backslashreplace")
+    left_out = len(value) - _PREVIEW_BYTES
+    return f"{text} ... and {left_out} bytes more" if left_out > 0 else text
+
+
+def _method(plan: schema.ExecutionPlan) -> dict[str, Any]:
+    steps = [step.instr_args for chain in plan.chains for step in chain.instructions]
+    kinds = Counter(type(step).__name__ for step in steps)
+    calls = Counter(
+        _operator_name(plan, step.op_index)
+        for step in steps
+        if isinstance(step, schema.KernelCall)
+    )
+    return {
+        "name": plan.name,
+        "inputs": [_value(plan, index) for index in plan.inputs],
+        "outputs": [_value(plan, index) for index in plan.outputs],
+        "values": len(plan.values),
+        "instructions": dict(sorted(kinds.items())),
+        "operators": dict(sorted(calls.items(), key=lambda item: (-item[1], item[0]))),
+        "planned_memory": [
+            {"id": index, "size": size}
+            for index, size in enumerate(plan.non_const_buffer_sizes)
+            if index
+        ],
+    }
+
+
+def _operator_name(plan: schema.ExecutionPlan, index: int) -> str:
+    if not 0 <= index < len(plan.operators):
+        return f"operator {index}, which does not exist"
+    operator = plan.operators[index]
+    return f"{operator.name}.{operator.overload}" if operator.overload else operator.name
+
+
+def _value(plan: schema.ExecutionPlan, index: int) -> dict[str, Any]:
+    if not 0 <= index < len(plan.values):
+        return {"kind": "missing", "text": f"value {index}, which does not exist"}
+    value = plan.values[index].val
+    kind = type(value).__name__
+    if isinstance(value, schema.Tensor):
+        return {
+            "kind": kind,
+            "text": tensor_text(value),
+            "dtype": dtype_name(value.scalar_type),
+            "sizes": list(value.sizes),
+            "dim_order": list(value.dim_order),
+            "shape": value.shape_dynamism.name,
+        }
+    if isinstance(value, schema.Int):
+        return {"kind": kind, "text": str(value.int_val)}
+    if isinstance(value, schema.Bool):
+        return {"kind": kind, "text": str(value.bool_val)}
+    if isinstance(value, schema.Double):
+        return {"kind": kind, "text": str(value.double_val)}
+    if isinstance(value, schema.String):
+        return {"kind": kind, "text": repr(value.string_val)}
+    return {"kind": kind, "text": kind}
+
+
+def _stored(buffers: list[schema.Buffer]) -> dict[str, int]:
+    real = buffers[1:]
+    return {"count": len(real), "size": sum(storage_size(buffer.storage) for buffer in real)}
+
+
+def _sections(file: PteFile) -> list[Section]:
+    return sorted(placement_of(file).sections, key=lambda s: (s.offset, -s.nbytes))

@@ -1,0 +1,87 @@
+"""``lowerdeck verify FILE ...``: whether files are safe to hand to the runtime."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lowerdeck.inspect.commands.answers import (
+    CommandError,
+    ExitStatus,
+    complain,
+    reading,
+    say,
+)
+from lowerdeck.inspect.commands.external import is_external
+from lowerdeck.serializer import Hazard, open_model, open_ptd, open_pte, verify_pte
+
+_MOST_SHOWN = 20
+
+
+class VerifyCommand:
+    """Checks all that the runtime checks, and what it does not; warns of what numbers decide."""
+
+    help = "check whether a file is safe to run"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the command."""
+        parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+        parser.add_argument(
+            "--data",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="PTD",
+            help="external data that the .pte files must fit; may be given again",
+        )
+        parser.add_argument("-q", "--quiet", action="store_true", help="print refusals only")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Check each file and print the verdict.
+
+        Returns:
+            0 if every file is right, warnings or not, 3 if one is not or cannot be opened.
+        """
+        status = ExitStatus.DONE
+        for path in [*args.data, *args.files]:
+            hazards: list[Hazard] = []
+            try:
+                # Of data that are wrong themselves nothing more is to be said.
+                _verify(path, args.data if status is ExitStatus.DONE else [], hazards)
+            except CommandError as error:
+                complain("verify", str(error))
+                status = ExitStatus.BAD_INPUT
+            else:
+                if not args.quiet:
+                    _report(path, hazards)
+        return status
+
+
+def _report(path: Path, hazards: list[Hazard]) -> None:
+    for hazard in hazards[:_MOST_SHOWN]:
+        say(f"{path}: warning: {hazard}")
+    if len(hazards) > _MOST_SHOWN:
+        say(f"{path}: warning: and {len(hazards) - _MOST_SHOWN} more warnings")
+    say(f"{path}: ok")
+
+
+def _verify(path: Path, data: list[Path], hazards: list[Hazard]) -> None:
+    with reading(path):
+        if is_external(path):
+            # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
+            with open_ptd(path):
+                return
+        given: set[str] = set()
+        for one in data:
+            with open_ptd(one) as external:
+                given.update(external.entries)
+        found: list[Hazard] = []
+        with open_pte(path) as file:
+            verify_pte(file.data, on_hazard=found.append)
+        hazards += [one for one in found if not one.needs or not given.issuperset(one.needs)]
+        if data:
+            with open_model(path, data):
+                return
+
+
+command = VerifyCommand()

@@ -1,0 +1,164 @@
+"""Differences of two programs: their methods side by side, and their stored data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from hashlib import blake2b
+from typing import Any
+
+from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.file_map import Stored, all_stored
+from lowerdeck.inspect.report.lifetimes import steps
+from lowerdeck.inspect.report.pairing import pair_rows
+from lowerdeck.inspect.report.values import value_text
+from lowerdeck.serializer import (
+    DelegateCall,
+    ExecutionPlan,
+    FileRange,
+    JumpFalseCall,
+    KernelCall,
+    MoveCall,
+    OptionalTensorList,
+    Program,
+    Storage,
+    TensorList,
+    resident_view,
+    storage_size,
+)
+
+_MOST_MEMBERS = 16
+
+
+def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
+    """Return each method of either program with its instructions paired.
+
+    Args:
+        old: The program on the left.
+        new: The program on the right.
+
+    Returns:
+        For each name the indices of the method (-1 for none) and the rows of
+        :func:`.pair_rows`; instructions pair when operator and argument types are equal.
+    """
+    left = {plan.name: index for index, plan in enumerate(old.execution_plan)}
+    right = {plan.name: index for index, plan in enumerate(new.execution_plan)}
+    changes = []
+    for name in [*left, *(name for name in right if name not in left)]:
+        a, b = left.get(name, -1), right.get(name, -1)
+        keys = [
+            _keys(program.execution_plan[index]) if index >= 0 else []
+            for program, index in ((old, a), (new, b))
+        ]
+        changes.append({"name": clip(name), "old": a, "new": b, "rows": pair_rows(*keys)})
+    return changes
+
+
+def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
+    """Return the constants, states, delegates and named blobs that are not the same in both.
+
+    What has the same bytes is the same, unless it has another name. What is left over is
+    ``changed`` if it has a name that is on both sides.
+
+    Args:
+        old: The program on the left.
+        new: The program on the right.
+
+    Returns:
+        Kind, name, ``change`` (``removed``, ``added`` or ``changed``) and both sizes, the largest
+        first.
+    """
+    left, right = _left_over(_by_content(old), _by_content(new))
+    entries = []
+    for item in left:
+        partner = _take_namesake(item, right)
+        change = "removed" if partner is None else "changed"
+        entries.append(_change(item, change, item, partner))
+    for items in right.values():
+        entries += [_change(item, "added", None, item) for item in items]
+    return sorted(entries, key=lambda entry: -max(entry["old"], entry["new"]))
+
+
+_Key = tuple[str, str | None, object]
+
+
+def _by_content(program: Program) -> dict[_Key, list[Stored]]:
+    """Return what a program stores by kind, name and digest."""
+    found: defaultdict[_Key, list[Stored]] = defaultdict(list)
+    # What is one range of a file is one view: it is read once, however many share it.
+    digests: dict[int, object] = {}
+    for item in all_stored(program):
+        if id(item.storage) not in digests:
+            digests[id(item.storage)] = _digest(item.storage)
+        found[item.kind, item.name, digests[id(item.storage)]].append(item)
+    return found
+
+
+def _left_over(
+    old: dict[_Key, list[Stored]], new: dict[_Key, list[Stored]]
+) -> tuple[list[Stored], dict[tuple[str, str | None], list[Stored]]]:
+    """Return what is on one side only; the right side by kind and name, last first."""
+    left = [item for key, items in old.items() for item in items[len(new.get(key, ())) :]]
+    right: dict[tuple[str, str | None], list[Stored]] = {}
+    for key, items in new.items():
+        right.setdefault(key[:2], []).extend(items[len(old.get(key, ())) :])
+    for items in right.values():
+        items.reverse()
+    return left, right
+
+
+def _take_namesake(
+    item: Stored, others: dict[tuple[str, str | None], list[Stored]]
+) -> Stored | None:
+    waiting = others.get((item.kind, item.name)) if item.name is not None else None
+    return waiting.pop() if waiting else None
+
+
+def _change(
+    shown: Stored, change: str, before: Stored | None, after: Stored | None
+) -> dict[str, Any]:
+    return {
+        "kind": shown.kind,
+        "name": clip(shown.label),
+        "change": change,
+        "old": storage_size(before.storage) if before is not None else 0,
+        "new": storage_size(after.storage) if after is not None else 0,
+    }
+
+
+def _digest(storage: Storage) -> object:
+    if isinstance(storage, FileRange):
+        return storage
+    return blake2b(resident_view(storage), digest_size=16).digest()
+
+
+def _keys(plan: ExecutionPlan) -> list[Hashable]:
+    texts = [value_text(evalue.val, plan.values) for evalue in plan.values]
+    for index, evalue in enumerate(plan.values):
+        # Numbers of values say nothing about another program: name members by their types.
+        if isinstance(evalue.val, TensorList | OptionalTensorList):
+            members = evalue.val.items[:_MOST_MEMBERS]
+            shown = [texts[m] if 0 <= m < index else "None" for m in members]
+            texts[index] = f"{len(evalue.val.items)} of {shown}"
+
+    def describe(values: list[int]) -> tuple[str, ...]:
+        return tuple(texts[v] if 0 <= v < len(texts) else "?" for v in values)
+
+    keys: list[Hashable] = []
+    for step in steps(plan):
+        match step:
+            case KernelCall(operator, args):
+                known = 0 <= operator < len(plan.operators)
+                name = plan.operators[operator].full_name if known else f"operator {operator}"
+                keys.append((name, describe(args)))
+            case DelegateCall(delegate, args):
+                known = 0 <= delegate < len(plan.delegates)
+                name = plan.delegates[delegate].id if known else f"delegate {delegate}"
+                keys.append(("delegate", name, describe(args)))
+            case MoveCall(source, target):
+                keys.append(("move", describe([source, target])))
+            case JumpFalseCall(condition, _):
+                keys.append(("jump", describe([condition])))
+            case _:
+                keys.append(("free",))
+    return keys

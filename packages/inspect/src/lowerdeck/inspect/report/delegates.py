@@ -1,0 +1,131 @@
+"""Delegates: what can be said of a blob that only its backend understands."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.operators import contents_of
+from lowerdeck.inspect.report.texts import Interned
+from lowerdeck.serializer import (
+    BackendDelegate,
+    CompileSpec,
+    Program,
+    printable,
+    resident_view,
+    storage_size,
+)
+
+_PREVIEW_TEXT = 4096
+_PREVIEW_BYTES = 256
+_Seen = dict[tuple[int, str], tuple[memoryview, dict[str, Any]]]
+
+
+class DelegateEntries:
+    """Makes what the page shows of delegates; bytes that many delegates share are read once."""
+
+    def __init__(self, program: Program, texts: Interned[str]) -> None:
+        """Start with nothing read.
+
+        Args:
+            program: The program that holds the bytes.
+            texts: Where texts are kept.
+        """
+        self._program = program
+        self._texts = texts
+        self._seen: _Seen = {}
+
+    def entry(self, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
+        """Return what the page shows of one delegate.
+
+        Args:
+            calls: How many instructions call it.
+
+        Returns:
+            Backend, size, calls, compile specs, the operators inside if the blob is readable
+            (how often each, the number of a text that lists them, and how they are linked) or why
+            they are not told, and the beginning of the blob as text or as a hex dump.
+        """
+        blobs = self._program.backend_delegate_data
+        index = delegate.processed.index
+        blob = blobs[index].data if 0 <= index < len(blobs) else b""
+        view = resident_view(blob)
+        # Blobs of one range of a file are one view, whatever their indices.
+        seen = id(view), delegate.id
+        if seen not in self._seen:
+            self._seen[seen] = view, self._look(view, delegate.id)
+        return {
+            "id": clip(delegate.id),
+            "calls": calls,
+            "nbytes": storage_size(blob),
+            "specs": [
+                {"key": clip(spec.key), "value": _spec_text(spec)}
+                for spec in delegate.compile_specs
+            ],
+            **self._seen[seen][1],
+        }
+
+    def _look(self, view: memoryview, backend: str) -> dict[str, Any]:
+        found = contents_of(view, backend)
+        lines = [*found.lines]
+        if found.left_out:
+            lines.append(f"... and {found.left_out} more")
+        return {
+            "ops": [[*pair] for pair in found.operators.items()],
+            "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
+            "links": [[*links] for links in found.links],
+            "results": [[*pair] for pair in found.results.items()],
+            "closed": found.closed,
+            "preview": blob_preview(view),
+        }
+
+
+def blob_preview(view: memoryview) -> dict[str, Any]:
+    """Return the beginning of a blob: ``text`` if it is text, else a ``hex`` dump."""
+    shown = _text_start(view)
+    if shown is not None:
+        return {"text": shown, "more": view.nbytes > _PREVIEW_TEXT}
+    head = bytes(view[:_PREVIEW_BYTES])
+    return {"hex": hex_dump(head), "more": view.nbytes > len(head)}
+
+
+def hex_dump(data: bytes) -> str:
+    """Return lines of offset, sixteen bytes in hex, and the same bytes as ASCII.
+
+    Args:
+        data: The bytes to show.
+
+    Example:
+        >>> print(hex_dump(b"ET12 eh00"))
+        00000000  45 54 31 32 20 65 68 30  30                       |ET12 eh00|
+    """
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        halves = [row[:8].hex(" "), row[8:].hex(" ")]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {halves[0]:<23}  {halves[1]:<23}  |{letters}|")
+    return "\n".join(lines)
+
+
+def _text_start(view: memoryview) -> str | None:
+    head = bytes(view[:_PREVIEW_TEXT])
+    # A cut may fall inside a character of up to four bytes.
+    for cut in range(min(4, len(head))):
+        try:
+            text = head[: len(head) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        is_text = all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in text)
+        return "\n".join(map(printable, text.expandtabs(4).split("\n"))) if is_text else None
+    return None
+
+
+def _spec_text(spec: CompileSpec) -> str:
+    value = bytes(resident_view(spec.value)[:_PREVIEW_BYTES])
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex(" ")
+    return clip(text) if text.isprintable() else value.hex(" ")

@@ -1,0 +1,87 @@
+"""The pages: one file by itself, or two side by side."""
+
+from __future__ import annotations
+
+from lowerdeck.inspect.report.changes import method_changes, stored_changes
+from lowerdeck.inspect.report.contents import file_entry
+from lowerdeck.inspect.report.file_map import Placement
+from lowerdeck.inspect.report.page import html_page, own_script
+from lowerdeck.inspect.report.placement import placement_of
+from lowerdeck.inspect.report.trace import watched_by
+from lowerdeck.serializer import Program, PteFile
+
+
+def html_report(
+    source: PteFile | Program, *, title: str = "program", trace: str | None = None
+) -> str:
+    """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
+
+    Args:
+        source: An open file, or a program; only a file has a map of its bytes.
+        title: What to call it.
+        trace: What one call took, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
+            the page shows the time of each instruction, and the module that it is from.
+
+    Returns:
+        The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
+        the network, and shows names from the file as text whatever they contain.
+
+    Raises:
+        FormatError: The file is malformed.
+        TraceError: The trace is none, or one of another program.
+
+    Example:
+        >>> from lowerdeck.serializer import ExecutionPlan, Program
+        >>> from lowerdeck.inspect import html_report
+        >>> text = html_report(Program(execution_plan=[ExecutionPlan("forward")]))
+        >>> text.startswith("<!doctype html>")
+        True
+    """
+    program, placement = _parts(source)
+    watched = watched_by(trace, program) if trace is not None else {}
+    data = {"mode": "report", "file": file_entry(program, placement, title, watched)}
+    return html_page(data, title, script=own_script())
+
+
+def html_diff(
+    old: PteFile | Program,
+    new: PteFile | Program,
+    *,
+    titles: tuple[str, str] = ("old", "new"),
+    traces: tuple[str, str] | None = None,
+) -> str:
+    """Return a page that shows two programs side by side.
+
+    Args:
+        old: The file or program on the left.
+        new: The file or program on the right.
+        titles: What to call them.
+        traces: What a call of each computed, on the same inputs, as :func:`html_report` takes it:
+            the page shows how far each result of the new one is from the old one's.
+
+    Returns:
+        The text of one HTML page, as :func:`html_report` gives.
+
+    Raises:
+        FormatError: A file is malformed.
+        TraceError: A trace is none, or one of another program.
+    """
+    left, right = _parts(old), _parts(new)
+    watched = [
+        watched_by(trace, program) if trace is not None else {}
+        for (program, _), trace in zip((left, right), traces or (None, None), strict=True)
+    ]
+    data = {
+        "mode": "diff",
+        "old": file_entry(*left, titles[0], watched[0]),
+        "new": file_entry(*right, titles[1], watched[1]),
+        "methods": method_changes(left[0], right[0]),
+        "stored": stored_changes(left[0], right[0]),
+    }
+    return html_page(data, " → ".join(titles), script=own_script())
+
+
+def _parts(source: PteFile | Program) -> tuple[Program, Placement | None]:
+    if isinstance(source, Program):
+        return source, None
+    return source.program(), placement_of(source)

@@ -1,0 +1,202 @@
+"""Segments of a file in order, and its stored data with sizes and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowerdeck.inspect.report.embed import clip, number
+from lowerdeck.inspect.report.lifetimes import steps
+from lowerdeck.inspect.report.values import tensor_text
+from lowerdeck.serializer import (
+    DelegateCall,
+    ExecutionPlan,
+    KernelCall,
+    Program,
+    Storage,
+    Tensor,
+    storage_size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A run of bytes of the file.
+
+    Attributes:
+        kind: ``program``, ``constants``, ``state``, ``delegate``, ``named`` or ``unused``.
+        label: Its name in the page.
+        offset: First byte, counted from the start of the file.
+        nbytes: Its length.
+    """
+
+    kind: str
+    label: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the parts of a program are in the file that holds it.
+
+    Attributes:
+        file_size: Length of the file.
+        sections: The program and each segment, by offset.
+        constants: First byte of each constant in the file; the first entry is the reserved one.
+        state: The same for initial values of mutable buffers.
+        delegates: The same for those bytes of delegates that are segments, by index.
+        named: The same for named data.
+    """
+
+    file_size: int
+    sections: list[Section] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    state: list[int] = field(default_factory=list)
+    delegates: dict[int, int] = field(default_factory=dict)
+    named: list[int] = field(default_factory=list)
+
+
+def sections_entry(placement: Placement) -> list[dict[str, Any]]:
+    """Return the sections of a file by offset, with the padding between them made visible.
+
+    Args:
+        placement: Where the parts are.
+    """
+    shown = []
+    end = 0
+    for section in sorted(placement.sections, key=lambda s: (s.offset, -s.nbytes)):
+        if section.offset > end:
+            shown.append(Section("unused", "padding", end, section.offset - end))
+        shown.append(section)
+        end = max(end, section.offset + section.nbytes)
+    if placement.file_size > end:
+        shown.append(Section("unused", "after the last part", end, placement.file_size - end))
+    return [
+        {
+            "kind": section.kind,
+            "label": clip(section.label),
+            "offset": number(section.offset),
+            "nbytes": number(section.nbytes),
+        }
+        for section in shown
+    ]
+
+
+def stored_entry(program: Program, placement: Placement | None) -> list[dict[str, Any]]:
+    """Return every constant, initial value, delegate and named blob, largest first.
+
+    Args:
+        program: The program that holds them.
+        placement: Where they are in the file; None for a program that is in no file.
+    """
+    offsets: dict[str, Mapping[int, int]] = {}
+    if placement is not None:
+        offsets = {
+            "constants": dict(enumerate(placement.constants)),
+            "state": dict(enumerate(placement.state)),
+            "delegate": placement.delegates,
+            "named": dict(enumerate(placement.named)),
+        }
+    entries = []
+    for item in all_stored(program):
+        offsets_of_kind = offsets.get(item.kind, {})
+        entries.append(
+            {
+                "kind": item.kind,
+                "index": item.index,
+                "name": clip(item.label),
+                "what": item.what,
+                "nbytes": storage_size(item.storage),
+                "offset": number(offsets_of_kind[item.index])
+                if item.index in offsets_of_kind
+                else None,
+            }
+        )
+    return sorted(entries, key=lambda entry: (-entry["nbytes"], entry["kind"], entry["index"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One thing that a program stores.
+
+    Attributes:
+        kind: ``constants``, ``state``, ``delegate`` or ``named``.
+        index: Its index among those of its kind.
+        name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
+        what: Its type and its first reader.
+        storage: Its bytes.
+    """
+
+    kind: str
+    index: int
+    name: str | None
+    what: str
+    storage: Storage
+
+    @property
+    def label(self) -> str:
+        """Return the name, or kind and number where there is none."""
+        return self.name if self.name is not None else f"{self.kind} {self.index}"
+
+
+def all_stored(program: Program) -> Iterator[Stored]:
+    """Yield everything that a program stores, in the order of its tables."""
+    constants, state = _users_by_buffer(program)
+    for kind, users, buffers in (
+        ("constants", constants, program.constant_buffer),
+        ("state", state, program.mutable_data),
+    ):
+        for index, buffer in enumerate(buffers[1:], start=1):
+            name, what = users.get(index, (None, "used by no tensor"))
+            yield Stored(kind, index, name, what, buffer.storage)
+    backends = {
+        delegate.processed.index: delegate.id
+        for plan in program.execution_plan
+        for delegate in plan.delegates
+    }
+    for index, blob in enumerate(program.backend_delegate_data):
+        name = backends.get(index, "used by no method")
+        yield Stored("delegate", index, name, f"delegate {index}", blob.data)
+    for index, named in enumerate(program.named_data):
+        yield Stored("named", index, named.key, "named data", named.data)
+
+
+_Users = dict[int, tuple[str | None, str]]
+
+
+def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
+    """Return name and description of each constant and each initial value, by index."""
+    constants: _Users = {}
+    state: _Users = {}
+    for plan in program.execution_plan:
+        readers = _first_readers(plan)
+        for index, evalue in enumerate(plan.values):
+            tensor = evalue.val
+            if not isinstance(tensor, Tensor) or not tensor.data_buffer_idx:
+                continue
+            where = constants if tensor.allocation_info is None else state
+            name, what = where.get(tensor.data_buffer_idx, (None, ""))
+            reader = f", read by {readers[index]}" if index in readers else ""
+            extra = tensor.extra_tensor_info
+            own = extra.fully_qualified_name if extra is not None else None
+            where[tensor.data_buffer_idx] = (name or own, what or f"{tensor_text(tensor)}{reader}")
+    return constants, state
+
+
+def _first_readers(plan: ExecutionPlan) -> dict[int, str]:
+    """Return for each value that a kernel or delegate touches the first one that does."""
+    readers: dict[int, str] = {}
+    for time, step in enumerate(steps(plan)):
+        match step:
+            case KernelCall(index, args) if 0 <= index < len(plan.operators):
+                name = plan.operators[index].full_name
+            case DelegateCall(index, args) if 0 <= index < len(plan.delegates):
+                name = f"delegate {plan.delegates[index].id}"
+            case _:
+                continue
+        for arg in args:
+            if arg not in readers:
+                readers[arg] = clip(f"{name} at {time}")
+    return readers

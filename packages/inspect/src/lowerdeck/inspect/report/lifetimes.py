@@ -1,0 +1,189 @@
+"""Lifetimes and offsets of the planned tensors of a method."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lowerdeck.inspect.report.aliases import join_views
+from lowerdeck.serializer import (
+    DelegateCall,
+    ExecutionPlan,
+    FreeCall,
+    InstructionArguments,
+    JumpFalseCall,
+    KernelCall,
+    MoveCall,
+    OptionalTensorList,
+    Tensor,
+    TensorList,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One tensor in planned memory: a rectangle of bytes and instructions.
+
+    Attributes:
+        value: Index of the tensor among the values of the method.
+        memory_id: Its memory.
+        offset: First byte within that memory.
+        nbytes: Size in bytes; for a dynamic shape its upper bound.
+        born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs
+            and state.
+        dies: Last instruction that touches it; the last of all for outputs and state.
+        sources: The tensors that wrote the bytes of a view, which no instruction makes.
+    """
+
+    value: int
+    memory_id: int
+    offset: int
+    nbytes: int
+    born: int
+    dies: int
+    sources: tuple[int, ...] = ()
+
+
+def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
+    """Yield what each instruction of a method does, all chains one after the other."""
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            yield instruction.instr_args
+
+
+def planned_blocks(plan: ExecutionPlan) -> list[Block]:
+    """Return a rectangle for each tensor of ``plan`` in planned memory.
+
+    A lifetime is the run from the first to the last instruction that touches the tensor, itself
+    or through a list or a moved handle; that of a view begins where its bytes were written. A
+    loop keeps alive what it found when it began. Tensors with a name or an initial value are
+    state and live through the whole method.
+
+    Returns:
+        The rectangles in order of value index; a tensor that nothing touches has none.
+    """
+    uses = _Uses(plan)
+    return [
+        Block(
+            index,
+            tensor.allocation_info.memory_id,
+            tensor.allocation_info.memory_offset,
+            tensor.nbytes,
+            born,
+            max(born, dies),
+            uses.sources.get(index, ()),
+        )
+        for index, tensor, (born, dies) in uses.spans()
+        if tensor.allocation_info is not None
+    ]
+
+
+def is_state(tensor: Tensor) -> bool:
+    """Return whether a planned tensor keeps its value from one run to the next.
+
+    Args:
+        tensor: A tensor in planned memory.
+    """
+    named = tensor.extra_tensor_info is not None and bool(
+        tensor.extra_tensor_info.fully_qualified_name
+    )
+    return tensor.allocation_info is not None and (named or tensor.data_buffer_idx > 0)
+
+
+class _Uses:
+    """First and last touch of each value, gathered in one pass over the instructions.
+
+    Attributes:
+        sources: For each view the values that wrote its bytes.
+    """
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self._plan = plan
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        moves: list[tuple[int, int]] = []
+        loops: list[tuple[int, int]] = []
+        count = chain_start = 0
+        for value in plan.inputs:
+            self._touch(value, 0)
+        for chain in plan.chains:
+            for instruction in chain.instructions:
+                self._touch_all(_values_of(instruction.instr_args), count)
+                match instruction.instr_args:
+                    case MoveCall(source, target):
+                        moves.append((source, target))
+                    case JumpFalseCall(_, destination) if destination + chain_start <= count:
+                        loops.append((destination + chain_start, count))
+                count += 1
+            chain_start = count
+        self._end = max(count - 1, 0)
+        for value in plan.outputs:
+            self._touch(value, self._end)
+        # The bytes under a moved handle are read wherever the handle's new owner is read.
+        for source, target in reversed(moves):
+            self._touch(source, self._last[target])
+        self._spread_lists()
+        self.sources = join_views(plan, self._first, self._last)
+        self._spread_loops(_merged(loops))
+
+    def spans(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:
+        """Yield index, tensor and lifetime of every tensor that is touched, or is state."""
+        for index, evalue in enumerate(self._plan.values):
+            if not isinstance(evalue.val, Tensor):
+                continue
+            if is_state(evalue.val):
+                yield index, evalue.val, (0, self._end)
+            elif index in self._first:
+                yield index, evalue.val, (self._first[index], self._last[index])
+
+    def _touch(self, value: int, time: int) -> None:
+        self._first.setdefault(value, time)
+        if self._first[value] > time:
+            self._first[value] = time
+        if self._last.get(value, -1) < time:
+            self._last[value] = time
+
+    def _touch_all(self, values: Iterable[int], time: int) -> None:
+        first, last = self._first, self._last
+        for value in values:
+            first.setdefault(value, time)
+            last[value] = time
+
+    def _spread_lists(self) -> None:
+        # Once for each list, not once for each use: a list may be long and used often.
+        for index, evalue in enumerate(self._plan.values):
+            if isinstance(evalue.val, TensorList | OptionalTensorList) and index in self._first:
+                for member in evalue.val.items:
+                    self._touch(member, self._first[index])
+                    self._touch(member, self._last[index])
+
+    def _spread_loops(self, loops: Sequence[tuple[int, int]]) -> None:
+        starts = [start for start, _ in loops]
+        for value, last in self._last.items():
+            at = bisect_right(starts, last) - 1
+            if at >= 0 and self._first[value] < starts[at] and last < loops[at][1]:
+                self._last[value] = loops[at][1]
+
+
+def _values_of(step: InstructionArguments) -> Sequence[int]:
+    match step:
+        case KernelCall(_, args) | DelegateCall(_, args):
+            return args
+        case MoveCall(source, target):
+            return (source, target)
+        case JumpFalseCall(condition, _):
+            return (condition,)
+        case FreeCall(value):
+            return (value,)
+
+
+def _merged(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join loops that overlap, so that each instruction is in at most one."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(loops):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

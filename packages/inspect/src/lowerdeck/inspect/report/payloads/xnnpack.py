@@ -1,0 +1,72 @@
+"""XNNPACK's payloads in the form for every backend."""
+
+from __future__ import annotations
+
+from lowerdeck.inspect.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
+from lowerdeck.serializer import XnnEncoding, XnnNode, XnnValue, decode_payload, needed_release
+
+_MAGIC = (b"XH00", b"XN00", b"XN01")
+
+
+def is_xnnpack(blob: memoryview) -> bool:
+    """Return whether a payload begins as XNNPACK's do.
+
+    Args:
+        blob: The bytes of a delegate.
+    """
+    return bytes(blob[4:8]) in _MAGIC
+
+
+def xnnpack_graph(blob: memoryview) -> PayloadGraph:
+    """Return what a payload of XNNPACK holds.
+
+    Args:
+        blob: The bytes of a delegate.
+
+    Raises:
+        FormatError: They are broken, or not XNNPACK's.
+    """
+    graph = decode_payload(blob)
+    wanted = {one for node in graph.nodes for one in (*node.inputs, *node.outputs)}
+    return PayloadGraph(
+        nodes=tuple(map(_node, graph.nodes)),
+        # Each once: a value with a million scales may be read by every node.
+        values={one.id: _value(one) for one in graph.values if one.id in wanted},
+        arguments={one.external_id: one.id for one in graph.values if one.external_id is not None},
+        # One that two values share is one entry, under a key or at a place of the payload.
+        constant_bytes=sum(
+            {(one.key or one.offset): one.size for one in graph.constants}.values()
+        ),
+        needs=needed_release(graph),
+    )
+
+
+def _node(node: XnnNode) -> PayloadNode:
+    limits = "" if node.output_range is None else f"limits {_span(*node.output_range)}"
+    return PayloadNode(node.operator.label, node.inputs, node.outputs, limits)
+
+
+def _value(value: XnnValue) -> PayloadValue:
+    return PayloadValue(
+        value.dtype.name.lower(),
+        value.shape,
+        None if value.constant is None else value.constant.size,
+        _scales(value.encoding),
+    )
+
+
+def _scales(how: XnnEncoding) -> str:
+    if not how.scheme:
+        return ""
+    if how.scheme == "token":
+        return "scales found at run time"
+    if how.scheme == "tensor":
+        return f"scale {how.scale:.6g} zero {how.zero_point}"
+    which = "channel" if how.scheme == "channel" else f"{how.group_size}"
+    # Scales in the file's named data are not in the payload.
+    found = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
+    return f"scales{found} for each {which}"
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"

@@ -1,0 +1,39 @@
+"""Results among the arguments of a kernel call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowerdeck.serializer import ExecutionPlan, OptionalTensorList, TensorList
+
+
+def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
+    """Return how many arguments of a kernel, counted from the last, are its results.
+
+    The last is the return value. The out arguments before it are the same value again, or the
+    members of a list; a kernel that works in place has none.
+
+    Args:
+        args: The arguments of the call, as indices of values.
+    """
+    if not args:
+        return 0
+    members = list_members(plan, args[-1]) or (args[-1],)
+    # A list with more members than the call has arguments is not looked at: it may be long.
+    if len(members) >= len(args):
+        return 1
+    before = args[-1 - len(members) : -1]
+    return 1 + len(members) if list(before) == list(members) else 1
+
+
+def list_members(plan: ExecutionPlan, index: int) -> Sequence[int]:
+    """Return the values in a list of tensors; none for any other value.
+
+    Args:
+        index: Index of the value, which may lead nowhere.
+    """
+    if 0 <= index < len(plan.values):
+        value = plan.values[index].val
+        if isinstance(value, TensorList | OptionalTensorList):
+            return value.items
+    return ()

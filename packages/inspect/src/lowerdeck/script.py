@@ -1,0 +1,80 @@
+"""The entry point of the script ``lowerdeck``.
+
+It is not part of a package: importing ``lowerdeck.inspect`` first takes tenths of a second, in
+which Ctrl-C would print a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import _exit as end_process
+from types import FrameType
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command of ``lowerdeck`` and return its exit status.
+
+    Args:
+        arguments: What comes after ``lowerdeck`` on the command line. By default ``sys.argv``,
+            and the process is the script's own: Ctrl-C ends it at once while it loads.
+
+    Returns:
+        As ``lowerdeck.inspect.command_line.main``.
+
+    Raises:
+        SystemExit: The arguments are wrong, or help or the version was asked for.
+
+    Example:
+        >>> import contextlib, io
+        >>> with contextlib.redirect_stdout(io.StringIO()) as shown:
+        ...     status = main(["--version"])
+        >>> status == 0 and "lowerdeck-serializer" in shown.getvalue()
+        True
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is not None or "--debug" in words:
+        # Here and below, as it takes long enough to be interrupted.
+        from lowerdeck.inspect.command_line import run_command
+
+        return run_command(words)
+    try:
+        with _ended_by_interrupts(""):
+            from lowerdeck.inspect.command_line import run_command
+        return run_command(words, _ended_by_interrupts)
+    except KeyboardInterrupt:
+        # Between two who take it.
+        return _INTERRUPTED
+
+
+@contextmanager
+def _ended_by_interrupts(name: str) -> Iterator[None]:
+    """Let Ctrl-C end the process with one line and status 130, while nothing else is done inside.
+
+    An exception would not do where modules are imported: extensions of C forget it, turn it into
+    an error of theirs, or leave modules of which the next import fails.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        # Ignored, as in the background of a shell.
+        yield
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        line = f"{' '.join(('lowerdeck', name)).rstrip()}: interrupted\n"
+        try:
+            # Not through sys.stderr, which may be in the midst of writing, or be none.
+            os.write(2, line.encode("ascii", "backslashreplace"))
+        finally:
+            end_process(_INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,188 @@
+"""Reports of ``lowerdeck doctor`` about environments."""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lowerdeck.inspect.commands import doctor
+from lowerdeck.inspect.commands.doctor import import_failures
+
+
+class Installed(Distribution):
+    """A distribution that no folder holds."""
+
+    def __init__(self, name: str, version: str, *requires: str, commands: str = "") -> None:
+        extras = {one.partition("extra == ")[2].strip('"') for one in requires} - {""}
+        lines = [f"Name: {name}", f"Version: {version}"]
+        lines += [f"Provides-Extra: {extra}" for extra in extras]
+        entries = [f"{command} = module:object" for command in commands.split()]
+        self._files = {
+            "METADATA": "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires), ""]),
+            "entry_points.txt": "\n".join(["[lowerdeck.commands]", *entries]),
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        return self._files.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+def diagnosis(
+    monkeypatch: pytest.MonkeyPatch, shell: Any, *there: Installed, broken: str = ""
+) -> tuple[int, list[str]]:
+    monkeypatch.setattr(doctor, "distributions", lambda: there)
+    # No folder holds these, so that nothing can be loaded.
+    monkeypatch.setattr(
+        doctor, "import_failures", lambda parts: dict.fromkeys(parts, broken) if broken else {}
+    )
+    printed = shell("doctor", status=None)
+    return printed.status, printed.out.splitlines()
+
+
+def test_what_is_here_is_told(shell: Any) -> None:
+    printed = shell("doctor", status=None)
+    assert printed.status in (0, 4)
+    lines = printed.out.splitlines()
+    assert lines[0].startswith("Python 3.")
+    assert any(line.startswith("lowerdeck-serializer ") for line in lines)
+    assert lines[-1].startswith("official runtime: ")
+
+
+WHOLE = Installed("lowerdeck", "0.1.0", 'lowerdeck-openvino>=0.1; extra == "openvino"')
+XNNPACK = Installed(
+    "lowerdeck-xnnpack",
+    "0.2.0",
+    'torchao>=0.18; extra == "quantize"',
+    'winsome; sys_platform == "win32"',
+    commands="lower",
+)
+TWO = [Installed("executorch", version) for version in ("1.5.1", "1.4.1")]
+CASES: dict[str, tuple[list[Installed], list[str], str]] = {
+    "the serializer alone": (
+        [Installed("lowerdeck-serializer", "0.1.2")],
+        [
+            "lowerdeck-serializer 0.1.2",
+            "no `lowerdeck lower`: pip install lowerdeck-lowered-module",
+            "no `lowerdeck run`: pip install lowerdeck-runner",
+        ],
+        "official runtime: not installed; ",
+    ),
+    # Of two of one name the imported one counts, and a package without code is a part.
+    "a package without code": (
+        [WHOLE, Installed("lowerdeckhand", "9"), *TWO],
+        [
+            "lowerdeck 0.1.0",
+            "  for [openvino]: lowerdeck-openvino>=0.1: pip install 'lowerdeck-openvino>=0.1'",
+        ],
+        "official runtime: executorch 1.5.1",
+    ),
+    "extras": (
+        [XNNPACK, Installed("executorch", "9.9")],
+        [
+            "lowerdeck-xnnpack 0.2.0  (lowerdeck lower)",
+            "  for [quantize]: torchao>=0.18: pip install 'torchao>=0.18'",
+            "no `lowerdeck run`: pip install lowerdeck-runner",
+        ],
+        "official runtime: executorch 9.9, ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_installed_and_what_lacks_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch, shell: Any
+) -> None:
+    there, first, runtime = CASES[name]
+    status, lines = diagnosis(monkeypatch, shell, *there)
+    assert status == 0
+    assert lines[1 : 1 + len(first)] == first
+    assert lines[-1].startswith(runtime)
+    assert not any("winsome" in line or "lowerdeckhand" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "fits"),
+    [
+        *(("2.13.0+cpu", ">=2.13", True), ("2.13", ">=2.13.0", True), ("2.9.1", ">=2.13", False)),
+        *(("0.1.3", "<0.2,>=0.1.2", True), ("0.2.0", "<0.2,>=0.1.2", False)),
+        *(("0.2.0rc1", "(>=0.1)", True), ("1.0", "", True)),
+    ],
+)
+def test_versions_keep_their_bounds(
+    version: str, bounds: str, fits: bool, monkeypatch: pytest.MonkeyPatch, shell: Any
+) -> None:
+    there = (Installed("lowerdeck-x", "1", f"Torch_X {bounds}"), Installed("torch-x", version))
+    status, lines = diagnosis(monkeypatch, shell, *there)
+    missing = [line for line in lines if "MISSING" in line]
+    assert (status, len(missing)) == ((0, 0) if fits else (4, 1))
+    assert all(f"found {version}: pip install" in line for line in missing)
+
+
+TRACEBACK = """  File "/x/lowerdeck/x/__init__.py", line 3, in <module>
+    import torchvision
+  File "/x/site-packages/torchvision/_meta.py", line 1, in <module>
+    @register("nms")
+  File "/x/site-packages/torch/library.py", line 9, in register
+    raise
+RuntimeError: operator torchvision::nms does not exist
+
+During handling of the above exception, another exception occurred:
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (
+            "ModuleNotFoundError: No module named 'a.b'",
+            "ModuleNotFoundError: No module named 'a.b'; pip install a",
+        ),
+        (
+            TRACEBACK,
+            "RuntimeError: operator torchvision::nms does not exist, raised by torchvision 0.29.0 "
+            "beside torch 2.13.0; install versions that fit each other",
+        ),
+        ("importing it did not end within 120 s", "importing it did not end within 120 s; pip"),
+    ],
+)
+def test_a_failing_import_is_reported_with_what_to_install(
+    failure: str, line: str, monkeypatch: pytest.MonkeyPatch, shell: Any
+) -> None:
+    there = [Installed("torch", "2.13.0"), Installed("torchvision", "0.29.0")]
+    there.append(Installed("lowerdeck-x", "1", commands="lm"))
+    status, lines = diagnosis(monkeypatch, shell, *there, broken=failure)
+    assert (status, lines[1]) == (4, "lowerdeck-x 1  (lowerdeck lm)")
+    assert lines[2].startswith(f"  CANNOT BE IMPORTED: {line}")
+
+
+def test_each_import_fails_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {
+        "fine": "value = 1",
+        "lacking": "import no_such_module_of_anybody",
+        "wrapped": "try:\n import raising\nexcept Exception as e:\n raise ImportError from e",
+        "raising": "raise RuntimeError('first line\\nsecond line')",
+        "ending": "import os; os._exit(7)",
+        "endless": "import threading; threading.Event().wait()",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    targets = {name: [name] for name in modules} | {"other": ["fine:value"], "no": ["fine:none"]}
+    failures = import_failures(targets, seconds=2)
+    errors = {
+        name: next(line for line in text.splitlines() if not line.startswith(" "))
+        for name, text in failures.items()
+    }
+    assert errors == {
+        "lacking": "ModuleNotFoundError: No module named 'no_such_module_of_anybody'",
+        "wrapped": "RuntimeError: first line",
+        "raising": "RuntimeError: first line",
+        "ending": "importing it ends the process with status 7",
+        "no": "AttributeError: module 'fine' has no attribute 'none'",
+        "endless": "importing it did not end within 2 s",
+    }

@@ -1,0 +1,254 @@
+"""The official ExecuTorch runtime in a process of its own, because some files abort it."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from lowerdeck.runner.binding import official_binding, official_binding_name
+from lowerdeck.runner.errors import OfficialRuntimeError
+
+_LONGEST = 1000
+_PROGRAM = f"from {__name__} import serve; serve()"
+_LIBRARIES = (
+    "extension/llm/custom_ops/libcustom_ops_aot_lib.so",
+    "kernels/quantized/libquantized_ops_aot_lib.so",
+)
+"""Kernels in ExecuTorch's wheel that its runtime has only once they are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfficialCalls:
+    """Results of calls in the official runtime.
+
+    Attributes:
+        outputs: The flat outputs of the last call.
+        seconds: The wall-clock time of each call.
+    """
+
+    outputs: list[Any]
+    seconds: list[float]
+
+
+class OfficialRuntime:
+    """The official runtime; its process starts at the first request, and again after a crash.
+
+    Example:
+        >>> from lowerdeck.runner import OfficialRuntime
+        >>> with OfficialRuntime() as runtime:  # doctest: +SKIP
+        ...     runtime.load("model.pte")
+        ...     outputs = runtime.run([torch.ones(2)]).outputs
+    """
+
+    def __init__(self, *, extra_kernels: bool = False, patience: float = 600.0) -> None:
+        """Start nothing yet.
+
+        Args:
+            extra_kernels: Whether to load the kernels for language models and quantised programs
+                that ExecuTorch's wheel has beside the portable ones.
+            patience: Seconds after which a request fails.
+        """
+        self._extra_kernels = extra_kernels
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file = "to start"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End its process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._log.close()
+
+    @property
+    def name(self) -> str:
+        """The runtime with its version, for messages."""
+        return f"the official ExecuTorch runtime ({version('executorch')})"
+
+    def backends(self) -> list[str]:
+        """Return the ids of the backends that the runtime has.
+
+        Raises:
+            OfficialRuntimeError: The runtime is not installed.
+        """
+        return list(self._request("backends"))
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        data: str | os.PathLike[str] | None = None,
+        *,
+        methods: Sequence[str] = (),
+    ) -> None:
+        """Load a file in place of the last one.
+
+        Args:
+            path: The ``.pte`` file.
+            data: The ``.ptd`` file beside it.
+            methods: Methods that share their state, as a C++ application loads them; without
+                them each method has state of its own, and ``data`` may be given.
+
+        Raises:
+            OfficialRuntimeError: The runtime is not installed, refuses the file, or ends over it.
+        """
+        self._file = os.fspath(path)
+        files = [os.fspath(Path(file).absolute()) for file in (path, data) if file is not None]
+        self._request("load", files, list(methods))
+
+    def run(
+        self, inputs: Sequence[Any], method: str = "forward", *, repeat: int = 1
+    ) -> OfficialCalls:
+        """Call a method of the loaded file.
+
+        Args:
+            inputs: Its flat inputs.
+            method: Its name.
+            repeat: The number of calls.
+
+        Raises:
+            OfficialRuntimeError: The runtime refuses the call, or ends over it.
+        """
+        return OfficialCalls(*self._request("run", method, list(inputs), repeat))
+
+    def _request(self, request: str, *args: Any) -> Any:
+        if self._process is None:
+            if official_binding_name() is None:
+                raise OfficialRuntimeError(
+                    "the official runtime is not installed: pip install executorch"
+                )
+            self._log.seek(0)
+            self._log.truncate()
+            self._process = subprocess.Popen(
+                # Without the current folder, which the `lowerdeck` script does not search either.
+                [sys.executable, "-P", "-c", _PROGRAM, str(int(self._extra_kernels))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Not a pipe: the runtime would wait once nobody has read 64 KB of its log.
+                stderr=self._log,
+            )
+        process, is_late = self._process, threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(self._patience, give_up)
+        timer.start()
+        try:
+            _send((request, args), process.stdin)
+            answer, failure = _receive(process.stdout)
+        except (EOFError, OSError):
+            answer, failure = None, self._end(process)
+        except BaseException:
+            # An interrupt: nobody reads the answer any more.
+            process.kill()
+            self._process = None
+            raise
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            failure = f"it did not answer within {self._patience:.0f} s"
+        if failure is not None:
+            raise OfficialRuntimeError(f"the official runtime refuses {self._file}: {failure}")
+        return answer
+
+    def _end(self, process: subprocess.Popen[bytes]) -> str:
+        """Return why the process ended."""
+        self._process = None
+        process.communicate()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        if process.returncode > 0 and lines:
+            return lines[-1][-_LONGEST:]
+        return f"its process ended with {process.returncode}"
+
+
+def serve() -> None:
+    """Answer requests from standard input until it ends; this runs in the other process."""
+    # The runtime prints to standard output; answers go where nothing else does.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    server = _Server(official_binding(), extra_kernels=sys.argv[1] == "1")
+    while True:
+        try:
+            request, args = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer, failure = getattr(server, request)(*args), None
+        except Exception as error:
+            answer, failure = None, f"{type(error).__name__}: {error}"
+        _send((answer, failure), answers)
+
+
+class _Server:
+    """Requests in the process of the runtime, by name."""
+
+    def __init__(self, binding: dict[str, Any], *, extra_kernels: bool) -> None:
+        self._binding = binding
+        self._methods: dict[str, Any] = {}
+        self._module: Any = None
+        root = Path(binding["__file__"]).parents[2]
+        for library in _LIBRARIES if extra_kernels else ():
+            if (root / library).is_file():
+                load: Any = torch.ops.load_library
+                load(str(root / library))
+
+    def backends(self) -> list[str]:
+        return list(self._binding["_get_registered_backend_names"]())
+
+    def load(self, files: list[str], methods: list[str]) -> None:
+        self._module, self._methods = None, {}
+        if methods:
+            program = self._binding["_load_program"](*files)
+            self._methods = {name: program.load_method(name) for name in methods}
+        else:
+            self._module = self._binding["_load_for_executorch"](*files)
+
+    def run(self, method: str, inputs: list[Any], repeat: int) -> tuple[list[Any], list[float]]:
+        outputs, seconds = [], []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            if self._module is None:
+                outputs = self._methods[method].call(inputs)
+            else:
+                outputs = self._module.run_method(method, inputs)
+            seconds.append(time.perf_counter() - start)
+        # Outputs are in the runtime's memory, which the next call overwrites.
+        cloned = [one.clone() if isinstance(one, torch.Tensor) else one for one in outputs]
+        return cloned, seconds
+
+
+def _send(message: Any, stream: Any) -> None:
+    """Write tensors and plain data, after their size in bytes."""
+    content = io.BytesIO()
+    torch.save(message, content)
+    stream.write(len(content.getbuffer()).to_bytes(8, "little"))
+    stream.write(content.getbuffer())
+    stream.flush()
+
+
+def _receive(stream: Any) -> Any:
+    """Return the next message; ``EOFError`` if there is no whole one."""
+    size = int.from_bytes(stream.read(8), "little")
+    content = stream.read(size)
+    if not size or len(content) < size:
+        raise EOFError
+    return torch.load(io.BytesIO(content), weights_only=True)

@@ -1,6 +1,0 @@
-"""What is inside payloads, in one form for every backend."""
-
-from lowerdeck.serializer.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
-from lowerdeck.serializer.report.payloads.xnnpack import is_xnnpack, xnnpack_graph
-
-__all__ = ["PayloadGraph", "PayloadNode", "PayloadValue", "is_xnnpack", "xnnpack_graph"]

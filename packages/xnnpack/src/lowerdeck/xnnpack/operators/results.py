@@ -1,0 +1,81 @@
+"""Nodes that hold the result of a call: what reads the first of several, and a clamp after it."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch.fx import Node
+
+from lowerdeck.torch_base import arguments_of
+from lowerdeck.xnnpack.emit import Call, Range, fake
+
+_aten = torch.ops.aten
+LIMITS: dict[object, Range] = {
+    _aten.relu.default: (0.0, math.inf),
+    _aten.relu6.default: (0.0, 6.0),
+}
+"""Clamps of fixed limits."""
+LIMIT_NAMES: dict[object, tuple[str, str]] = {
+    _aten.hardtanh.default: ("min_val", "max_val"),
+    _aten.clamp.default: ("min", "max"),
+    _aten.clamp_min.default: ("min", ""),
+    _aten.clamp_max.default: ("", "max"),
+}
+"""Clamps whose limits are arguments."""
+
+
+def first_result(node: Node) -> Node:
+    """Return the node that holds the first result of a call: the call, or what reads it."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return node
+    return next(user for user in node.users if user.args[1] == 0)
+
+
+def first_result_refusal(call: Call) -> str | None:
+    """Return why a call is refused of which more than the first result is read, or None."""
+    if isinstance(call.node.meta["val"], torch.Tensor):
+        return None
+    readers = list(call.node.users)
+    if any(reader.target is not operator.getitem for reader in readers):
+        return "its results are used as a list"
+    if any(reader.args[1] != 0 and reader.users for reader in readers):
+        return "more than its first result is used"
+    if sum(reader.args[1] == 0 for reader in readers) != 1:
+        return "its first result is not read once"
+    return None
+
+
+def clamp_range(node: Node) -> Range | None:
+    """Return the least and greatest result of a clamp, or None for any other node."""
+    if node.op != "call_function":
+        return None
+    if node.target in LIMITS:
+        return LIMITS[node.target]
+    names = LIMIT_NAMES.get(node.target)
+    if names is None:
+        return None
+    args = arguments_of(node)
+    low, high = (args.get(name) for name in names)
+    if any(isinstance(limit, Node) for limit in (low, high)):
+        return None
+    return (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+
+
+def following_clamp(node: Node) -> tuple[Node, Range | None]:
+    """Return the clamp that is a node's only user, with its range.
+
+    Args:
+        node: A node whose kind in XNNPACK can clamp its output.
+
+    Returns:
+        The clamp and its range; ``node`` itself and None where none follows.
+    """
+    if len(node.users) == 1:
+        user = next(iter(node.users))
+        limits = clamp_range(user)
+        # min > max is legal in torch and refused by XNNPACK as a range, though not as a clamp.
+        if limits is not None and limits[0] <= limits[1] and fake(user) is not None:
+            return user, limits
+    return node, None
