@@ -13,14 +13,30 @@ time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from lowerdeck.lowered_module.program.merged_sizes import (
+    SEVERAL,
+    Parts,
+    Sizes,
+    equal_sizes,
+    flat_sizes,
+    is_equal,
+    is_like,
+    is_one,
+    merged_sizes,
+    shape_of,
+    sizes_merged_by,
+    spare_ones,
+    with_size_at,
+)
+from lowerdeck.lowered_module.program.view_rules import RULES, TURN, no_arguments
 from lowerdeck.torch_base import (
     arguments_of,
     copy_graph_module,
@@ -32,10 +48,6 @@ from lowerdeck.torch_base import (
 )
 
 _aten = torch.ops.aten
-Sizes: TypeAlias = tuple[Any, ...]
-Parts: TypeAlias = tuple[Sizes, ...]
-"""For each dimension of a tensor, the sizes that it is the product of."""
-
 _VIEWS = frozenset(
     {
         *(_aten.view.default, _aten._unsafe_view.default, _aten.view_copy.default),
@@ -78,124 +90,7 @@ def with_late_views(program: ExportedProgram) -> ExportedProgram:
 def _may_change(node: Node) -> bool:
     if node.target in _LINES:
         return _is_line(node)
-    return _is_left_resize(node) or (node.target in _VIEWS and _merged(node) is not None)
-
-
-# -- what passes such a view
-
-
-def _none(node: Node, parts: Parts) -> dict[str, Any]:
-    del node, parts
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """How an operator computes the same of its first argument in parts.
-
-    Attributes:
-        parts: Returns the parts of the result, or None where it needs the merged dimensions.
-        args: Returns the arguments that speak of other dimensions, by name.
-        is_move: Whether it only moves elements.
-    """
-
-    parts: Callable[[Node, Parts], Parts | None]
-    args: Callable[[Node, Parts], dict[str, Any]] = _none
-    is_move: bool = False
-
-
-def _same(node: Node, parts: Parts) -> Parts | None:
-    return parts if node.kwargs.get("memory_format") in _PLAIN else None
-
-
-_PLAIN = (None, torch.contiguous_format, torch.preserve_format)
-
-
-def _layer(node: Node, parts: Parts) -> Parts | None:
-    return (*parts[:-1], (_shape(node)[-1],)) if len(parts[-1]) == 1 else None
-
-
-def _layer_norm(node: Node, parts: Parts) -> Parts | None:
-    folded: Any = arguments_of(node)["normalized_shape"]
-    return parts if all(len(one) == 1 for one in parts[-len(folded) :]) else None
-
-
-def _channels(node: Node, parts: Parts) -> Parts | None:
-    del node
-    return parts if len(parts[0]) == len(parts[1]) == 1 else None
-
-
-def _along(node: Node, parts: Parts) -> Parts | None:
-    """Return parts where an operator changes the size of one dimension."""
-    axis = _axis(node)
-    if len(_shape(node)) != len(parts) or _place(parts[axis]) is None:
-        return None
-    place, size = _place(parts[axis]), _shape(node)[axis]
-    new = tuple(size if at == place else one for at, one in enumerate(parts[axis]))
-    return (*parts[:axis], new, *parts[axis + 1 :])
-
-
-def _along_args(node: Node, parts: Parts) -> dict[str, Any]:
-    axis = _axis(node)
-    return {"dim": sum(map(len, parts[:axis])) + (_place(parts[axis]) or 0)}
-
-
-def _axis(node: Node) -> int:
-    return int(arguments_of(node).get("dim", -1)) % len(_shape(node))
-
-
-def _place(sizes: Sizes) -> int | None:
-    """Return which of the parts of a dimension is all of it, the others being 1."""
-    places = [at for at, size in enumerate(sizes) if not _is_one(size)]
-    return (places or [0])[0] if len(places) <= 1 else None
-
-
-def _turned(node: Node, parts: Parts) -> Parts | None:
-    return tuple(parts[axis] for axis in _order(node))
-
-
-def _turned_args(node: Node, parts: Parts) -> dict[str, Any]:
-    numbered = _numbered(parts)
-    return {"dims": [dim for axis in _order(node) for dim in numbered[axis]]}
-
-
-def _order(node: Node) -> list[int]:
-    rank = len(_shape(node))
-    args: Any = arguments_of(node)
-    if "dims" in args:
-        return [axis % rank for axis in args["dims"]]
-    order = list(range(rank))
-    first, second = args["dim0"], args["dim1"]
-    order[first], order[second] = order[second], order[first]
-    return order
-
-
-_SAME = _Rule(_same)
-_ALONG = _Rule(_along, _along_args)
-_TURN = _Rule(_turned, _turned_args, is_move=True)
-_RULES: Mapping[Any, _Rule] = {
-    **dict.fromkeys(
-        [
-            *(_aten.relu.default, _aten.gelu.default, _aten.silu.default, _aten.sigmoid.default),
-            *(_aten.tanh.default, _aten.neg.default, _aten.abs.default, _aten.exp.default),
-            *(_aten.hardswish.default, _aten.hardtanh.default, _aten.leaky_relu.default),
-            *(_aten.elu.default, _aten.clamp.default, _aten.pow.Tensor_Scalar),
-            *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default),
-            *(_aten.dropout.default, _aten.mul.Scalar, _aten.add.Scalar, _aten.div.Scalar),
-        ],
-        _SAME,
-    ),
-    **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _ALONG),
-    **dict.fromkeys(
-        [_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int], _TURN
-    ),
-    **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _Rule(_channels)),
-    _aten.linear.default: _Rule(_layer),
-    _aten.layer_norm.default: _Rule(_layer_norm),
-}
-
-
-# -- the pass
+    return _is_left_resize(node) or (node.target in _VIEWS and sizes_merged_by(node) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +157,7 @@ class _Pass:
     def _lay_channels_last(resize: Node) -> bool:
         """Let an image and what it is resized to lie as the kernel reads them fastest."""
         source: Any = resize.args[0]
-        if source.op != "call_function" or len(_shape(source)) != _IMAGE:
+        if source.op != "call_function" or len(shape_of(source)) != _IMAGE:
             return False
         for node in (source, resize):
             value = node.meta["val"]
@@ -294,7 +189,9 @@ class _Pass:
         last = between[-1]
         with self._graph.inserting_before(node):
             image, weight = (
-                self._call(one, _aten.unsqueeze.default, (one, 2), _at(_shape(one), 2, 1))
+                self._call(
+                    one, _aten.unsqueeze.default, (one, 2), with_size_at(shape_of(one), 2, 1)
+                )
                 for one in (args["input"], args["weight"])
             )
             args |= {"input": image, "weight": weight}
@@ -302,8 +199,8 @@ class _Pass:
                 # What a slice drops is not computed.
                 padding = int(args["padding"][0])
                 sides = (padding, padding - less)
-                length = _shape(image)[3] + sum(sides)
-                shape = (*_shape(image)[:3], length)
+                length = shape_of(image)[3] + sum(sides)
+                shape = (*shape_of(image)[:3], length)
                 args["input"] = self._call(
                     image, _aten.constant_pad_nd.default, (image, [*sides, 0, 0]), shape
                 )
@@ -312,8 +209,10 @@ class _Pass:
                 if isinstance(args.get(name), (list, tuple)):
                     args[name] = [other, *args[name]]
             target = _LINES[node.target]
-            made = self._call(node, target, tuple(args.values()), _at(_shape(last), 2, 1))
-            line = self._call(node, _aten.squeeze.dim, (made, 2), _shape(last))
+            made = self._call(
+                node, target, tuple(args.values()), with_size_at(shape_of(last), 2, 1)
+            )
+            line = self._call(node, _aten.squeeze.dim, (made, 2), shape_of(last))
         last.replace_all_uses_with(line)
         for each in reversed(between):
             self._graph.erase_node(each)
@@ -327,11 +226,11 @@ class _Pass:
         if node not in parts:
             return False
         operands = [one for one in node.all_input_nodes if one in self._held]
-        rule = _RULES.get(node.target)
+        rule = RULES.get(node.target)
         is_due = bool(wanted.get(node)) or (rule is not None and rule.is_move)
         if not operands or not (is_due or len(operands) > 1):
             return False
-        fine = next((self._held[one] for one in operands if rule or _is_like(one, node)), None)
+        fine = next((self._held[one] for one in operands if rule or is_like(one, node)), None)
         if fine is None:
             return False
         args = arguments_of(node)
@@ -347,12 +246,12 @@ class _Pass:
                 if isinstance(args[name], Node):
                     args[name] = self._aligned(args[name], node, fine)
         target = node.target
-        if rule is _TURN:
+        if rule is TURN:
             target, args = _aten.permute.default, {first: args[first], "dims": args["dims"]}
         kwargs = {name: one for name, one in args.items() if name in node.kwargs}
         count = len(node.args)
-        if rule is not None and rule.args is not _none:
-            count = max(count, 1 + list(args).index("dims" if rule is _TURN else "dim"))
+        if rule is not None and rule.args is not no_arguments:
+            count = max(count, 1 + list(args).index("dims" if rule is TURN else "dim"))
         values = tuple(args.values())[:count]
         with self._graph.inserting_before(node):
             shape = tuple(size for each in result for size in each)
@@ -365,19 +264,19 @@ class _Pass:
         source: Any = node.args[0]
         if source in self._held:
             source = self._held[source].node
-            if _equal(_shape(source), _shape(node)):
+            if equal_sizes(shape_of(source), shape_of(node)):
                 node.replace_all_uses_with(source)
                 self._replaced.append(node)
                 return True
-            merged = _merged_sizes(_shape(source), _shape(node))
+            merged = merged_sizes(shape_of(source), shape_of(node))
             if merged is None or not (wanted.get(node) or _is_moved(node)):
                 with self._graph.inserting_before(node):
-                    made = self._view(node, source, _shape(node), source)
+                    made = self._view(node, source, shape_of(node), source)
                 node.replace_all_uses_with(made)
                 self._replaced.append(node)
                 return True
         else:
-            merged = _merged(node)
+            merged = sizes_merged_by(node)
         if merged is None or not (wanted.get(node) or _is_moved(node)):
             return False
         self._held[node] = _Fine(source, merged)
@@ -387,18 +286,18 @@ class _Pass:
     def _aligned(self, operand: Node, node: Node, fine: _Fine) -> Node:
         """Return an operand of a broadcast with the dimensions that a result has in parts."""
         held = self._held.get(operand)
-        if held is not None and _equal(_shape(held.node), _shape(fine.node)):
+        if held is not None and equal_sizes(shape_of(held.node), shape_of(fine.node)):
             return held.node
-        if _is_like(operand, node):
+        if is_like(operand, node):
             source = operand if held is None else self._merged(operand, node)
             with self._graph.inserting_before(node):
-                return self._view(operand, source, _shape(fine.node), fine.node)
-        missing = len(fine.parts) - len(_shape(operand))
+                return self._view(operand, source, shape_of(fine.node), fine.node)
+        missing = len(fine.parts) - len(shape_of(operand))
         for axis in reversed(range(missing, len(fine.parts))):
             for _ in fine.parts[axis][1:]:
                 at = axis - missing
                 with self._graph.inserting_before(node):
-                    shape = _at(_shape(operand), at, 1)
+                    shape = with_size_at(shape_of(operand), at, 1)
                     operand = self._call(operand, _aten.unsqueeze.default, (operand, at), shape)
         return operand
 
@@ -406,13 +305,13 @@ class _Pass:
         """Return the view of what is held in parts."""
         if held not in self._views:
             fine = self._held[held]
-            ones = _spare_ones(fine.parts)
+            ones = spare_ones(fine.parts)
             with self._graph.inserting_before(before):
                 if ones:
                     args = (fine.node, ones)
-                    made = self._call(held, _aten.squeeze.dims, args, _shape(held))
+                    made = self._call(held, _aten.squeeze.dims, args, shape_of(held))
                 else:
-                    made = self._view(held, fine.node, _shape(held), fine.node)
+                    made = self._view(held, fine.node, shape_of(held), fine.node)
                 self._views[held] = made
         return self._views[held]
 
@@ -435,20 +334,20 @@ class _Pass:
 
     def _product(self, expression: Any, sized: Node) -> Any:
         """Return the node of a size that is one of a tensor's, or the product of some in turn."""
-        shape = [expression_of(size) for size in _shape(sized)]
+        shape = [expression_of(size) for size in shape_of(sized)]
         for first in range(len(shape)):
             total: Any = 1
             for last in range(first, len(shape)):
                 total = total * shape[last]
-                if _is_equal(total, expression):
+                if is_equal(total, expression):
                     return self._product_of(sized, range(first, last + 1))
         raise AssertionError(f"{expression} is no product of {shape}")
 
     def _product_of(self, sized: Node, dims: Sequence[int]) -> Any:
         found: Any = None
         for dim in dims:
-            size = _shape(sized)[dim]
-            if _is_one(size):
+            size = shape_of(sized)[dim]
+            if is_one(size):
                 continue
             one: Any = size
             if varies(size):
@@ -486,7 +385,7 @@ _ASKING = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default
 def _give_asked_sizes(view: Node) -> None:
     """Give a view the sizes that it asks for, for the quotients that torch took them for."""
     asked: Any = view.args[1]
-    shape = _shape(view)
+    shape = shape_of(view)
     sizes = [size.meta["val"] if isinstance(size, Node) else size for size in asked]
     sizes = [
         was if type(size) is int and size == -1 else size
@@ -505,7 +404,7 @@ def _shortened(node: Node) -> tuple[list[Node], int]:
     found = [node]
     while len(found[-1].users) == 1:
         found += found[-1].users
-        if found[-1].target is not _aten.slice.Tensor or not _is_like(found[-1], node):
+        if found[-1].target is not _aten.slice.Tensor or not is_like(found[-1], node):
             break
     padding, stride = args["padding"], args["stride"]
     if isinstance(padding, str) or list(stride) != [1] or args.get("transposed"):
@@ -526,24 +425,20 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
         parts = None
         if node.target in _VIEWS:
             source = node.args[0]
-            before = _flat(found[source]) if source in found else _shape(source)
-            parts = _merged_sizes(before, _shape(node))
-            if parts is not None and sum(map(varies, _flat(parts))) < _SEVERAL:
+            before = flat_sizes(found[source]) if source in found else shape_of(source)
+            parts = merged_sizes(before, shape_of(node))
+            if parts is not None and sum(map(varies, flat_sizes(parts))) < SEVERAL:
                 parts = None
         elif node.target in _BINARY:
             operands = [one for one in node.all_input_nodes if one in found]
-            parts = next((found[one] for one in operands if _is_like(one, node)), None)
+            parts = next((found[one] for one in operands if is_like(one, node)), None)
             if parts is not None and not _can_align(node, parts):
                 parts = None
-        elif node.target in _RULES and node.args[0] in found:
-            parts = _RULES[node.target].parts(node, found[node.args[0]])
+        elif node.target in RULES and node.args[0] in found:
+            parts = RULES[node.target].parts(node, found[node.args[0]])
         if parts is not None:
             found[node] = parts
     return found
-
-
-_SEVERAL = 2
-"""From how many dynamic sizes on a view is spared."""
 
 
 def _can_align(node: Node, parts: Parts) -> bool:
@@ -551,12 +446,12 @@ def _can_align(node: Node, parts: Parts) -> bool:
     for operand in node.all_input_nodes:
         if not isinstance(operand.meta["val"], torch.Tensor):
             return False
-        shape = _shape(operand)
+        shape = shape_of(operand)
         missing = len(parts) - len(shape)
         whole = all(
-            len(parts[missing + axis]) == 1 or _is_one(size) for axis, size in enumerate(shape)
+            len(parts[missing + axis]) == 1 or is_one(size) for axis, size in enumerate(shape)
         )
-        if not whole and not _is_like(operand, node):
+        if not whole and not is_like(operand, node):
             return False
     return True
 
@@ -574,16 +469,16 @@ def _is_wanted_by(
     user: Node, node: Node, parts: Mapping[Node, Parts], wanted: Mapping[Node, bool]
 ) -> bool:
     if user.target in _VIEWS:
-        before, after = _flat(parts[node]), _shape(user)
-        if _equal(before, after):
+        before, after = flat_sizes(parts[node]), shape_of(user)
+        if equal_sizes(before, after):
             return True
-        one, other, coarse = map(_dynamic, (before, after, _shape(node)))
+        one, other, coarse = map(_dynamic, (before, after, shape_of(node)))
         return (one == other and one != coarse) or bool(wanted.get(user))
     return user in parts and bool(wanted.get(user))
 
 
 def _is_moved(node: Node) -> bool:
-    return all(user.target in _RULES and _RULES[user.target].is_move for user in node.users)
+    return all(user.target in RULES and RULES[user.target].is_move for user in node.users)
 
 
 def _dynamic(shape: Sizes) -> list[Any]:
@@ -597,103 +492,22 @@ _INTEGERS = frozenset({"quantized_decomposed", "torchao"})
 def _is_line(node: Node) -> bool:
     """Return whether a convolution is over one dimension, of several dynamic sizes."""
     args = arguments_of(node)
-    shape = _shape(args["input"])
+    shape = shape_of(args["input"])
     if getattr(args["weight"].target, "namespace", "") in _INTEGERS:
         return False
-    return len(shape) == 3 and sum(map(varies, shape)) >= _SEVERAL
+    return len(shape) == 3 and sum(map(varies, shape)) >= SEVERAL
 
 
 def _lies_last(node: Node) -> bool:
     value = node.meta["val"]
-    rule = _RULES.get(node.target)
+    rule = RULES.get(node.target)
     is_view = node.target in _VIEWS or (rule is not None and rule.is_move)
     return not is_view and isinstance(value, torch.Tensor) and is_channels_last(value)
 
 
 def _is_left_resize(node: Node) -> bool:
-    return node.target in _RESIZES and any(map(varies, _shape(node)[2:]))
+    return node.target in _RESIZES and any(map(varies, shape_of(node)[2:]))
 
 
 _IMAGE = 4
 """Dimensions of a batch of images."""
-
-
-def _merged(view: Node) -> Parts | None:
-    """Return which sizes a view merges, if some are dynamic and it does nothing else."""
-    source: Any = view.args[0]
-    before, after = _shape(source), _shape(view)
-    if sum(map(varies, before)) < _SEVERAL:
-        return None
-    return _merged_sizes(before, after)
-
-
-def _merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
-    """Return for each size which ones it is the product of; None if it is no such view."""
-    found: list[Sizes] = []
-    at = 0
-    for size in after:
-        start, total = at, 1
-        while at < len(before) and (at == start or not _is_equal(total, expression_of(size))):
-            total = total * expression_of(before[at])
-            at += 1
-        if at == start or not _is_equal(total, expression_of(size)):
-            return None
-        found.append(tuple(before[start:at]))
-    if not found or not all(map(_is_one, before[at:])):
-        return None
-    found[-1] = (*found[-1], *before[at:])
-    return tuple(found) if len(before) > len(after) else None
-
-
-def _flat(parts: Parts) -> Sizes:
-    return tuple(size for each in parts for size in each)
-
-
-def _spare_ones(parts: Parts) -> list[int]:
-    """Return which sizes are 1 and merged into others, if nothing else is merged."""
-    found: list[int] = []
-    for each, numbers in zip(parts, _numbered(parts), strict=True):
-        place = _place(each)
-        if place is None:
-            return []
-        found += [number for at, number in enumerate(numbers) if at != place]
-    return found
-
-
-def _numbered(parts: Parts) -> list[list[int]]:
-    numbers = iter(range(sum(map(len, parts))))
-    return [[next(numbers) for _ in each] for each in parts]
-
-
-def _shape(node: Any) -> Sizes:
-    return tuple(node.meta["val"].shape)
-
-
-def _at(shape: Sizes, axis: int, size: int) -> Sizes:
-    return (*shape[:axis], size, *shape[axis:])
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
-
-
-def _is_like(one: Node, other: Node) -> bool:
-    return _equal(_shape(one), _shape(other))
-
-
-def _equal(one: Sizes, other: Sizes) -> bool:
-    return len(one) == len(other) and all(
-        _is_equal(expression_of(a), expression_of(b)) for a, b in zip(one, other, strict=True)
-    )
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if one is other or one == other:
-        return True
-    if isinstance(one, int) and isinstance(other, int):
-        return False
-    return _symbols(one) == _symbols(other) and bool((one - other).expand() == 0)
-
-
-def _symbols(expression: Any) -> Any:
-    return getattr(expression, "free_symbols", set())

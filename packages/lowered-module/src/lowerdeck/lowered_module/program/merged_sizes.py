@@ -1,0 +1,111 @@
+"""Sizes that views merge: for each dimension of a tensor, the sizes it is the product of."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from torch.fx import Node
+
+from lowerdeck.torch_base import expression_of, varies
+
+Sizes: TypeAlias = tuple[Any, ...]
+Parts: TypeAlias = tuple[Sizes, ...]
+"""For each dimension of a tensor, the sizes that it is the product of."""
+
+SEVERAL = 2
+"""From how many dynamic sizes on a view is spared."""
+
+
+def only_part(sizes: Sizes) -> int | None:
+    """Return which of the parts of a dimension is all of it, the others being 1."""
+    places = [at for at, size in enumerate(sizes) if not is_one(size)]
+    return (places or [0])[0] if len(places) <= 1 else None
+
+
+def sizes_merged_by(view: Node) -> Parts | None:
+    """Return which sizes a view merges, if some are dynamic and it does nothing else."""
+    source: Any = view.args[0]
+    before, after = shape_of(source), shape_of(view)
+    if sum(map(varies, before)) < SEVERAL:
+        return None
+    return merged_sizes(before, after)
+
+
+def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
+    """Return for each size which ones it is the product of; None if it is no such view."""
+    found: list[Sizes] = []
+    at = 0
+    for size in after:
+        start, total = at, 1
+        while at < len(before) and (at == start or not is_equal(total, expression_of(size))):
+            total = total * expression_of(before[at])
+            at += 1
+        if at == start or not is_equal(total, expression_of(size)):
+            return None
+        found.append(tuple(before[start:at]))
+    if not found or not all(map(is_one, before[at:])):
+        return None
+    found[-1] = (*found[-1], *before[at:])
+    return tuple(found) if len(before) > len(after) else None
+
+
+def flat_sizes(parts: Parts) -> Sizes:
+    """Return all parts in one row."""
+    return tuple(size for each in parts for size in each)
+
+
+def spare_ones(parts: Parts) -> list[int]:
+    """Return which sizes are 1 and merged into others, if nothing else is merged."""
+    found: list[int] = []
+    for each, numbers in zip(parts, numbered(parts), strict=True):
+        place = only_part(each)
+        if place is None:
+            return []
+        found += [number for at, number in enumerate(numbers) if at != place]
+    return found
+
+
+def numbered(parts: Parts) -> list[list[int]]:
+    """Return the positions of the parts of each dimension in one row."""
+    numbers = iter(range(sum(map(len, parts))))
+    return [[next(numbers) for _ in each] for each in parts]
+
+
+def shape_of(node: Any) -> Sizes:
+    """Return the sizes of a node's tensor."""
+    return tuple(node.meta["val"].shape)
+
+
+def with_size_at(shape: Sizes, axis: int, size: int) -> Sizes:
+    """Return a shape with one more size."""
+    return (*shape[:axis], size, *shape[axis:])
+
+
+def is_one(size: Any) -> bool:
+    """Return whether a size is known to be 1."""
+    return isinstance(size, int) and size == 1
+
+
+def is_like(one: Node, other: Node) -> bool:
+    """Return whether two nodes have equal sizes."""
+    return equal_sizes(shape_of(one), shape_of(other))
+
+
+def equal_sizes(one: Sizes, other: Sizes) -> bool:
+    """Return whether shapes are equal, whatever their symbols are worth."""
+    return len(one) == len(other) and all(
+        is_equal(expression_of(a), expression_of(b)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two expressions are equal, whatever their symbols are worth."""
+    if one is other or one == other:
+        return True
+    if isinstance(one, int) and isinstance(other, int):
+        return False
+    return _symbols(one) == _symbols(other) and bool((one - other).expand() == 0)
+
+
+def _symbols(expression: Any) -> Any:
+    return getattr(expression, "free_symbols", set())
