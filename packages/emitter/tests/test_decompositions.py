@@ -370,3 +370,8 @@ def test_rolls_of_whole_windows_are_slices_joined() -> None:
     inputs = [(torch.randn(size),) for size in ((3, 5, 4), (2, 6, 4), (4, 2, 4))]
     emitted = check_program(windows, *inputs, dynamic_shapes=((rows,),))
     assert "aten::roll" not in {each.name for each in emitted.program.execution_plan[0].operators}
+    # Slices of sizes that may be 0 have other sizes then.
+    rows = {0: torch.export.Dim("rows", min=0, max=9), 1: torch.export.Dim("more", min=0, max=9)}
+    inputs = [(torch.randn(size),) for size in ((3, 5, 4), (2, 0, 4), (0, 2, 4))]
+    emitted = check_program(windows, *inputs, dynamic_shapes=((rows,),))
+    assert "aten::roll" in {each.name for each in emitted.program.execution_plan[0].operators}

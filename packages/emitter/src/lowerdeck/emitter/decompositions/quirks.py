@@ -5,7 +5,8 @@ A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import is_known, reference_decompositions
-from lowerdeck.torch_base import OpOverload, expression_of, varies
+from lowerdeck.torch_base import OpOverload, size_range, varies
 
 _ATEN = torch.ops.aten
 
@@ -102,12 +103,15 @@ def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) ->
     return result
 
 
+RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None)
+"""Ranges of symbols in the decomposed program: torch assumes at least 2 while it traces."""
+
+
 def _is_short(shift: Any, size: Any) -> bool:
-    """Return whether a dynamic size is 0 or at least as large as a shift."""
+    """Return whether a dynamic size is never less than a shift."""
     if not isinstance(shift, int) or not varies(size):
         return False
-    factor = expression_of(size).as_coeff_Mul()[0]
-    return bool(factor >= abs(shift) and factor.is_Integer)
+    return size_range(size, RANGES.get())[0] >= abs(shift)
 
 
 def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:

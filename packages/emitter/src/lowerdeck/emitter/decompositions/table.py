@@ -26,7 +26,7 @@ from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
-from lowerdeck.emitter.decompositions.quirks import QUIRKS
+from lowerdeck.emitter.decompositions.quirks import QUIRKS, RANGES
 from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
@@ -168,6 +168,14 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     changed = changed_constant(exported)
     if changed is not None:
         raise UnsupportedError(f"{changed}: export the module anew, or give it back its constant")
+    ranges = RANGES.set(exported.range_constraints)
+    try:
+        return _decomposed(exported, settings)
+    finally:
+        RANGES.reset(ranges)
+
+
+def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, found, settings.table):
         return TracedProgram.of(exported)
