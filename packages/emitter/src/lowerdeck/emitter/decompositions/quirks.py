@@ -88,9 +88,9 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
 
 
 def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Return the elements shifted in the order of a vector: the kernel wants dimensions.
+    """Return the rolled tensor as slices joined, which are 50 times faster than the kernel.
 
-    It also goes element by element, and takes fifty times as long as slices of dynamic sizes.
+    The kernel requires dimensions: without them, the flattened tensor is rolled.
     """
     if not dims:
         return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
@@ -109,9 +109,10 @@ RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None
 
 def _is_short(shift: Any, size: Any) -> bool:
     """Return whether a dynamic size is never less than a shift."""
-    if not isinstance(shift, int) or not varies(size):
+    ranges = RANGES.get()
+    if ranges is None or not isinstance(shift, int) or not varies(size):
         return False
-    return size_range(size, RANGES.get())[0] >= abs(shift)
+    return size_range(size, ranges)[0] >= abs(shift)
 
 
 def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
