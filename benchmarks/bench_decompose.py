@@ -14,7 +14,7 @@ from benchmarks import export_to_bytes
 from benchmarks.emitter_models import MODELS
 from benchmarks.export_models import Blocks
 from benchmarks.harness import Row, cpu_seconds, growth_exponent, paired
-from lowerdeck.decompose import decompose, explain
+from lowerdeck.decompose import DecompositionCache, decompose, explain
 from lowerdeck_zoo.models.language import Llama
 
 PACKAGE = "decompose"
@@ -32,6 +32,7 @@ def rows(quick: bool) -> Iterator[Row]:
         warnings.simplefilter("ignore")
         yield from _models(quick)
         yield from _dynamic(quick)
+        yield from _families(quick)
         yield from _growth(quick)
     yield from export_to_bytes.rows(quick)
 
@@ -108,6 +109,32 @@ def _dynamic(quick: bool) -> Iterator[Row]:
         theirs >= 5 * mine,
         f"peer: {PEER}",
     )
+
+
+def _families(quick: bool) -> Iterator[Row]:
+    """Yield the second model of a family beside the first, with one cache for both."""
+    for layers in (2,) if quick else (2, 8):
+        first, second = (_program(Llama(64, layers, 1000), *_tokens()) for _ in range(2))
+        costs: list[tuple[float, float]] = []
+        for _ in range(1 if quick else 7):
+            cache = DecompositionCache()
+            costs.append(
+                (
+                    cpu_seconds(partial(decompose, first, cache=cache), repeat=1),
+                    cpu_seconds(partial(decompose, second, cache=cache), repeat=1),
+                )
+            )
+        whole, rest = (min(times) for times in zip(*costs, strict=True))
+        yield Row(
+            PACKAGE,
+            f"llama-like, {layers} layers: the second of a family beside the first, one cache",
+            rest,
+            whole,
+            "s",
+            "<= 0.4 of the first",
+            rest <= 0.4 * whole,
+            "peer: the first",
+        )
 
 
 def _growth(quick: bool) -> Iterator[Row]:
