@@ -136,6 +136,9 @@ class DoublingRuntime:
     ) -> bytes:
         return bytes(blob)
 
+    def input_count(self, handle: bytes) -> int:
+        return 1
+
     def execute(self, handle: bytes, inputs: Sequence[Any]) -> list[Tensor]:
         assert handle == b"blob"
         return [inputs[0] * 2]

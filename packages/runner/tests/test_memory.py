@@ -93,18 +93,6 @@ def test_a_name_for_numbers_of_another_width_is_refused(method: Any) -> None:
         load(method.ends([x], [out])).method()
 
 
-def test_a_result_whose_name_was_moved_is_refused(method: Any) -> None:
-    x, other, first, out = (method.tensor([4], at=at) for at in (0, 16, 32, 64))
-    name = method.tensor([2, 2], at=16)  # the bytes of ``other``, not of ``first``
-    late = method.tensor([2, 2], at=48)
-    relu(method, x, other)
-    relu(method, other, first)
-    relu(method, name, late)
-    relu(method, other, out)
-    with pytest.raises(MemoryPlanError, match="writes value 2, which nobody reads"):
-        load(method.ends([x], [late, out])).method()
-
-
 @pytest.mark.parametrize("kind", ["carry", "move", "rows"])
 def test_results_of_loops_that_nothing_reads_are_no_lost_names(method: Any, kind: str) -> None:
     m = method

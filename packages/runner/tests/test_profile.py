@@ -39,6 +39,9 @@ class TwoSteps:
     def init(self, blob: memoryview, compile_specs: Any, named_data: Any) -> None:
         return None
 
+    def input_count(self, handle: None) -> int:
+        return 1
+
     def execute(self, handle: None, inputs: Sequence[Any]) -> list[Any]:
         return [(inputs[0] + 1) * 2]
 

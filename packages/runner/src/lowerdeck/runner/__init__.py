@@ -6,7 +6,6 @@ from lowerdeck.runner.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
 from lowerdeck.runner.delegates import (
     BackendRuntime,
-    CountsInputs,
     DelegateLog,
     LogsEvents,
     NamesEvents,
@@ -35,7 +34,6 @@ __all__ = [
     "LoadedMethod",
     # Backends
     "BackendRuntime",
-    "CountsInputs",
     "LogsEvents",
     "NamesEvents",
     "DelegateLog",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,8 +16,10 @@ from lowerdeck.serializer import CompileSpec
 
 RUNTIMES = "lowerdeck.runtimes"
 """The entry-point group in which runtime halves are registered under their backend id."""
+_METHODS = ("init", "input_count", "execute")
 
 
+@runtime_checkable
 class BackendRuntime(Protocol):
     """The half of a backend that runs what its other half compiled.
 
@@ -39,6 +41,14 @@ class BackendRuntime(Protocol):
         """
         ...
 
+    def input_count(self, handle: Any) -> int:
+        """Return how many of the values of a call are inputs; a file lists them with the outputs.
+
+        Args:
+            handle: What ``init`` returned.
+        """
+        ...
+
     def execute(self, handle: Any, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the outputs of one call.
 
@@ -46,20 +56,6 @@ class BackendRuntime(Protocol):
             handle: What ``init`` returned.
             inputs: The inputs; tensors are the program's memory: do not write or keep them.
         """
-        ...
-
-
-@runtime_checkable
-class CountsInputs(Protocol):
-    """A runtime that tells how many of the values of a call are inputs.
-
-    A file lists the inputs and outputs of a call in one row. Without this method the runner takes
-    as outputs the values at the end that nothing has written before the call on every way to it,
-    and that are no views of what was written: a good guess, but a guess. So tell it.
-    """
-
-    def input_count(self, handle: Any) -> int:
-        """Return how many inputs the delegate ``handle`` takes."""
         ...
 
 
@@ -230,6 +226,12 @@ class Delegate:
     ) -> None:
         self.backend_id = backend_id
         self.runtime = runtime
+        if not isinstance(runtime, BackendRuntime):
+            missing = [name for name in _METHODS if not hasattr(runtime, name)]
+            raise ProgramError(
+                f"the runtime half of backend {backend_id!r} ({type(runtime).__name__}) has no "
+                f"{' and no '.join(missing)}: add it, see lowerdeck.runner.BackendRuntime"
+            )
         try:
             self.handle: Any = runtime.init(blob, compile_specs, named_data)
         except Exception as error:
@@ -237,33 +239,21 @@ class Delegate:
                 f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}"
             ) from error
 
-    def input_count(
-        self, args: Sequence[int], written: frozenset[int], is_view: Callable[[int], bool]
-    ) -> int:
-        """Return how many of ``args`` are inputs.
+    def input_count(self, values: int) -> int:
+        """Return how many of the values of a call are inputs.
 
         Args:
-            args: Value indices of the inputs, then of the outputs.
-            written: The values that hold something on every way to the call.
-            is_view: Tells whether a value that was not written is another name for one that was.
+            values: The number of inputs and outputs.
 
         Raises:
-            ProgramError: The runtime half tells a number that cannot be.
+            ProgramError: The runtime half returns a number that is negative or larger.
         """
-        if isinstance(self.runtime, CountsInputs):
-            count = self.runtime.input_count(self.handle)
-            if not 0 <= count <= len(args):
-                raise ProgramError(
-                    f"backend {self.backend_id!r} says that its delegate takes {count} inputs; "
-                    f"the call has {len(args)} values"
-                )
-            return count
-        count = len(args)
-        while count and args[count - 1] not in written:
-            count -= 1
-        # Whatever the indices are, something is returned.
-        while count < len(args) - 1 and is_view(args[count]):
-            count += 1
+        count = self.runtime.input_count(self.handle)
+        if not 0 <= count <= values:
+            raise ProgramError(
+                f"backend {self.backend_id!r} says that its delegate takes {count} inputs; "
+                f"the call has {values} values"
+            )
         return count
 
 
@@ -296,20 +286,7 @@ class DelegateStep:
         """Run the delegate."""
         delegate = self._delegate
         inputs = [get() for get in self._inputs]
-        try:
-            produced = delegate.runtime.execute(delegate.handle, inputs)
-        except ExecutionError:
-            raise
-        except Exception as error:
-            # Whoever tells its number of inputs got the right ones: then the fault is its own, and
-            # its type says more than ours.
-            if isinstance(delegate.runtime, CountsInputs):
-                raise
-            raise ExecutionError(
-                f"{type(error).__name__}: {error} (it was given {len(inputs)} inputs; if that is "
-                "wrong, let the runtime half tell how many it takes: input_count(handle))"
-            ) from error
-        self._store(produced)
+        self._store(delegate.runtime.execute(delegate.handle, inputs))
 
     def event_names(self) -> Mapping[int | str, str]:
         """Return what the debug identifiers of the delegate stand for, as far as it is told."""
@@ -343,7 +320,7 @@ class DelegateStep:
         if len(produced) != len(self._outputs):
             raise ExecutionError(
                 f"backend {name!r} returned {len(produced)} outputs; the program expects "
-                f"{len(self._outputs)} (a runtime half may tell its number of inputs: input_count)"
+                f"{len(self._outputs)}"
             )
         for value, get in zip(produced, self._outputs, strict=True):
             out = get()

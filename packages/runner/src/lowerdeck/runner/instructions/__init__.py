@@ -1,6 +1,6 @@
 """The instructions of a method, and the order in which they may run."""
 
-from lowerdeck.runner.instructions.flow import always_written, successors
+from lowerdeck.runner.instructions.flow import successors
 from lowerdeck.runner.instructions.machine import (
     BoundChain,
     Instruction,
@@ -15,7 +15,6 @@ __all__ = [
     "Instruction",
     "Step",
     "StepInTwoParts",
-    "always_written",
     "run_chains",
     "run_observed",
     "successors",

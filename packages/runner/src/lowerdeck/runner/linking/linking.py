@@ -8,12 +8,10 @@ import torch
 
 from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import MissingKernelError, ProgramError
-from lowerdeck.runner.instructions import BoundChain, Instruction, Step, always_written, successors
+from lowerdeck.runner.instructions import BoundChain, Instruction, Step, successors
 from lowerdeck.runner.linking.binding import bind_kernel, effects
-from lowerdeck.runner.memory import is_unread_view
 from lowerdeck.runner.operators import VIEW, Kernel, ScalarKernel, find_kernel
 from lowerdeck.runner.values.frame import Frame, Freed
-from lowerdeck.runner.values.tensors import Origin
 from lowerdeck.serializer import (
     Bool,
     DelegateCall,
@@ -60,7 +58,6 @@ class Linker:
         self._kernels = self._find_kernels()
         self.views: list[tuple[int, int]] = []
         self.moves: list[tuple[int, int]] = []
-        self._bound: list[Instruction] = []
         self._examine()
 
     def link(self) -> list[BoundChain]:
@@ -118,25 +115,15 @@ class Linker:
 
     def _link_chain(self, number: int) -> BoundChain:
         code = self._code[number]
-        # Only delegates ask what holds something before them, to tell inputs from outputs; the
-        # answer takes a walk over all jumps until nothing changes, so others are spared it.
-        calls = frozenset(i for i, item in enumerate(code) if isinstance(item, DelegateCall))
-        held = always_written(
-            code,
-            [self._may_write(item) for item in code] if calls else (),
-            self._given(number) if calls else (),
-            calls,
-        )
         steps, instructions = [], []
         for index, item in enumerate(code):
             known = Instruction(self._name(item))
             try:
-                step, known = self._bind(item, held.get(index, frozenset()), code[index + 1 :])
+                step, known = self._bind(item)
             except ProgramError as error:
                 raise ProgramError(f"instruction {index} ({known.name}): {error}") from error
             steps.append(step)
             instructions.append(known)
-            self._bound.append(known)
         return BoundChain(
             tuple(steps),
             tuple(instructions),
@@ -154,37 +141,7 @@ class Linker:
                     follow[index] = follow[index][:1] if value.bool_val else follow[index][1:]
         return tuple(follow)
 
-    def _may_write(self, item: InstructionArguments) -> Sequence[int]:
-        """Return what holds something once ``item`` has run; a delegate's inputs did before."""
-        match item:
-            case KernelCall(op_index, args):
-                return effects(self._kernel(op_index), args, self._frame).writes
-            case DelegateCall(_, args):
-                return args
-            case MoveCall(_, target):
-                return [target]
-            case _:
-                return []
-
-    def _given(self, number: int) -> set[int]:
-        """Return what holds something before chain ``number``; earlier chains have run."""
-        given = {
-            index
-            for index, spec in enumerate(self._frame.specs)
-            if spec is None or spec.has_state or spec.origin is Origin.CONSTANT
-        }
-        given.update(self._plan.inputs)
-        for code in self._code[:number]:
-            for item in code:
-                given.update(self._may_write(item))
-        return given
-
-    def _bind(
-        self,
-        item: InstructionArguments,
-        held: frozenset[int],
-        following: Sequence[InstructionArguments],
-    ) -> tuple[Step, Instruction]:
+    def _bind(self, item: InstructionArguments) -> tuple[Step, Instruction]:
         registers, name = self._frame.registers, self._name(item)
         match item:
             case KernelCall(op_index, args):
@@ -194,9 +151,7 @@ class Linker:
             case DelegateCall(index, args):
                 if not 0 <= index < len(self._delegates):
                     raise ProgramError(f"there is no delegate {index}")
-                count = self._delegates[index].input_count(
-                    args, held, lambda value: self._is_view(value, following)
-                )
+                count = self._delegates[index].input_count(len(args))
                 inputs, outputs = args[:count], args[count:]
                 call = DelegateStep(self._delegates[index], inputs, outputs, self._frame)
                 reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
@@ -208,19 +163,6 @@ class Linker:
                 return _free(registers, index), Instruction(name)
             case JumpFalseCall(condition, destination):
                 return self._jump(condition, destination), Instruction(name, (condition,))
-
-    def _is_view(self, value: int, following: Sequence[InstructionArguments]) -> bool:
-        needed: set[int] = set()
-        overwritten: set[int] = set()
-        for item in following:
-            if isinstance(item, KernelCall):
-                known = effects(self._kernel(item.op_index), item.args, self._frame)
-                needed.update(set(known.reads) - overwritten)
-                overwritten.update(known.writes)
-            else:
-                needed.update(set(_values_of(item)) - overwritten)
-        needed.update(set(self._plan.outputs) - overwritten)
-        return is_unread_view(value, self._bound, self._plan.inputs, needed, self._frame.specs)
 
     def _jump(self, condition: int, destination: int) -> Step:
         frame = self._frame
