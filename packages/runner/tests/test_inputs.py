@@ -125,7 +125,7 @@ def test_fixed_numbers_that_print_alike_are_told_apart(number: float, method: An
     x = method.tensor([1])
     forward = load(method.ends([x, method.double(number)], [x])).method()
     assert torch.equal(forward.run_flat([value(1), number])[0], value(1))
-    with pytest.raises(InputError, match=r"\(Text\); the .* \(float\) only"):
+    with pytest.raises(InputError, match=r"\(Text\); the .* \(float\)"):
         forward.run_flat([value(1), Text(number)])
     with pytest.raises(InputError, match=r"is 6\.0; the program was exported for"):
         forward.run_flat([value(1), 6.0])

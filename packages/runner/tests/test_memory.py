@@ -161,14 +161,14 @@ def test_methods_must_agree_where_their_state_lies(build: Any) -> None:
         x, out = m.tensor([4]), m.tensor([4])
         add(m, state, x, out)
         m.ends([x], [out])
-    with pytest.raises(MemoryPlanError, match="'cache' lies elsewhere than in method 'one'"):
+    with pytest.raises(MemoryPlanError, match="'cache' has another offset than in method 'one'"):
         load(build.program)
     load(build.program, memory="unchecked")
     tensor = build.program.execution_plan[1].values[0].val
     tensor.extra_tensor_info.fully_qualified_name = "other"
     load(build.program)
     tensor.allocation_info.memory_offset_low = 8
-    with pytest.raises(MemoryPlanError, match="'other' lies on 'cache' of method 'one'"):
+    with pytest.raises(MemoryPlanError, match="'other' overlaps 'cache' of method 'one'"):
         load(build.program)
 
 
@@ -347,10 +347,10 @@ def test_memory_that_cannot_be_is_refused(build: Any) -> None:
     program = load(m.ends([x], [x]))
     for name, message in (
         ("outside", "ends at byte 16 of a planned memory of 8 bytes"),
-        ("odd", "no multiple of its 4 bytes"),
+        ("odd", "not a multiple of its 4 bytes"),
         ("negative", "has the size -1"),
         ("huge", "cannot be had"),
-        ("beyond", "lies in memory 9; the method has 1"),
+        ("beyond", "is in memory 9; the method has 1"),
     ):
         with pytest.raises(ProgramError, match=message):
             program.method(name)

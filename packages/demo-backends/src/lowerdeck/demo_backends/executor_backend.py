@@ -72,7 +72,6 @@ class ExecutorBackend(BackendDetails):
         """Return one partition as the bytes of a file.
 
         Args:
-            edge_program: The partition.
             compile_specs: ``inner_backend``: ids of backends with slashes between, from the
                 outside in.
 
@@ -125,8 +124,6 @@ class ExecutorRuntime:
 
         Args:
             blob: The bytes of the file.
-            compile_specs: Not needed.
-            named_data: Not needed.
 
         Returns:
             The handle that ``execute`` wants.
@@ -154,7 +151,6 @@ class ExecutorRuntime:
         """Return what the nested method returns.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The inputs in order.
 
         Returns:

@@ -11,7 +11,6 @@ def seal(name: str, version: str, body: bytes) -> bytes:
     """Return ``NAME VERSION CRC32`` as a line, and the body.
 
     Args:
-        name: The backend's id.
         version: The version of its format.
         body: What the blob says.
     """
@@ -22,7 +21,6 @@ def unseal(name: str, version: str, blob: bytes) -> bytes:
     """Return the body of a blob, once its name, version and checksum are right.
 
     Args:
-        name: The backend's id.
         version: The version that the reader knows.
         blob: The bytes; nothing about them is trusted.
 

@@ -96,7 +96,6 @@ class StateDemoRuntime(TextRuntime):
         """Return the outputs for ``inputs``, report every step, and keep the new state.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The inputs in order.
             log: Called with each step's identifier, start, end and outputs.
 

@@ -61,7 +61,6 @@ class TextBackend(DeclarativeBackend):
         """Return the text of one partition, its debug map, and its weights as named data.
 
         Args:
-            edge_program: The partition.
             compile_specs: What the partitioner was told.
 
         Returns:
@@ -78,11 +77,7 @@ class TextBackend(DeclarativeBackend):
             raise UnsupportedNodeError(str(error)) from error
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Number the inputs, state first.
-
-        Args:
-            part: The partition.
-        """
+        """Number the inputs, state first."""
         given = [*part.mutations, *part.inputs]
         self._inputs = len(given)
         self.operands: dict[Node, Operand] = dict(part.constants)
@@ -99,10 +94,8 @@ class TextBackend(DeclarativeBackend):
         """Add one step and return its value.
 
         Args:
-            part: The partition.
             op: What the runtime half knows it by.
             arguments: What it is called with; nodes stand for their values.
-            nodes: What it computes.
             identifier: What it is logged by; its number, if None.
 
         Raises:
@@ -117,10 +110,6 @@ class TextBackend(DeclarativeBackend):
     def add_call(self, part: PartitionView, node: Node) -> None:
         """Add the call of an operator as one step, with the arguments that it was given.
 
-        Args:
-            part: The partition.
-            node: The call.
-
         Raises:
             UnsupportedNodeError: It has keyword arguments, for which the text has no word.
         """
@@ -132,11 +121,7 @@ class TextBackend(DeclarativeBackend):
         self.operands[node] = self.add_step(part, operator_name(node), node.args, [node])
 
     def compile(self, part: PartitionView) -> bytes:
-        """Return the text.
-
-        Args:
-            part: The partition.
-        """
+        """Return the text."""
         inputs: list[str | torch.Tensor] = [part.constants[node] for node in part.mutations]
         inputs += [kind_of(node.meta["val"]) for node in part.inputs]
         returned = [self._operand(node) for node in (*part.mutations.values(), *part.outputs)]
@@ -156,11 +141,7 @@ class TextBackend(DeclarativeBackend):
 
 
 def is_positional(node: Node) -> bool | str:
-    """Say that ``add_call`` can write a call: a condition for ``visits``.
-
-    Args:
-        node: The call.
-    """
+    """Say that ``add_call`` can write a call: a condition for ``visits``."""
     return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
 
 
@@ -185,9 +166,7 @@ class TextRuntime:
         """Return the program of a blob, read and checked, as the handle that a call needs.
 
         Args:
-            blob: What ``preprocess`` made.
             compile_specs: What the partitioner was told.
-            named_data: The weights.
 
         Raises:
             BlobError: The blob is truncated, damaged, of another version, or its weights are not
@@ -204,7 +183,6 @@ class TextRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The inputs in order.
 
         Returns:
@@ -222,7 +200,6 @@ class TextRuntime:
         """Return the outputs for ``inputs`` and report every step.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The inputs in order.
             log: Called with the debug identifier, the start and the end in nanoseconds and the
                 outputs of each step.

@@ -69,7 +69,6 @@ class TextProgram:
     Attributes:
         inputs: For each input what it must be (``kind_of``), or the first value of a state.
         steps: The operations in order; each makes one value.
-        outputs: What is returned.
     """
 
     inputs: Sequence[str | torch.Tensor]
@@ -88,9 +87,7 @@ def write(
     """Return a program as a blob.
 
     Args:
-        name: The backend's id.
         version: The version of its operators.
-        program: The program.
         store: Puts a tensor into the named data under a key; equal tensors have equal keys.
 
     Raises:
@@ -129,7 +126,6 @@ def read(
     """Return the program that a blob says; every value that a step reads is there by then.
 
     Args:
-        name: The backend's id.
         version: The version of its operators.
         blob: The bytes; nothing about them is trusted.
         operators: Names that a step may have.

@@ -58,11 +58,7 @@ class EmittedProgram:
         return self.to_bytes()
 
     def to_bytes(self, **options: Any) -> bytes:
-        """Return the `.pte` file as bytes.
-
-        Args:
-            **options: What :func:`lowerdeck.serializer.serialize_pte` takes.
-        """
+        """Return the `.pte` file as bytes."""
         named = self.named_data.get_named_data_store_output()
         return serialize_pte(self.program, named_data=named, **options)
 

@@ -23,7 +23,6 @@ class TracedProgram:
         graph_module: The graph, with those of its control flow inside.
         graph_signature: What each input and output is.
         state_dict: Parameters and persistent buffers.
-        constants: All other tensors.
         call_spec: Pytree specs of the inputs and outputs.
         ranges: The least and the largest value of each symbol, as the user gave them: torch traces
             as if none were below 2.

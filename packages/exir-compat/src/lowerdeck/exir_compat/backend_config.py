@@ -71,24 +71,14 @@ class ExecutorchBackendConfig:
         passes: Run on each method's program before it is emitted; they see torch's operators.
         memory_planning_pass: A :class:`MemoryPlanningPass`, or an object with its attributes;
             or one for each method by name, which may differ in what they allocate.
-        propagate_device_config: Refused.
-        to_out_var_pass: Changes nothing.
-        dynamic_memory_planning_mode: Changes nothing.
         emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
         extract_delegate_segments: Whether blobs of delegates are segments, which can be freed.
         segment_alignment: Alignment of segments in bytes.
         constant_tensor_alignment: Alignment of constants in bytes; 16 if None.
         delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
-        sym_shape_eval_pass: Changes nothing.
-        remove_view_copy: Changes nothing.
         external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
             placeholder of each and returns the stem of its file, or None.
-        external_mutable_weights: Refused.
         emit_mutable_buffer_names: Changes nothing: state always has its name.
-        do_quant_fusion_and_const_prop: Refused.
-        run_reinplace_pass: Changes nothing.
-        enable_non_cpu_memory_planning: Changes nothing.
-        reinplace_extra_ops: Changes nothing.
     """
 
     passes: Sequence[Any] = field(default_factory=list)

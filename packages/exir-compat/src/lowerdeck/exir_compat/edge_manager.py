@@ -120,9 +120,6 @@ class EdgeProgramManager(TakenForExirs):
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
         """Return the program of a method, in the Edge dialect where that has been imported.
 
-        Args:
-            method_name: The method.
-
         Raises:
             UnknownMethodError: There is none of that name.
         """

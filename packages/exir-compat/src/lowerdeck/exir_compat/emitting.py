@@ -74,7 +74,6 @@ def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutpu
     """Return what was emitted, as exir's emitter returns it.
 
     Args:
-        emitted: What was emitted.
         program: Its program in exir's classes, if that has been made.
     """
     outside, names = _outside(emitted)

@@ -75,9 +75,6 @@ class ExecutorchProgramManager(TakenForExirs):
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
         """Return the program that a method was emitted from.
 
-        Args:
-            method_name: The method.
-
         Raises:
             UnknownMethodError: There is none of that name.
         """
@@ -158,19 +155,11 @@ class ExecutorchProgramManager(TakenForExirs):
                     print(f"  {index}: {_told(plan, instruction.instr_args)}", file=out)
 
     def write_to_file(self, open_file: BinaryIO) -> None:
-        """Write the ``.pte`` file to a file that is open for bytes.
-
-        Args:
-            open_file: The file.
-        """
+        """Write the ``.pte`` file to a file that is open for bytes."""
         open_file.write(self.buffer)
 
     def write_tensor_data_to_file(self, outdir: str | os.PathLike[str]) -> None:
-        """Write the ``.ptd`` files that belong to the program, straight from memory.
-
-        Args:
-            outdir: An existing folder.
-        """
+        """Write the ``.ptd`` files that belong to the program, straight from memory."""
         named = self.emitted.named_data.get_named_data_store_output()
         for stem, data in external_data(named).items():
             write_ptd(data, Path(outdir) / f"{stem.removesuffix('.ptd')}.ptd")

@@ -84,9 +84,5 @@ class _Conversion:
 
 
 def as_bytes(storage: Any) -> bytes:
-    """Return bytes as exir's classes hold them: memory that we only point at is copied.
-
-    Args:
-        storage: What holds them.
-    """
+    """Return bytes as exir's classes hold them: memory that we only point at is copied."""
     return storage if isinstance(storage, bytes) else bytes(storage)

@@ -60,7 +60,6 @@ def to_edge_transform_and_lower(
     """Return programs with parts given to backends, which get whole what they want whole.
 
     Args:
-        programs: As for :func:`to_edge`.
         transform_passes: As :meth:`EdgeProgramManager.transform` takes them; they run first.
         partitioner: A partitioner or several, of which the first chooses first, for all methods;
             or a mapping from methods to them.

@@ -37,7 +37,6 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
 
     Args:
         program: Any program; neither it nor its graph is changed. Weights are shared.
-        passes: The passes.
 
     Raises:
         TransformError: A pass is none, returned something else, or changed what the program

@@ -40,7 +40,6 @@ def shortened(model: nn.Module, count: int) -> Iterator[None]:
 
     Args:
         model: A model of transformers.
-        count: After how many.
     """
     changed = []
     for table in (*_configured(model), *map(vars, model.modules())):

@@ -46,7 +46,6 @@ def check_lines(
 
     Args:
         decoder: The model, with the weights that were exported.
-        model: The file.
         prompt: The tokens of a text.
 
     Raises:

@@ -58,9 +58,6 @@ class LanguageModelCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Do it, and return the exit code.
 
-        Args:
-            args: The parsed arguments.
-
         Returns:
             ``DONE``; ``DIFFERS`` where ``--check`` finds other tokens than the model's own.
 
@@ -233,9 +230,6 @@ def _run(args: argparse.Namespace) -> int:
 
 def tokenizer_beside(file: Path) -> Path:
     """Return where the tokenizer of a model's file lies.
-
-    Args:
-        file: The file.
 
     Raises:
         FolderError: It is no name of a file.

@@ -43,7 +43,6 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``, of which the sizes count.
-            value_states: Values, likewise.
         """
         super().lazy_initialization(key_states, value_states)
         self.keys: torch.Tensor = self.keys.transpose(1, 2).contiguous()
@@ -56,7 +55,6 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.
-            value_states: Values, likewise.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -46,7 +46,6 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.
-            value_states: Values, likewise.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -202,7 +201,6 @@ class CachedDecoder(nn.Module):
         """Return the logits of the next token.
 
         Args:
-            tokens: The tokens.
             positions: Where in the text they stand.
         """
         start = self._start(tokens, positions)
@@ -284,7 +282,6 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     """Return the program of a decoder for any number of tokens up to a bound.
 
     Args:
-        decoder: The decoder.
         tokens: How many it takes at most at once.
 
     Raises:

@@ -38,7 +38,6 @@ class QuantizedEmbedding(nn.Module):
 
     Args:
         weight: The weights, ``float[rows, width]``.
-        bits: 8 or 4.
 
     Raises:
         LanguageModelError: Rows cannot be divided into groups.
@@ -74,11 +73,7 @@ class QuantizedEmbedding(nn.Module):
     scales: torch.Tensor
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the rows of some tokens.
-
-        Args:
-            tokens: Their numbers.
-        """
+        """Return the rows of some tokens."""
         ops = torch.ops.quantized_decomposed
         look_up = ops.embedding_byte if self._bits == 8 else ops.embedding_4bit
         found: torch.Tensor = look_up(self.weight, self.scales, None, *self._limits, tokens)
@@ -87,10 +82,6 @@ class QuantizedEmbedding(nn.Module):
 
 def quantize_embedding(model: Any, bits: int) -> None:
     """Quantise the input embedding of a model of transformers, in place.
-
-    Args:
-        model: The model.
-        bits: 8 or 4.
 
     Raises:
         LanguageModelError: It has another kind of embedding, or one that cannot be quantised.

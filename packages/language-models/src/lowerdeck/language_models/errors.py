@@ -26,9 +26,5 @@ class GenerationError(LanguageModelError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; torch says what to try in many more.
-
-    Args:
-        error: Whatever was raised.
-    """
+    """Return the first line of what an error says; torch says what to try in many more."""
     return str(error).strip().partition("\n")[0]

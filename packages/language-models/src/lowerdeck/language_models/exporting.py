@@ -93,7 +93,6 @@ class Prepared:
     """A decoder as it will be exported, and with what.
 
     Attributes:
-        decoder: The decoder, quantised.
         context: How many tokens a text may have.
         chunk: How many are taken at once at most.
         kernels: Kernels that the runtime must have beside those that it always has.
@@ -127,15 +126,6 @@ def prepared(
     """Return the decoder that ``export_language_model`` exports, from the same arguments.
 
     Args:
-        model: As there.
-        quantize: Likewise.
-        group: Likewise.
-        quantize_embedding: Likewise.
-        context: Likewise.
-        backend: Likewise.
-        attention: Likewise.
-        prefill_chunk: Likewise.
-        separate_decode: Likewise.
         steps: Where it is told what goes on; None for nowhere.
     """
     steps = steps or Steps()
@@ -191,7 +181,6 @@ def lower_decoder(made: Prepared, steps: Steps | None = None) -> LoweredProgram:
     """Return the program of a decoder.
 
     Args:
-        made: The decoder.
         steps: Where it is told what goes on; None for nowhere.
 
     Raises:
@@ -278,10 +267,8 @@ def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> M
     """Return what runners ask of a file, by the names of their methods.
 
     Args:
-        vocabulary: The tokens.
         context: How many tokens a text may have.
         chunk: How many are taken at once at most.
-        layers: Number of layers.
     """
     said: dict[str, Any] = {
         "get_eos_ids": list(vocabulary.eos),

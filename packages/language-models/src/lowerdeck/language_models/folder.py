@@ -142,9 +142,6 @@ def _check_whole(
 def load_config(folder: Path) -> PretrainedConfig:
     """Return the configuration of a folder.
 
-    Args:
-        folder: Has ``config.json``.
-
     Raises:
         FolderError: It has none, or one of a model that transformers does not know.
     """

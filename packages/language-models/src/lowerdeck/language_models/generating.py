@@ -33,7 +33,6 @@ class ModelFile:
     """What a file says of the model in it.
 
     Attributes:
-        path: Where it lies.
         chunk: How many tokens it takes at once at most.
         context: How many tokens a text may have.
         eos: The tokens that end a text.
@@ -105,7 +104,6 @@ def generate(
     """Yield the tokens that a model continues a text with, always the likeliest.
 
     Args:
-        model: The model.
         prompt: The tokens of the text.
         count: How many to add at most; a token that ends texts is not yielded.
         official: Whether the official runtime generates, in a process of its own.
@@ -150,7 +148,6 @@ def continued(
     """Yield the tokens that follow, by any runtime.
 
     Args:
-        step: Runs the model.
         prompt: The tokens of the text.
         count: How many to add at most.
         chunk: How many tokens the model takes at once.
@@ -173,11 +170,7 @@ def continued(
 
 
 def our_step(program: LoadedProgram) -> Step:
-    """Return what runs a model in our runner.
-
-    Args:
-        program: The model.
-    """
+    """Return what runs a model in our runner."""
 
     def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
         method = method_for(tokens, program.methods)
@@ -207,7 +200,6 @@ def method_for(tokens: Sequence[int], methods: Collection[str]) -> str:
     """Return the method that takes these tokens.
 
     Args:
-        tokens: Some tokens.
         methods: The methods of a file.
     """
     return DECODE if len(tokens) == 1 and DECODE in methods else "forward"
@@ -217,7 +209,6 @@ def inputs_of(tokens: Sequence[int], position: int) -> tuple[torch.Tensor, torch
     """Return what a method takes.
 
     Args:
-        tokens: Some tokens.
         position: Where in the text the first stands.
     """
     return torch.tensor([list(tokens)]), torch.arange(position, position + len(tokens))

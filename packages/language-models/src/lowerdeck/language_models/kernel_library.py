@@ -14,8 +14,6 @@ def define(namespace: str, name: str, arguments: str, computed: Callable[..., An
     Where another library has defined it, such as ExecuTorch's own, its definition is taken.
 
     Args:
-        namespace: Such as ``"llama"``.
-        name: Such as ``"custom_sdpa"``.
         arguments: Its arguments, as torch writes schemas.
         computed: Computes it in eager mode; from fake tensors it must come to the right shape.
     """

@@ -63,7 +63,6 @@ def quantize_linears(
 
     Args:
         model: The model; its weights are freed as they are replaced.
-        mode: ``"8da4w"`` or ``"8da8w"``.
         group: How many weights of a row share a scale in ``"8da4w"``.
         scales: What the scales of groups are rounded to, None to leave them.
 

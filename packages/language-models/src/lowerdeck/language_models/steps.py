@@ -39,12 +39,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[None]:
-        """Tell and time one step.
-
-        Args:
-            name: Its name.
-            what: What it does.
-        """
+        """Tell and time one step."""
         start = time.perf_counter()
         if self._shown:
             # Nobody who reads it is no reason to stop.

@@ -45,11 +45,7 @@ class StoredEmbedding(nn.Embedding):
         return self.stored.float()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
-        """Return rows, of which only those that are looked up are converted.
-
-        Args:
-            input: Their numbers.
-        """
+        """Return rows, of which only those that are looked up are converted."""
         return F.embedding(input, self.stored).float()
 
 

@@ -27,9 +27,6 @@ def core() -> openvino.Core:
 def device_of(compile_specs: Mapping[str, bytes]) -> str:
     """Return the device that compile specs name, the processor where they name none.
 
-    Args:
-        compile_specs: Values by key.
-
     Raises:
         DeviceError: It is not on this machine.
     """

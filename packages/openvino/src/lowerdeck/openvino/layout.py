@@ -14,20 +14,12 @@ CHANNELS_LAST = "channels_last"
 
 
 def whole(numbers: int | Sequence[int]) -> Output:
-    """Return integers as a constant.
-
-    Args:
-        numbers: One, or several.
-    """
+    """Return integers as a constant."""
     return opset13.constant(numbers, Type.i64).output(0)
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the runtime hands it over: its bytes as they lie, under its own sizes.
-
-    Args:
-        tensor: A tensor.
-    """
+    """Return a tensor as the runtime hands it over: its bytes as they lie, under its own sizes."""
     if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
@@ -35,11 +27,7 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what ``memory_order`` was given, which lay channels-last.
-
-    Args:
-        tensor: A contiguous tensor.
-    """
+    """Return what ``memory_order`` was given, which lay channels-last."""
     batch, channels, *image = tensor.shape
     order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
     return tensor.reshape(batch, *image, channels).permute(order)

@@ -23,9 +23,6 @@ def rounded_to_float16(value: Output) -> Output:
     """Return float32 rounded to what float16 holds, computed in float32.
 
     OpenVINO computes float16 in float32 there, and so drops conversions to it and back.
-
-    Args:
-        value: In float32.
     """
 
     def number(found: float) -> Output:
@@ -45,9 +42,6 @@ def rounded_to_float16(value: Output) -> Output:
 
 def with_precision_kept(payload: bytes) -> bytes:
     """Return a payload of the device ``CPU`` whose operators all bear the mark.
-
-    Args:
-        payload: What OpenVINO exported.
 
     Raises:
         CompileError: It is laid out otherwise than those of the versions that are known.
@@ -81,9 +75,6 @@ def multiplies_in_subgraphs(payload: bytes) -> bool:
 
 def text_of(payload: bytes) -> bytes:
     """Return the text of the graph in a payload of the device ``CPU``.
-
-    Args:
-        payload: What OpenVINO exported.
 
     Raises:
         CompileError: It is laid out otherwise than those of the versions that are known.

@@ -18,7 +18,6 @@ class Watched:
     """A payload imported once more, to be measured: measuring slows every call.
 
     Attributes:
-        compiled: OpenVINO's model.
         request: What it is run with.
         numbers: The numbers of its operators in the payload, by their names there.
     """
@@ -52,7 +51,6 @@ def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
     """Return a payload, ready to be measured.
 
     Args:
-        core: OpenVINO.
         blob: The payload, which was imported before.
         device: The device that runs it.
     """

@@ -25,9 +25,7 @@ class LoadedPayload:
     """A payload that OpenVINO imported.
 
     Attributes:
-        compiled: OpenVINO's model.
         request: What it is run with.
-        blob: The payload.
         device: The device that runs it.
     """
 
@@ -57,8 +55,6 @@ class OpenvinoRuntime:
 
         Args:
             blob: What ``preprocess`` made, ours or ExecuTorch's.
-            compile_specs: The device.
-            named_data: Not needed.
 
         Raises:
             BlobError: It is damaged, or another version of OpenVINO made it.
@@ -84,7 +80,6 @@ class OpenvinoRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The arguments of the call.
 
         Returns:
@@ -97,11 +92,7 @@ class OpenvinoRuntime:
         return _run(handle.request, handle.compiled, inputs)
 
     def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
-        """Return what each operator of a payload computes, with the kernel chosen for it.
-
-        Args:
-            handle: What ``init`` returned.
-        """
+        """Return what each operator of a payload computes, with the kernel chosen for it."""
         return handle.watched().names
 
     def execute_logged(
@@ -112,7 +103,6 @@ class OpenvinoRuntime:
         Operators that another has taken in are not reported, and what they compute is not told.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The arguments of the call.
             log: Called with the operator's number in the payload, or the name of what the device
                 does beside them, and the start and the end in nanoseconds.

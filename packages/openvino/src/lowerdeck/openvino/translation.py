@@ -46,11 +46,7 @@ class Translation(DeclarativeBackend):
     owns_state: ClassVar[bool] = False
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Make the model's parameters and constants.
-
-        Args:
-            part: The partition.
-        """
+        """Make the model's parameters and constants."""
         self._keeps_float32 = part.compile_specs.get(PRECISION) != b"device"
         self._values: dict[Node, Output] = {}
         self._known: set[Output] = set()
@@ -95,7 +91,6 @@ class Translation(DeclarativeBackend):
         """Note what a node became, under its name.
 
         Args:
-            part: The partition.
             node: The node being visited, or the ``getitem`` that takes one of its values.
             made: OpenVINO's operator, or one of its outputs.
         """

@@ -1,4 +1,4 @@
-"""What this package uses of torch that torch does not promise to keep."""
+"""Private names of torch that this package uses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class SchemaArgument:
     """One argument of an operator.
 
     Attributes:
-        name: Its name.
         type: Its type as the schema spells it, such as ``Optional[List[int]]``.
         keyword_only: Whether it comes after the star.
         is_out: Whether it is an ``out`` argument.
@@ -61,8 +60,8 @@ def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if not isinstance(packet, OpOverloadPacket):
         return None
-    wanted = overload or "default"
-    operator = getattr(packet, wanted, None)
+    attribute = overload or "default"
+    operator = getattr(packet, attribute, None)
     return operator if isinstance(operator, OpOverload) else None
 
 
@@ -87,7 +86,7 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
 
 
 def is_pointwise(namespace: str, name: str) -> bool:
-    """Return whether torch says that an operator computes each element from those beside it.
+    """Return whether torch tags an operator as pointwise.
 
     Only some overloads carry the tag, and out variants seldom do: any of them counts.
     """
@@ -104,8 +103,12 @@ def direct_call(operator: OpOverload) -> Callable[..., Any]:
 
 def registered_named_tuple(name: str) -> type | None:
     """Return the named tuple that is registered under ``name``, or None; nothing is imported."""
-    found = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-    return found if isinstance(found, type) and pytree.is_namedtuple_class(found) else None
+    python_type = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    return (
+        python_type
+        if isinstance(python_type, type) and pytree.is_namedtuple_class(python_type)
+        else None
+    )
 
 
 def structure_of(tree: object) -> pytree.TreeSpec:
@@ -115,8 +118,8 @@ def structure_of(tree: object) -> pytree.TreeSpec:
 
 def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:
     """Return the leaves of ``tree``, or None unless it has the structure ``spec``."""
-    leaves, found = pytree.tree_flatten(tree)
-    return leaves if found == spec else None
+    leaves, structure = pytree.tree_flatten(tree)
+    return leaves if structure == spec else None
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
@@ -141,7 +144,6 @@ def flat_graph_inputs(
     """Return what the graph of ``program`` takes: parameters, buffers and constants, then inputs.
 
     Args:
-        program: The exported program.
         args: Its inputs by position.
         kwargs: Its inputs by name.
     """

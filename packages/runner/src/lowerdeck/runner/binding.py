@@ -36,7 +36,7 @@ def official_binding_name() -> str | None:
 def official_binding() -> dict[str, Any]:
     """Return what ExecuTorch's binding of its runtime offers, by name, OpenVINO's library found.
 
-    Load it in a process of its own: the runtime ends its process over some files, and its
+    Load it in a separate process: the runtime ends its process over some files, and its
     operators are torch's from then on. The names in it are private, and all that there is. The
     module that ExecuTorch shows its users (``portable_lib``) imports all of exir for the class of
     one warning: 6 s in place of 0.2 s, and nothing at all where a dependency of exir is missing.
@@ -54,7 +54,7 @@ def official_binding() -> dict[str, Any]:
     # The binding is linked to torch's libraries, which must be in the process.
     importlib.import_module("torch")
     if sys.platform == "win32":
-        # There that module also tells where the binding's own libraries lie.
+        # There that module also adds the directories of the binding's libraries.
         return vars(importlib.import_module(f"{_PACKAGE}.portable_lib"))
     if library := _openvino_library():
         os.environ.setdefault(_OPENVINO, str(library))
@@ -62,9 +62,9 @@ def official_binding() -> dict[str, Any]:
 
 
 def _openvino_library() -> Path | None:
-    """Return where OpenVINO's C library lies, which its backend loads when it is first asked."""
-    found = importlib.util.find_spec("openvino")
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+    """Return the path of OpenVINO's C library, which its backend loads at first use."""
+    spec = importlib.util.find_spec("openvino")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for library in sorted(Path(folder, "libs").glob("libopenvino_c.*")):
             return library
     return None

@@ -48,9 +48,9 @@ def make_bundle(
         program: The ``.pte`` file, its bytes, or the program itself.
         cases: For each method the inputs of its calls, each a tuple of arguments.
         expected: For each method what computes the results, such as the eager model. Those of a
-            method without one are computed here by the program: such cases tell whether a device
+            method without one are computed here by the program: such cases show whether a device
             computes the same as this runner, not whether the program does what the model did.
-        data: The ``.ptd`` beside the program.
+        data: The ``.ptd`` file of the program.
         backends: Runtime halves of backends by id, before the installed ones.
 
     Raises:
@@ -77,20 +77,24 @@ def make_bundle(
         )
     suites = []
     for name, calls in cases.items():
-        made = []
+        test_cases = []
         for number, args in enumerate(calls):
             # Each case begins with the state of a program that was just loaded.
             method = loaded.clone().method(name)
             inputs = method.signature.flatten(tuple(args), {})
             where = f"{name}: test case {number}"
             # Before the call, which may write to them.
-            given = [_bundled(one, f"{where}, input {i}") for i, one in enumerate(inputs)]
+            inputs_before = [
+                _bundled(value, f"{where}, input {i}") for i, value in enumerate(inputs)
+            ]
             results = method.run_flat(inputs)
             if name in computed:
                 results = _expected(computed[name], args, results, where)
-            wanted = [_bundled(one, f"{where}, result {i}") for i, one in enumerate(results)]
-            made.append(MethodTestCase(given, wanted))
-        suites.append(MethodTestSuite(name, made))
+            expected_results = [
+                _bundled(value, f"{where}, result {i}") for i, value in enumerate(results)
+            ]
+            test_cases.append(MethodTestCase(inputs_before, expected_results))
+        suites.append(MethodTestSuite(name, test_cases))
     return BundledProgram(content, suites)
 
 
@@ -99,7 +103,6 @@ class CaseOutcome:
     """What came of one test case.
 
     Attributes:
-        method: The method.
         number: Which of its test cases, from 0.
         differences: The largest absolute difference of each result; infinite where shape or type
             differ, or only one of two numbers is NaN.
@@ -124,7 +127,7 @@ def check_bundle(
 
     Args:
         bundle: The program, or the bytes of a ``.bpte`` file.
-        data: The ``.ptd`` beside it.
+        data: The ``.ptd`` file of the program.
         backends: Runtime halves of backends by id, before the installed ones.
         rtol: The part of an expected number by which a result may differ.
         atol: By how much it may differ besides; both are what ExecuTorch's tools take.
@@ -149,14 +152,14 @@ def check_bundle(
                     f"{suite.method_name}: test case {number} has {len(case.inputs)} inputs; the "
                     f"method takes {len(method.plan.inputs)}"
                 )
-            found = method.run_flat([_plain(value) for value in case.inputs])
-            wanted = [_plain(value) for value in case.expected_outputs]
-            if len(found) != len(wanted):
+            results = method.run_flat([_plain(value) for value in case.inputs])
+            expected = [_plain(value) for value in case.expected_outputs]
+            if len(results) != len(expected):
                 raise InputError(
-                    f"{suite.method_name}: test case {number} expects {len(wanted)} results; the "
-                    f"method has {len(found)}"
+                    f"{suite.method_name}: test case {number} expects {len(expected)} results; "
+                    f"the method has {len(results)}"
                 )
-            pairs = [_compared(*pair, rtol, atol) for pair in zip(found, wanted, strict=True)]
+            pairs = [_compared(*pair, rtol, atol) for pair in zip(results, expected, strict=True)]
             outcomes.append(
                 CaseOutcome(
                     suite.method_name,
@@ -169,19 +172,19 @@ def check_bundle(
 
 
 def _expected(
-    compute: Callable[..., Any], args: Sequence[Any], found: Sequence[Any], where: str
+    compute: Callable[..., Any], args: Sequence[Any], computed: Sequence[Any], where: str
 ) -> list[Any]:
     """Return what should come of a call; it must look like what the program gives."""
     results = leaves(compute(*args))
-    for index, (one, wanted) in enumerate(zip(found, results, strict=False)):
-        if isinstance(one, torch.Tensor) and not _alike(one, wanted):
+    for index, (result, expected) in enumerate(zip(computed, results, strict=False)):
+        if isinstance(result, torch.Tensor) and not _alike(result, expected):
             raise InputError(
-                f"{where}: expected of result {index} is {_described(wanted)}; the program gives "
-                f"{_described(one)}"
+                f"{where}: expected of result {index} is {_described(expected)}; the program "
+                f"gives {_described(result)}"
             )
-    if len(results) != len(found):
+    if len(results) != len(computed):
         raise InputError(
-            f"{where}: {len(results)} results are expected; the program gives {len(found)}"
+            f"{where}: {len(results)} results are expected; the program gives {len(computed)}"
         )
     return results
 
@@ -242,7 +245,7 @@ def _plain(value: BundledValue) -> Any:
         case BundledTensor():
             dtype = DTYPES.get(value.scalar_type)
             if dtype is None:
-                raise InputError(f"{value.scalar_type!r} is no type that the runner computes with")
+                raise InputError(f"{value.scalar_type!r} is not a type that the runner supports")
             strides = strides_of(value.sizes, value.dim_order)
             content = bytearray(as_view(value.data))
             if not content:
@@ -250,17 +253,21 @@ def _plain(value: BundledValue) -> Any:
             return torch.frombuffer(content, dtype=dtype).as_strided(value.sizes, strides)
 
 
-def _compared(found: Any, wanted: Any, rtol: float, atol: float) -> tuple[float, bool]:
-    if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-        if isinstance(found, torch.Tensor) or isinstance(wanted, torch.Tensor) or found is None:
+def _compared(result: Any, expected: Any, rtol: float, atol: float) -> tuple[float, bool]:
+    if not isinstance(result, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        if (
+            isinstance(result, torch.Tensor)
+            or isinstance(expected, torch.Tensor)
+            or result is None
+        ):
             return float("inf"), False
-        found, wanted = torch.tensor(found), torch.tensor(wanted)
-    if not _alike(found, wanted):
+        result, expected = torch.tensor(result), torch.tensor(expected)
+    if not _alike(result, expected):
         return float("inf"), False
-    kind = torch.complex128 if found.dtype.is_complex else torch.float64
-    one, other = found.to(kind), wanted.to(kind)
-    close = torch.isclose(one, other, rtol=rtol, atol=atol, equal_nan=True)
-    apart = (one - other).abs()
-    apart[(one == other) | (one.isnan() & other.isnan())] = 0
-    apart[apart.isnan()] = float("inf")
-    return float(apart.max()) if apart.numel() else 0.0, bool(close.all())
+    kind = torch.complex128 if result.dtype.is_complex else torch.float64
+    left, right = result.to(kind), expected.to(kind)
+    close = torch.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+    difference = (left - right).abs()
+    difference[(left == right) | (left.isnan() & right.isnan())] = 0
+    difference[difference.isnan()] = float("inf")
+    return float(difference.max()) if difference.numel() else 0.0, bool(close.all())

@@ -1,4 +1,4 @@
-"""Where instructions come from in the user's code: debug handles, source lines, module paths."""
+"""Sources of instructions in the user's code: debug handles, source lines, module paths."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _TORCH = "-packages/torch/"
 
 
 class InstructionSource(Protocol):
-    """Where one instruction comes from, as the emitter tells it."""
+    """Source of one instruction, as the emitter records it."""
 
     @property
     def handles(self) -> Sequence[int]:
-        """Debug handles of the nodes that it stands for."""
+        """Debug handles of its nodes."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class InstructionSource(Protocol):
 
 
 class DebugMaps(Protocol):
-    """What an emission tells beside the program, such as the emitter's ``EmittedProgram``."""
+    """Debug maps of an emission, such as the emitter's ``EmittedProgram``."""
 
     @property
     def debug_handle_map(self) -> Mapping[str, Mapping[int, Any]]:
@@ -79,7 +79,7 @@ class SourceFinder:
 
     Args:
         plan: The method as the file describes it; its stack traces are used where nothing else is.
-        maps: What the emission told, or None.
+        maps: The maps of the emission, or None.
     """
 
     def __init__(self, plan: ExecutionPlan, maps: DebugMaps | None) -> None:
@@ -105,7 +105,7 @@ class SourceFinder:
         )
 
     def inside(self, instruction: int, identifier: int | str) -> list[SourceLocation]:
-        """Return what a debug identifier of a delegate stands for.
+        """Return the sources of a debug identifier of a delegate.
 
         Args:
             instruction: The instruction that calls the delegate.

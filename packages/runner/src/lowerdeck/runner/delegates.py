@@ -42,18 +42,13 @@ class BackendRuntime(Protocol):
         ...
 
     def input_count(self, handle: Any) -> int:
-        """Return how many of the values of a call are inputs; a file lists them with the outputs.
-
-        Args:
-            handle: What ``init`` returned.
-        """
+        """Return how many values of a call are inputs: a file lists them with the outputs."""
         ...
 
     def execute(self, handle: Any, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the outputs of one call.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The inputs; tensors are the program's memory: do not write or keep them.
         """
         ...
@@ -82,7 +77,7 @@ class DelegateLog(Protocol):
 
 @runtime_checkable
 class LogsEvents(Protocol):
-    """A runtime that can tell what takes how long inside its delegates."""
+    """A runtime that can report the times of the parts of its delegates."""
 
     def execute_logged(
         self, handle: Any, inputs: Sequence[Any], log: DelegateLog
@@ -90,8 +85,6 @@ class LogsEvents(Protocol):
         """Return the outputs of one call, as ``execute`` does, and log what happens inside.
 
         Args:
-            handle: What ``init`` returned.
-            inputs: The inputs.
             log: Takes one event at a time.
         """
         ...
@@ -99,14 +92,10 @@ class LogsEvents(Protocol):
 
 @runtime_checkable
 class NamesEvents(Protocol):
-    """A runtime that can tell what the parts of its delegates compute."""
+    """A runtime that can name the parts of its delegates."""
 
     def event_names(self, handle: Any) -> Mapping[int | str, str]:
-        """Return what each debug identifier stands for, such as ``"Conv2d"``.
-
-        Args:
-            handle: What ``init`` returned.
-        """
+        """Return the operator of each debug identifier, such as ``"Conv2d"``."""
         ...
 
 
@@ -123,7 +112,7 @@ class Precision(Protocol):
 
     @property
     def zero_point(self) -> int:
-        """Return the integer that stands for 0."""
+        """Return the integer that represents 0."""
         ...
 
     @property
@@ -144,14 +133,10 @@ class Precision(Protocol):
 
 @runtime_checkable
 class TellsPrecision(Protocol):
-    """A runtime whose delegates compute on less than float32, and that tells where."""
+    """A runtime that reports which parts of its delegates compute in less than float32."""
 
     def event_precision(self, handle: Any) -> Mapping[int | str, Precision]:
-        """Return the precision behind each debug identifier, where it is not float32's.
-
-        Args:
-            handle: What ``init`` returned.
-        """
+        """Return the precision behind each debug identifier, where it is not float32's."""
         ...
 
 
@@ -194,9 +179,9 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
                 f"{type(error).__name__}: {error}"
             ) from error
         return runtime
-    known = ", ".join(sorted({*given, *installed_runtimes()})) or "none"
+    backends = ", ".join(sorted({*given, *installed_runtimes()})) or "none"
     raise ProgramError(
-        f"the backend {backend_id!r} has no runtime half here (known: {known}); give "
+        f"the backend {backend_id!r} has no runtime half here (known: {backends}); give "
         f"load(..., backends={{{backend_id!r}: runtime}}), or install a package that registers "
         f"one under {RUNTIMES!r}"
     )
@@ -207,9 +192,6 @@ class Delegate:
 
     Args:
         backend_id: Id of its backend.
-        runtime: The runtime half.
-        blob: Its bytes.
-        compile_specs: Its settings.
         named_data: The program's blobs by key.
 
     Raises:
@@ -261,13 +243,12 @@ class DelegateStep:
     """One call of a delegate, bound to its values.
 
     Args:
-        delegate: The delegate.
         inputs: Value indices of its inputs.
         outputs: Value indices of its outputs.
         frame: The values of the method.
 
     Raises:
-        ProgramError: An output is no tensor, or a constant.
+        ProgramError: An output is not a tensor, or a constant.
     """
 
     def __init__(
@@ -289,7 +270,7 @@ class DelegateStep:
         self._store(delegate.runtime.execute(delegate.handle, inputs))
 
     def event_names(self) -> Mapping[int | str, str]:
-        """Return what the debug identifiers of the delegate stand for, as far as it is told."""
+        """Return the operators of the delegate's debug identifiers that its runtime names."""
         runtime = self._delegate.runtime
         if isinstance(runtime, NamesEvents):
             return runtime.event_names(self._delegate.handle)
@@ -303,7 +284,7 @@ class DelegateStep:
         return {}
 
     def logged(self, log: DelegateLog) -> None:
-        """Run the delegate, with what happens inside going to ``log`` if its runtime tells it.
+        """Run the delegate, with the events of its parts logged if its runtime reports them.
 
         Args:
             log: Takes one event at a time.

@@ -28,7 +28,7 @@ ReadableBuffer = bytes | bytearray | memoryview
 Source = str | os.PathLike[str] | ReadableBuffer | Program
 """A program: the path of its file, the bytes of that, or what the serializer reads of them."""
 Beside = str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None
-"""The ``.ptd`` beside a program: its path, its bytes, or the bytes of each tensor by name."""
+"""The ``.ptd`` file of a program: its path, its bytes, or the bytes of each tensor by name."""
 
 
 def load(
@@ -42,22 +42,18 @@ def load(
 ) -> LoadedProgram:
     """Return a program ready to run.
 
-    A file is verified before anything in it is used. It is mapped, not read: constants are used
-    where they lie.
+    A file is verified before anything in it is used. It is mapped, and constants are not copied.
 
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
-        data: The ``.ptd`` beside it (path or bytes), or the bytes of external tensors by name.
+        data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
         backends: Runtime halves of backends by id, before the installed ones.
-        memory: ``"strict"`` checks the memory plan when a method is made: what is read must be
-            what was written last under that name, on every way through the code and from call
-            to call. That is no proof of plans with values that are read and that nothing writes
-            (reshapes and slices that share memory): the file does not tell whose bytes they
-            show, each counts as a name for what lies there whole, and a plan in which a name or
-            what it should name was moved may pass with wrong results. ``"poison"`` also fills
-            dead memory with 0xFF, so that reading it gives NaN; such plans pass it as well where
-            the bytes that they read are alive. ``"unchecked"`` takes the plan as it is.
-        debug: Where instructions come from, such as the emitter's ``EmittedProgram``.
+        memory: ``"strict"`` checks the memory plan when a method is made: every read must find
+            the value that was written last under that name, in later calls and loop iterations
+            as well. Aliases (reshapes and slices that share memory) are not marked in a file, so
+            a plan that moves an alias or its base may pass. ``"poison"`` also fills dead memory
+            with 0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.
+        debug: Sources of instructions, such as the emitter's ``EmittedProgram``.
         custom_kernels: Full names of operators that the program may call besides those that the
             ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; what
             registers them with torch must be imported.

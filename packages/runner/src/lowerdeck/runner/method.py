@@ -39,17 +39,14 @@ class LoadedMethod:
 
     Args:
         plan: The method as the file describes it.
-        arenas: Its planned memory.
         source: Finds the bytes of constants.
-        delegates: Its delegates, initialised.
         memory: Whether to check the memory plan, and to poison dead memory.
         debug: Where instructions come from, if it is known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
         turn: Lets one call at a time into the memory that it shares with other methods.
-        digest: Gives what profiles carry to tell it from methods of other programs.
+        digest: Returns the digest that identifies the method in profiles.
 
     Attributes:
-        name: Its name.
         plan: The method as the file describes it.
         signature: The structure of its inputs and outputs.
     """
@@ -127,12 +124,12 @@ class LoadedMethod:
                 continue
             name = value.extra_tensor_info and value.extra_tensor_info.fully_qualified_name
             if name:
-                held = self._frame.registers[index]
-                assert isinstance(held, torch.Tensor)
+                register = self._frame.registers[index]
+                assert isinstance(register, torch.Tensor)
                 # Views of a state have its name too, and come after it.
-                if name not in named or held.numel() > named[name].numel():
-                    named[name] = held
-        return {name: held.clone() for name, held in named.items()}
+                if name not in named or register.numel() > named[name].numel():
+                    named[name] = register
+        return {name: register.clone() for name, register in named.items()}
 
     def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call as a flat list of tensors, numbers and strings.
@@ -238,7 +235,7 @@ def _read_signature(plan: ExecutionPlan) -> Signature:
 
 
 def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
-    """Return what each freed register held, so that the next call starts with it again."""
+    """Return the tensor of each freed register, so that the next call starts with it again."""
     return [
         (item.instr_args.value_index, frame.registers[item.instr_args.value_index])
         for chain in plan.chains

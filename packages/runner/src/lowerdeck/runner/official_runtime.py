@@ -1,4 +1,4 @@
-"""The official ExecuTorch runtime in a process of its own, because some files abort it."""
+"""The official ExecuTorch runtime in a separate process, because some files abort it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OfficialRuntime:
 
         Args:
             extra_kernels: Whether to load the kernels for language models and quantised programs
-                that ExecuTorch's wheel has beside the portable ones.
+                that ExecuTorch's wheel has in addition to the portable ones.
             patience: Seconds after which a request fails.
         """
         self._extra_kernels = extra_kernels
@@ -100,10 +100,9 @@ class OfficialRuntime:
         """Load a file in place of the last one.
 
         Args:
-            path: The ``.pte`` file.
-            data: The ``.ptd`` file beside it.
+            data: The ``.ptd`` file of the program.
             methods: Methods that share their state, as a C++ application loads them; without
-                them each method has state of its own, and ``data`` may be given.
+                them each method has separate state, and ``data`` may be given.
 
         Raises:
             OfficialRuntimeError: The runtime is not installed, refuses the file, or ends over it.
@@ -118,8 +117,6 @@ class OfficialRuntime:
         """Call a method of the loaded file.
 
         Args:
-            inputs: Its flat inputs.
-            method: Its name.
             repeat: The number of calls.
 
         Raises:
@@ -140,7 +137,7 @@ class OfficialRuntime:
                 [sys.executable, "-P", "-c", _PROGRAM, str(int(self._extra_kernels))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Not a pipe: the runtime would wait once nobody has read 64 KB of its log.
+                # Not a pipe: the runtime would block once 64 KB of its log are unread.
                 stderr=self._log,
             )
         process, is_late = self._process, threading.Event()
@@ -157,7 +154,7 @@ class OfficialRuntime:
         except (EOFError, OSError):
             answer, failure = None, self._end(process)
         except BaseException:
-            # An interrupt: nobody reads the answer any more.
+            # An interrupt: the answer is not read any more.
             process.kill()
             self._process = None
             raise
@@ -232,7 +229,7 @@ class _Server:
                 outputs = self._module.run_method(method, inputs)
             seconds.append(time.perf_counter() - start)
         # Outputs are in the runtime's memory, which the next call overwrites.
-        cloned = [one.clone() if isinstance(one, torch.Tensor) else one for one in outputs]
+        cloned = [out.clone() if isinstance(out, torch.Tensor) else out for out in outputs]
         return cloned, seconds
 
 
@@ -246,7 +243,7 @@ def _send(message: Any, stream: Any) -> None:
 
 
 def _receive(stream: Any) -> Any:
-    """Return the next message; ``EOFError`` if there is no whole one."""
+    """Return the next message; ``EOFError`` if it is incomplete."""
     size = int.from_bytes(stream.read(8), "little")
     content = stream.read(size)
     if not size or len(content) < size:

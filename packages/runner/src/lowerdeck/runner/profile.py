@@ -1,4 +1,4 @@
-"""What each instruction of a call took and computed: events, a table, a trace for the browser."""
+"""Profile of a call: time and results of each instruction, as a table or a Chrome trace."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class Event:
         instruction: Index of the instruction in it.
         name: What it calls; for a part of a delegate, its debug identifier after a slash.
         start_ns: Start in nanoseconds from the start of the call.
-        duration_ns: Duration in nanoseconds.
         place: Where it comes from in the user's code.
         values: Copies of what it wrote; empty if values were not asked for.
         identifier: Debug identifier within a delegate, None for an instruction.
-        label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
+        label: What a part of a delegate computes, such as ``Conv2d``, if its runtime says so.
         precision: How exactly a part of a delegate can say what it computed, where its runtime
-            tells that it is less than float32.
+            reports that it is less than float32.
         backend: Id of the backend, for calls of delegates and their parts.
     """
 
@@ -62,7 +61,7 @@ class Profile:
         method: Name of the method.
         result: What the call returned.
         events: The events in the order of their ends.
-        digest: What tells the method from those of other programs, as the serializer's
+        digest: Identifies the method among those of other programs, as the serializer's
             ``method_digest`` gives it; a trace carries it.
     """
 
@@ -128,10 +127,10 @@ class Profile:
             }
             for event in self.events
         ]
-        told: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ns"}
+        document: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ns"}
         if self.digest:
-            told["otherData"] = {"digests": {self.method: self.digest}}
-        return json.dumps(told)
+            document["otherData"] = {"digests": {self.method: self.digest}}
+        return json.dumps(document)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the Chrome trace to ``path``.
@@ -161,8 +160,6 @@ class Recorder:
     """Observes a run and collects its events.
 
     Args:
-        chains: The code.
-        frame: The values.
         sources: Finds the lines of the user's code.
         keep_values: Whether to copy what each instruction writes.
     """
@@ -188,7 +185,6 @@ class Recorder:
         Args:
             chain: Number of the chain.
             index: Index of the instruction.
-            step: Runs it.
         """
         item = self._chains[chain].instructions[index]
         body = step.body if isinstance(step, StepInTwoParts) else step
@@ -272,7 +268,7 @@ def _samples(values: Sequence[Any]) -> list[float | None]:
     flat = first.detach().reshape(-1)
     some = flat[:: -(-flat.numel() // _MOST_SAMPLES)].double().tolist()
     # JSON knows neither infinity nor NaN.
-    return [round(one, 9) if math.isfinite(one) else None for one in some]
+    return [round(number, 9) if math.isfinite(number) else None for number in some]
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

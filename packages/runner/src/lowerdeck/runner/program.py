@@ -30,7 +30,7 @@ from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
 """Held while any method is made: the filters of warnings and the garbage collector, which are
-paused meanwhile, belong to the whole process. A delegate may load a program of its own."""
+paused meanwhile, belong to the whole process. A delegate may load another program."""
 
 
 class LoadedProgram:
@@ -96,22 +96,22 @@ class LoadedProgram:
             name: Name of the method.
 
         Raises:
-            ProgramError: There is no such method, or it needs what is not here.
+            ProgramError: The method is missing, or a kernel, backend or data that it needs.
             BusyError: It has yet to be made, and another method of this program is running.
         """
-        given: object = name
-        if not isinstance(given, str):
+        argument: object = name
+        if not isinstance(argument, str):
             raise ProgramError(
-                f"found a {type(given).__name__} as the name of a method, which comes before the "
-                f"inputs; the program has {', '.join(self.methods)}"
+                f"found a {type(argument).__name__} as the name of a method, which comes before "
+                f"the inputs; the program has {', '.join(self.methods)}"
             )
         if name not in self._plans:
             raise ProgramError(
                 f"there is no method {name!r}; the program has {', '.join(self.methods)}"
             )
-        known = self._loaded.get(name)
-        if known is not None:
-            return known
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            return loaded
         with self._turn:
             return self._loaded.setdefault(name, self._load(self._plans[name]))
 
@@ -126,7 +126,7 @@ class LoadedProgram:
             **kwargs: The inputs that the original function took by name.
 
         Raises:
-            ProgramError: There is no such method, or it cannot be loaded.
+            ProgramError: The method is missing or cannot be loaded.
             InputError: The inputs do not fit; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
@@ -145,11 +145,11 @@ class LoadedProgram:
             self._shared.clear()
 
     def clone(self) -> LoadedProgram:
-        """Return the same program with planned memory and state of its own, for another thread.
+        """Return the same program with separate planned memory and state, for another thread.
 
         Constants are shared. State begins at its initial value, whatever this program's is by
         now. Delegates are initialised again, each by its backend's installed runtime half, made
-        anew, or by the object that was given to ``load``: that one then serves several threads.
+        again, or by the object that was given to ``load``, which then serves several threads.
 
         Example:
             >>> from concurrent.futures import ThreadPoolExecutor  # doctest: +SKIP
@@ -205,7 +205,7 @@ class LoadedProgram:
         """Return a memory of state with the initial values of all methods.
 
         A method that is loaded later than another has run must not bring back the initial value of
-        what that one wrote, whether or not it has an initial value there, too.
+        what that one wrote, whether or not it has an initial value there.
         """
         arena = Arena(self._state[number], shared=True)
         states = [
@@ -218,7 +218,7 @@ class LoadedProgram:
         ]
         # The longest first: the state of one method may be a part of that of another.
         for index, tensor in sorted(states, key=lambda state: -state[1].nbytes):
-            # What is wrong in a method is told when that one is loaded.
+            # Faults of a method are reported when it is loaded.
             with suppress(ProgramError, RuntimeError):
                 spec = read_spec(index, tensor)
                 make_tensor(spec, tensor, [arena] * (number + 1), self._source)

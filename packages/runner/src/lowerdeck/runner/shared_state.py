@@ -14,9 +14,6 @@ def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
     State is what has a name or an initial value. Methods share such a memory, so that one can
     fill a cache that another reads; every other memory is a method's own, so that no method
     can spoil the state of another with its intermediate results.
-
-    Args:
-        plans: The methods.
     """
     sizes: dict[int, int] = {}
     mixed: set[int] = set()
@@ -36,7 +33,6 @@ def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> N
     """Refuse methods that have different offsets for one state, or one offset for different ones.
 
     Args:
-        plans: The methods.
         memories: Those that they share.
 
     Raises:
@@ -58,15 +54,15 @@ def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> N
             if tensor.allocation_info.memory_id in memories and _name(tensor) and tensor.nbytes
         ),
     )
-    known: dict[str, tuple[int, int, int, str]] = {}
+    places: dict[str, tuple[int, int, int, str]] = {}
     last = (-1, 0, 0, "", "")
     for memory, start, size, name, method in placed:
         end = start - size
-        found = known.setdefault(name, (memory, start, end, method))
-        if found[0] != memory or not found[1] <= start <= end <= found[2]:
-            _disagree(f"{name!r} lies elsewhere than in method {found[3]!r}", method)
+        place = places.setdefault(name, (memory, start, end, method))
+        if place[0] != memory or not place[1] <= start <= end <= place[2]:
+            _disagree(f"{name!r} has another offset than in method {place[3]!r}", method)
         if last[0] == memory and start < last[2] and name != last[3]:
-            _disagree(f"{name!r} lies on {last[3]!r} of method {last[4]!r}", method)
+            _disagree(f"{name!r} overlaps {last[3]!r} of method {last[4]!r}", method)
         if last[0] != memory or end > last[2]:
             last = (memory, start, end, name, method)
 

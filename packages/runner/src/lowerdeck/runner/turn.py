@@ -11,7 +11,7 @@ from lowerdeck.runner.errors import BusyError
 class Turn:
     """Held while a method of a program is loaded or runs, or its state is reset.
 
-    Whoever comes meanwhile is refused and does not wait: the results of calls with state would
+    A concurrent call is refused and does not wait: the results of calls with state would
     depend on which thread came first, and a delegate that calls its own program would wait for
     ever.
     """

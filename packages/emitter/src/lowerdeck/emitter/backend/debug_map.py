@@ -42,7 +42,6 @@ class DelegateSource:
     """What a backend told about the inside of one delegate call.
 
     Attributes:
-        backend_id: The backend.
         handles: Debug handles of the call itself.
         debug_handle_map: The backend's own map, from its identifiers to debug handles.
         sources: Where each node inside the delegate comes from, by its debug handle.

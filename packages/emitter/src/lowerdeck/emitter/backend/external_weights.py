@@ -39,7 +39,6 @@ class ExternalWeights:
             value: The weight as the program reads it.
             root: The parameter or buffer whose memory it lies in.
             offset: Offset in bytes into that memory.
-            data: Its bytes.
 
         Returns:
             The key, None for a weight that stays in the program.
@@ -75,7 +74,6 @@ class ChosenFiles:
 
         Args:
             method: Name of the method.
-            program: The caller's program.
         """
         nodes = _placeholders(program)
         asked: dict[str, str | None] = {}

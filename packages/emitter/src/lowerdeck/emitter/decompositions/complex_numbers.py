@@ -66,12 +66,7 @@ def _adds(one: Any, other: Any) -> bool:
 
 
 def product(self: torch.Tensor, other: Any) -> Any:
-    """Return a product of which one factor at least is complex.
-
-    Args:
-        self: The one factor.
-        other: The other one.
-    """
+    """Return a product of which one factor at least is complex."""
     if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
@@ -86,7 +81,6 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
     """Return a quotient of which one part at least is complex.
 
     Args:
-        self: What is divided.
         other: What it is divided by.
     """
     if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
@@ -115,8 +109,6 @@ def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     """Return a sum of which one term at least is complex.
 
     Args:
-        self: The one term.
-        other: The other one.
         alpha: Factor of the other one.
     """
     if not (_is_complex(self) or _is_complex(other)):
@@ -141,11 +133,7 @@ def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
 
 
 def conjugate(self: torch.Tensor) -> Any:
-    """Return numbers with their imaginary parts turned around.
-
-    Args:
-        self: The numbers.
-    """
+    """Return numbers with their imaginary parts turned around."""
     if not self.is_complex():
         return self.clone()
     real, imaginary = _parts(self)
@@ -153,31 +141,17 @@ def conjugate(self: torch.Tensor) -> Any:
 
 
 def from_parts(real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
-    """Return complex numbers.
-
-    Args:
-        real: Their real parts.
-        imag: Their imaginary parts.
-    """
+    """Return complex numbers."""
     return _joined(real, imag)
 
 
 def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
-    """Return complex numbers.
-
-    Args:
-        abs: Their sizes.
-        angle: Their angles.
-    """
+    """Return complex numbers."""
     return _joined(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
 def exponential(self: torch.Tensor) -> Any:
-    """Return e to the power of complex numbers.
-
-    Args:
-        self: The exponents.
-    """
+    """Return e to the power of complex numbers."""
     if not self.is_complex():
         return NotImplemented
     real, imaginary = _parts(self)
@@ -188,8 +162,6 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
     """Return numbers in another type, of which one is complex.
 
     Args:
-        self: The numbers.
-        dtype: The other type.
         **options: What :func:`torch.Tensor.to` takes beside it.
     """
     wanted = self.dtype if dtype is None else dtype
@@ -207,12 +179,7 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
 
 
 def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return a product of matrices, one of them complex.
-
-    Args:
-        self: The left one.
-        mat2: The right one.
-    """
+    """Return a product of matrices, one of them complex."""
     if not (self.is_complex() or mat2.is_complex()):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(mat2)
@@ -231,9 +198,7 @@ def dense(
     """Return a dense layer with complex numbers.
 
     Args:
-        input: The rows.
         weight: The weight, shape (outputs, inputs).
-        bias: What is added.
     """
     if not (input.is_complex() or weight.is_complex()):
         return NotImplemented
@@ -244,15 +209,7 @@ def dense(
 def product_and_sum(
     self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """Return ``addmm`` of matrices of which some are complex.
-
-    Args:
-        self: The summand.
-        mat1: The left factor.
-        mat2: The right factor.
-        beta: Multiplies the summand.
-        alpha: Multiplies the product.
-    """
+    """Return ``addmm`` of matrices of which some are complex."""
     if not (self.is_complex() or mat1.is_complex() or mat2.is_complex()):
         return NotImplemented
     multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
@@ -260,11 +217,7 @@ def product_and_sum(
 
 
 def angle(self: torch.Tensor) -> Any:
-    """Return the angles of complex numbers.
-
-    Args:
-        self: The numbers.
-    """
+    """Return the angles of complex numbers."""
     if not self.is_complex():
         return NotImplemented
     real, imaginary = _parts(self)
@@ -275,7 +228,6 @@ def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Cal
     """Return the rule that does to both parts what ``change`` does.
 
     Args:
-        change: The operation.
         fixed: Whether it is done where no size varies, too: a kernel may do it there.
     """
 
@@ -293,8 +245,6 @@ def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> 
 
     Args:
         condition: Whether the first one is taken.
-        self: The first one.
-        other: The second one.
     """
     if not (self.is_complex() or other.is_complex()):
         return NotImplemented
@@ -303,12 +253,7 @@ def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> 
 
 
 def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """Return complex tensors stacked.
-
-    Args:
-        tensors: The tensors.
-        dim: The new dimension.
-    """
+    """Return complex tensors stacked."""
     if not any(tensor.is_complex() for tensor in tensors):
         return NotImplemented
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
@@ -318,7 +263,6 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Return complex tensors joined, of which one varies in shape.
 
     Args:
-        tensors: The tensors.
         dim: The dimension in which they follow each other.
     """
     if not any(tensor.is_complex() and _varies(tensor) for tensor in tensors):
@@ -328,11 +272,7 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def absolute(self: torch.Tensor) -> Any:
-    """Return how far complex numbers are from 0, of a tensor that varies in shape.
-
-    Args:
-        self: The numbers.
-    """
+    """Return how far complex numbers are from 0, of a tensor that varies in shape."""
     if not self.is_complex() or not _varies(self):
         return NotImplemented
     real, imaginary = _parts(self)
@@ -343,7 +283,6 @@ def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
     """Return slices of complex tensors one after the other.
 
     Args:
-        self: The tensor.
         split_sizes: The size of each slice.
         dim: The dimension that is sliced.
     """
@@ -360,7 +299,6 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return the rows of complex tensors.
 
     Args:
-        self: The tensor.
         dim: The dimension that is taken apart.
     """
     if not self.is_complex():
@@ -372,7 +310,6 @@ def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forwar
     """Return a discrete Fourier transform as products with matrices of roots of one.
 
     Args:
-        self: The numbers.
         dim: The dimensions to transform.
         normalization: 0 for none, 1 to divide by the root of the size, 2 by the size.
         forward: Whether from samples to frequencies.
@@ -402,9 +339,7 @@ def transform_of_real(
     """Return the Fourier transform of real numbers, both halves of it.
 
     Args:
-        self: The numbers.
         dim: The dimensions to transform.
-        normalization: As for :func:`transform`.
         onesided: Whether only the first half is asked for, which the kernel gives.
     """
     if onesided or not _transformable(self, dim):

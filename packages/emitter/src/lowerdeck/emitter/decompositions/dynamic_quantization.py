@@ -17,8 +17,6 @@ def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
     """Refuse what a type cannot hold, as eager does; a cast would wrap it around.
 
     Args:
-        quant_min: The least integer.
-        quant_max: The largest.
         dtype: The type of the integers.
 
     Raises:

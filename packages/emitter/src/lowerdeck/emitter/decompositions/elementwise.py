@@ -22,11 +22,7 @@ _BITS = {
 
 
 def sign_bit(self: torch.Tensor) -> torch.Tensor:
-    """Return whether elements have a sign, that of zero counted.
-
-    Args:
-        self: The elements.
-    """
+    """Return whether elements have a sign, that of zero counted."""
     if self.dtype == torch.bool:
         return torch.zeros_like(self)
     bits = _BITS.get(self.dtype)
@@ -37,7 +33,6 @@ def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return elements with the signs of others.
 
     Args:
-        self: The elements.
         other: What the signs are taken from.
     """
     if not self.is_floating_point() and not other.is_floating_point():
@@ -47,42 +42,23 @@ def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def copy_sign_of_number(self: torch.Tensor, other: float) -> torch.Tensor:
-    """Return elements with the sign of a number.
-
-    Args:
-        self: The elements.
-        other: The number.
-    """
+    """Return elements with the sign of a number."""
     size = torch.abs(self if self.is_floating_point() else self.to(torch.float32))
     return -size if math.copysign(1.0, other) < 0 else size
 
 
 def power_of_two(self: torch.Tensor) -> torch.Tensor:
-    """Return two to the power of each element.
-
-    Args:
-        self: The exponents.
-    """
+    """Return two to the power of each element."""
     return torch.pow(2.0, self)
 
 
 def larger_number(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the larger ones of elements; what is not a number loses.
-
-    Args:
-        self: The elements.
-        other: Their rivals.
-    """
+    """Return the larger ones of elements; what is not a number loses."""
     return _number(self, other, torch.maximum)
 
 
 def smaller_number(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the smaller ones of elements; what is not a number loses.
-
-    Args:
-        self: The elements.
-        other: Their rivals.
-    """
+    """Return the smaller ones of elements; what is not a number loses."""
     return _number(self, other, torch.minimum)
 
 
@@ -96,12 +72,7 @@ def _number(
 
 
 def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the root of the sum of squares, scaled so that no square overflows.
-
-    Args:
-        self: The one side.
-        other: The other side.
-    """
+    """Return the root of the sum of squares, scaled so that no square overflows."""
     one, two = torch.abs(self), torch.abs(other)
     long, short = torch.maximum(one, two), torch.minimum(one, two)
     ratio = torch.where((long == 0) | torch.isinf(long), torch.zeros_like(long), short / long)
@@ -112,7 +83,6 @@ def round_to_decimals(self: torch.Tensor, *, decimals: int) -> torch.Tensor:
     """Return elements rounded to decimals.
 
     Args:
-        self: The elements.
         decimals: How many; tens, hundreds and so on when negative.
     """
     scale = 10.0 ** abs(decimals)
@@ -122,11 +92,7 @@ def round_to_decimals(self: torch.Tensor, *, decimals: int) -> torch.Tensor:
 
 
 def angle(self: torch.Tensor) -> Any:
-    """Return the angle of real numbers: that of what is below zero is half a turn.
-
-    Args:
-        self: The elements.
-    """
+    """Return the angle of real numbers: that of what is below zero is half a turn."""
     if self.is_complex():
         return NotImplemented
     if not self.is_floating_point():
@@ -148,7 +114,6 @@ def add_products(
         self: What is added to.
         batch1: Matrices, shape (batch, rows, inner).
         batch2: Matrices, shape (batch, inner, columns).
-        beta: Factor of ``self``.
         alpha: Factor of the products.
     """
     if not self.is_floating_point():
@@ -175,14 +140,10 @@ def three_factors(
     """Return sums of products of three, what a bilinear layer is made of.
 
     Args:
-        i1: The first factor.
-        i2: The second factor.
-        i3: The third factor.
         expand1: Dimensions that the first lacks.
         expand2: Dimensions that the second lacks.
         expand3: Dimensions that the third lacks.
         sumdim: Dimensions that are summed over.
-        unroll_dim: A hint.
     """
     factors = []
     for factor, lacking in ((i1, expand1), (i2, expand2), (i3, expand3)):

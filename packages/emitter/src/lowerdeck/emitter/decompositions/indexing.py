@@ -20,7 +20,6 @@ def put(
     Args:
         self: What is there before.
         index: The indices, into the flat tensor.
-        source: The elements.
         accumulate: Whether they are added to what is there.
     """
     indices = _from_zero(index.reshape(-1), self.numel())
@@ -32,7 +31,6 @@ def take(self: torch.Tensor, index: torch.Tensor) -> Any:
     """Return elements, counted as if ``self`` had one dimension.
 
     Args:
-        self: The elements.
         index: The indices, into the flat tensor.
     """
     if self.numel() == 0:
@@ -72,7 +70,6 @@ def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> to
     """Return the indices of the first elements that are not zero.
 
     Args:
-        self: The elements.
         size: How many indices are returned.
         fill_value: What stands for indices that are not there.
     """
@@ -102,8 +99,6 @@ def histogram(
     """Return how many elements lie in each of equal bins.
 
     Args:
-        self: The elements.
-        bins: How many bins.
         min: Where the first starts.
         max: Where the last one ends; it belongs to it.
     """

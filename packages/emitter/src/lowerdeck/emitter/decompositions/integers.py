@@ -25,7 +25,6 @@ def power(self: torch.Tensor, exponent: float) -> Any:
     """Return the power of integers to a fixed one by squares and products.
 
     Args:
-        self: The bases.
         exponent: The exponent; a negative one is refused by torch.
     """
     if not _is_integer(self) or type(exponent) is not int or exponent < 0:
@@ -47,7 +46,6 @@ def truncated_remainder(self: torch.Tensor, other: Any) -> Any:
     """Return the remainder of integers with the sign of what is divided.
 
     Args:
-        self: What is divided.
         other: What by: integers, or one.
     """
     dtype = _wide_type(self, other)
@@ -62,7 +60,6 @@ def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any
     """Return the quotient of integers without what follows the point.
 
     Args:
-        self: What is divided.
         other: What by: integers, or one.
         rounding_mode: Only ``"trunc"`` is not computed in integers.
     """
@@ -77,22 +74,13 @@ def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any
 
 
 def floor_divided(self: torch.Tensor, other: Any) -> Any:
-    """Return the floored quotient by a number that the type of the tensor holds.
-
-    Args:
-        self: What is divided.
-        other: What by.
-    """
+    """Return the floored quotient by a number that the type of the tensor holds."""
     number = _in_range(self, other)
     return NotImplemented if number is other else torch.floor_divide(self, number)
 
 
 def rounded(self: torch.Tensor) -> Any:
-    """Return integers as they are.
-
-    Args:
-        self: What to round.
-    """
+    """Return integers as they are."""
     return self.clone() if _is_integer(self) else NotImplemented
 
 
@@ -107,7 +95,6 @@ def total(
 
     Args:
         self: What to add up.
-        dim: The dimensions.
         keepdim: Whether they stay, as 1.
         dtype: The type of the sum.
     """
@@ -127,10 +114,8 @@ def numbers_from(
     """Return integers one after the other, counted from zero where the first is far from it.
 
     Args:
-        start: The first.
         end: What is not reached.
         step: How far apart they are.
-        dtype: Their type.
     """
     if type(start) is not int or abs(start) <= _EXACT or dtype not in (None, torch.int64):
         return NotImplemented
@@ -146,9 +131,6 @@ def evenly_spaced(
 
     Args:
         start: The first, a number or a tensor of one.
-        end: The last, likewise.
-        steps: How many.
-        dtype: Their type.
         **options: As torch passes them on.
     """
     if dtype is None or dtype.is_floating_point or dtype.is_complex:
@@ -169,7 +151,6 @@ def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
     """Return the remainder of a number by each element.
 
     Args:
-        self: The number.
         other: What it is divided by.
     """
     return torch.remainder(torch.full((), self, dtype=torch.result_type(self, other)), other)
@@ -180,7 +161,6 @@ def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 
     Args:
         self: The rows, signed or not.
-        mat2: The columns.
     """
     return torch.mm(self.to(torch.int32), mat2.to(torch.int32))
 

@@ -20,7 +20,6 @@ def sort(
     """Return a sort as the top k of all.
 
     Args:
-        self: The elements.
         dim: The dimension to sort along.
         descending: Whether the largest come first.
     """
@@ -39,7 +38,6 @@ def sort_stable(
     """Return a sort in which equal elements keep their order if that is asked for.
 
     Args:
-        self: The elements.
         stable: Whether equal elements keep their order.
         dim: The dimension to sort along.
         descending: Whether the largest come first.
@@ -66,7 +64,6 @@ def kth_value(
     """Return the k-th smallest element and its index.
 
     Args:
-        self: The elements.
         k: Which one, from 1.
         dim: The dimension to look along.
         keepdim: Whether the dimension stays, with size 1.
@@ -79,11 +76,7 @@ def kth_value(
 
 
 def median(self: torch.Tensor) -> torch.Tensor:
-    """Return the lower one of the middle elements of all.
-
-    Args:
-        self: The elements.
-    """
+    """Return the lower one of the middle elements of all."""
     return median_along(self.reshape(-1), 0)[0]
 
 
@@ -93,7 +86,6 @@ def median_along(
     """Return the lower one of the middle elements, and its index.
 
     Args:
-        self: The elements.
         dim: The dimension to look along.
         keepdim: Whether the dimension stays, with size 1.
     """
@@ -109,11 +101,7 @@ def median_along(
 
 
 def nan_median(self: torch.Tensor) -> torch.Tensor:
-    """Return the median of all elements that are numbers.
-
-    Args:
-        self: The elements.
-    """
+    """Return the median of all elements that are numbers."""
     return nan_median_along(self.reshape(-1), 0)[0]
 
 
@@ -123,7 +111,6 @@ def nan_median_along(
     """Return the median of the elements that are numbers, and its index.
 
     Args:
-        self: The elements.
         dim: The dimension to look along.
         keepdim: Whether the dimension stays, with size 1.
     """
@@ -170,13 +157,7 @@ def searchsorted(
 
 
 def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: Any) -> Any:
-    """Return where one number belongs among sorted elements.
-
-    Args:
-        sorted_sequence: The sorted elements.
-        self: The number.
-        **options: What :func:`searchsorted` takes.
-    """
+    """Return where one number belongs among sorted elements."""
     return searchsorted(sorted_sequence, torch.full((), self), **options)
 
 
@@ -184,9 +165,7 @@ def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> A
     """Return the bucket that each element belongs to.
 
     Args:
-        self: The elements.
         boundaries: The sorted boundaries between the buckets.
-        **options: What :func:`searchsorted` takes.
     """
     return searchsorted(boundaries, self, **options)
 

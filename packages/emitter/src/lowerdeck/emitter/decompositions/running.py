@@ -21,7 +21,6 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
     """Return the product of all elements up to each one.
 
     Args:
-        self: The elements.
         dim: The dimension that is gone along.
         dtype: Type of the result; 64-bit integers for integers when None.
     """
@@ -35,7 +34,6 @@ def running_log_sum(self: torch.Tensor, dim: int) -> Any:
     """Return the logarithm of the sum of exponentials of all elements up to each one.
 
     Args:
-        self: The elements.
         dim: The dimension that is gone along.
     """
     found = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
@@ -46,7 +44,6 @@ def running_maximum(self: torch.Tensor, dim: int) -> Any:
     """Return the largest of all elements up to each one, and its index.
 
     Args:
-        self: The elements.
         dim: The dimension that is gone along.
     """
     return _extremes(self, dim, torch.ge)
@@ -56,7 +53,6 @@ def running_minimum(self: torch.Tensor, dim: int) -> Any:
     """Return the smallest of all elements up to each one, and its index.
 
     Args:
-        self: The elements.
         dim: The dimension that is gone along.
     """
     return _extremes(self, dim, torch.le)

@@ -34,7 +34,6 @@ def scatter_reduce(
     Args:
         self: What is there before.
         dim: The dimension along which the index tells the position.
-        index: The positions.
         src: The elements; only those are taken that have an index.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
         include_self: Whether the old element takes part where others arrive.
@@ -137,9 +136,6 @@ def scatter_old(
     Args:
         self: What is there before.
         dim: The dimension along which the index tells the position.
-        index: The positions.
-        src: The elements.
-        reduce: ``"add"`` or ``"multiply"``.
     """
     return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
 
@@ -152,9 +148,6 @@ def scatter_old_value(
     Args:
         self: What is there before.
         dim: The dimension along which the index tells the position.
-        index: The positions.
-        value: The number.
-        reduce: ``"add"`` or ``"multiply"``.
     """
     src = torch.full(index.shape, value, dtype=self.dtype)
     return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
@@ -175,7 +168,6 @@ def index_reduce(
         self: What is there before.
         dim: The dimension that is sliced.
         index: The position of each slice.
-        source: The slices.
         reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
         include_self: Whether the old slice takes part where others arrive.
     """
@@ -209,9 +201,7 @@ def embedding_bag(
         weight: The table, shape (rows, features).
         indices: The rows of all bags, one bag after the other.
         offsets: Where each bag starts.
-        scale_grad_by_freq: For the gradient.
         mode: 0 for sums, 1 for averages, 2 for maxima.
-        sparse: For the gradient.
         per_sample_weights: Factor of each row.
         include_last_offset: Whether the last offset is the end of the last bag.
         padding_idx: A row that counts nowhere, negative for none.

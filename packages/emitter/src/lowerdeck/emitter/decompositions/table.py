@@ -232,7 +232,6 @@ def needs_decomposition(
     """Return whether any operator of ``exported`` cannot be emitted as it is.
 
     Args:
-        exported: The program.
         found: How operators are taken apart.
         kernels: The kernels that may be called.
     """
@@ -266,11 +265,7 @@ def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
 
 
 def has_complex_numbers(exported: ExportedProgram) -> bool:
-    """Return whether any node of ``exported`` gives a complex tensor, or may have one inside.
-
-    Args:
-        exported: The program.
-    """
+    """Return whether any node of ``exported`` gives a complex tensor, or may have one inside."""
     return any(
         isinstance(value, torch.Tensor) and (value.is_complex() or "fft" in str(node.target))
         for node in (*exported.graph.nodes, *Provenance(exported).nodes)

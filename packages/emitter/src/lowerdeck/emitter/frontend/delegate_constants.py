@@ -55,7 +55,6 @@ class _Shared:
     """What a method and its delegates use of the model's state.
 
     Attributes:
-        method: Its name.
         used: Everything, by name, and where it lies.
         written: What is written, likewise.
     """

@@ -59,9 +59,6 @@ class DelegatePool:
     def delegate(self, module: LoweredModule) -> BackendDelegate:
         """Return the table entry for a lowered module.
 
-        Args:
-            module: The lowered module.
-
         Raises:
             InvalidDelegateError: If its attributes have the wrong types.
         """

@@ -15,9 +15,6 @@ class Provenance:
 
     ``node.meta`` of the caller (debug handles, partitioner tags) does not survive retracing, but
     torch notes from which graph and node each new node comes.
-
-    Args:
-        exported: The caller's program.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:

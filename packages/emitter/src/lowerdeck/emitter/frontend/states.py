@@ -37,7 +37,6 @@ class StatePool:
 
         Args:
             key: Name of the state.
-            storage: Its memory.
 
         Raises:
             UnsupportedError: If another method has a buffer of this name and another size.

@@ -37,7 +37,6 @@ class ValueFactory:
     Args:
         method: Name of the method, for messages.
         dimension_names: Name of each symbol of an input, by the symbol's text.
-        ranges: The program's ``range_constraints``.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class ValueFactory:
 
         Args:
             size: The size in a node's metadata; a plain number is left alone.
-            bound: Its largest value.
         """
         if varies(size):
             self._bounds[expression_of(size)] = bound

@@ -95,7 +95,6 @@ class Block:
 
     Attributes:
         params: Values that whoever runs the block gives it.
-        body: The operations.
         results: What it gives back: values, or literals.
     """
 
@@ -112,7 +111,6 @@ class Cond:
         predicate: A bool tensor, a run-time bool, or a literal.
         branches: The block for true, the block for false; neither has parameters.
         outs: One value for each result of the branches.
-        origin: The graph node.
     """
 
     predicate: Any
@@ -131,7 +129,6 @@ class While:
             turn; they are the results of the loop as well.
         condition: Block with one result.
         body: Block with one result for each carried value.
-        origin: The graph node.
     """
 
     initial: list[Any]
@@ -158,7 +155,6 @@ class Scan:
         body: Block with a result for each carried value, then one for each of ``stacked``.
         stacked: Tensors that the row results are put together to.
         reverse: Whether rows are visited from the last to the first.
-        origin: The graph node.
     """
 
     initial: list[Any]
@@ -192,10 +188,8 @@ class Method:
     """One method of the program.
 
     Attributes:
-        name: Its name.
         inputs: User inputs in order: values, or literals that are fixed.
         outputs: User outputs in order: values, or literals.
-        block: The code.
         write_backs: Buffers and inputs that the method mutates, to be assigned at once.
         in_spec: Pytree spec of the inputs.
         out_spec: Pytree spec of the outputs.

@@ -53,7 +53,6 @@ class KernelStep:
     """A kernel call.
 
     Attributes:
-        kernel: The kernel.
         args: Inputs, outputs and the return slot, boxed.
         reads: Tensors that it reads.
         writes: Tensors that it writes.
@@ -132,7 +131,6 @@ class Code:
 
     Attributes:
         name: Name of the method.
-        steps: The steps.
         loops: The loops, inner ones first.
         inputs: User inputs: values or literals.
         outputs: User outputs: values or literals.

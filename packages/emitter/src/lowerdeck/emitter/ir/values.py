@@ -51,7 +51,6 @@ class TensorValue:
 
     Attributes:
         name: Name of the graph node that makes it.
-        dtype: Element type.
         shape: Size of each dimension; a ``torch.SymInt`` where it varies.
         sizes: Upper bound of each dimension.
         dim_order: Dimensions from the outermost in memory to the innermost.
@@ -104,7 +103,6 @@ class TensorValue:
         """Return a new activation of the same type and shape.
 
         Args:
-            name: Its name.
             dim_order: Its layout; that of this tensor when None.
         """
         order = self.dim_order if dim_order is None else dim_order

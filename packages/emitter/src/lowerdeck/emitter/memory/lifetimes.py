@@ -17,7 +17,6 @@ class Lifetime:
     """A storage and the steps during which its bytes matter.
 
     Attributes:
-        storage: The storage.
         nbytes: Its size, rounded up to the alignment.
         first: First step, -1 for what is there before the method starts.
         last: Last step, the number of steps for what must outlive the method.

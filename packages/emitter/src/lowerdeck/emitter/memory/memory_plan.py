@@ -60,7 +60,6 @@ class PlannedBlock:
         name: Name of the tensor that it was made for.
         role: What it is for, such as ``"activation"``, ``"input"`` or ``"state"``.
         memory_id: The memory that it lies in.
-        offset: Offset in bytes.
         nbytes: Size in bytes, rounded up to the alignment.
         first: First step during which its bytes matter; -1 before the start.
         last: Last step during which they matter.
@@ -82,7 +81,6 @@ class MemoryPlan:
     Attributes:
         method: Name of the method.
         sizes: Size in bytes of each memory by its id; entry 0 is reserved and 0.
-        blocks: Every storage.
         bound: The most activation bytes that are live at one step: no plan can need less.
     """
 
@@ -93,11 +91,7 @@ class MemoryPlan:
 
 
 def one_memory(request: PlanRequest) -> list[Place]:
-    """Return places in a single memory, found by best fit in several orders.
-
-    Args:
-        request: What to place.
-    """
+    """Return places in a single memory, found by best fit in several orders."""
     offsets, _ = best_fit(request.lives)
     return [Place(1, offset) for offset in offsets]
 

@@ -17,9 +17,6 @@ def best_fit(lives: Sequence[Lifetime]) -> tuple[list[int], int]:
 
     Storages are put one by one into the smallest gap that holds them, in several orders; the
     smallest result is kept, and the search ends when it meets the bound of the live bytes.
-
-    Args:
-        lives: What to place.
     """
     bound = most_live_bytes(list(lives))
     best: tuple[list[int], int] | None = None

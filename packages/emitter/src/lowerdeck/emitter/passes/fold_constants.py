@@ -33,11 +33,7 @@ _OWN_SPACES = frozenset({"aten", "prims"})
 
 
 def is_repeatable(target: OpOverload) -> bool:
-    """Return whether equal arguments give equal results, each time and everywhere.
-
-    Args:
-        target: An operator.
-    """
+    """Return whether equal arguments give equal results, each time and everywhere."""
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
     name = str(schema_of(target).name)

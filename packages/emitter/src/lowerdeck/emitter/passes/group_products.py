@@ -36,7 +36,6 @@ class _Origin(NamedTuple):
     """What the right operand of a batched product is made of.
 
     Attributes:
-        source: The matrices.
         times: How often each is in the batch, one after the other.
         steps: The calls in between without transposes, and the sizes of what they give.
         transposed: Whether each is transposed.

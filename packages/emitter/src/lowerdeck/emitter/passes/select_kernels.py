@@ -50,7 +50,6 @@ def require_kernels(module: fx.GraphModule, table: KernelTable) -> None:
 
     Args:
         module: A decomposed program, its branches and loops included.
-        table: The kernels.
 
     Raises:
         MissingKernelError: If any has none; it names all of them.

@@ -41,7 +41,7 @@ class BundleCommand:
             metavar="FILE",
             help="the .bpte file to write; of a .bpte file, the .pte file in it",
         )
-        parser.add_argument("--data", type=Path, metavar="FILE", help="the .ptd file beside it")
+        parser.add_argument("--data", type=Path, metavar="FILE", help="the program's .ptd file")
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
         parser.add_argument("--cases", type=count, default=1, help="number of test cases (1)")
@@ -62,9 +62,6 @@ class BundleCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Write or try, and return the exit code.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             ``DONE``, or ``DIFFERS`` where a test case does not give what it expects.
@@ -126,8 +123,8 @@ def _try(bundle: BundledProgram, args: argparse.Namespace) -> int:
 def _told(outcome: CaseOutcome) -> str:
     far = max(outcome.differences, default=0.0)
     word = "right" if outcome.right else "WRONG"
-    what = "another shape, type or NaN" if math.isinf(far) else f"off by up to {far:.4g}"
-    return f"{outcome.method}, test case {outcome.number}: {word}, {what}"
+    detail = "another shape, type or NaN" if math.isinf(far) else f"off by up to {far:.4g}"
+    return f"{outcome.method}, test case {outcome.number}: {word}, {detail}"
 
 
 def _tolerance(text: str) -> float:
@@ -137,5 +134,5 @@ def _tolerance(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance, which is 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tolerance, which is 0 or more")
     return number

@@ -51,7 +51,7 @@ def make_inputs(
             return _all_of(values, loaded, texts[0])
     if len(texts) > len(values):
         raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
-    left = [n for n, one in enumerate(values) if n >= len(texts) and isinstance(one, Tensor)]
+    left = [n for n, v in enumerate(values) if n >= len(texts) and isinstance(v, Tensor)]
     if texts and left and not quiet:
         say(f"no --input for {', '.join(f'input {n}' for n in left)}: random (seed {seed})")
     generator = torch.Generator().manual_seed(seed)
@@ -97,7 +97,7 @@ def _filled(
 ) -> torch.Tensor:
     """Return a tensor of the file's type and layout; its shape is the upper bound by default."""
     if shape and not _SHAPE.fullmatch(shape):
-        raise InputError(f"{name}: {_short(shape)!r} is no shape such as 2x3", argument=name)
+        raise InputError(f"{name}: {_short(shape)!r} is not a shape such as 2x3", argument=name)
     sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
     if len(sizes) != len(value.sizes):
         raise InputError(
@@ -159,8 +159,8 @@ def _all_of(values: Sequence[object], loaded: Sequence[Any], path: str) -> list[
             f"--input {path} holds {len(loaded)} inputs; the method takes {len(values)}"
         )
     return [
-        _fitting(value, one, f"--input {path}: input {number}")
-        for number, (value, one) in enumerate(zip(values, loaded, strict=True))
+        _fitting(value, item, f"--input {path}: input {number}")
+        for number, (value, item) in enumerate(zip(values, loaded, strict=True))
     ]
 
 
@@ -175,9 +175,9 @@ def _fitting(value: object, loaded: Any, name: str) -> Any:
     dtype, most = DTYPES[value.scalar_type], list(value.sizes)
     if loaded.dtype != dtype:
         raise InputError(f"{name} holds {loaded.dtype}; {dtype} was expected", argument=name)
-    found = list(loaded.shape)
-    if len(found) != len(most) or any(a > b for a, b in zip(found, most, strict=True)):
-        raise InputError(f"{name} holds shape {found}; at most {most} was expected", argument=name)
+    shape = list(loaded.shape)
+    if len(shape) != len(most) or any(a > b for a, b in zip(shape, most, strict=True)):
+        raise InputError(f"{name} holds shape {shape}; at most {most} was expected", argument=name)
     return loaded
 
 
@@ -185,7 +185,6 @@ def load_values(path: str | os.PathLike[str], option: str = "--input") -> Any:
     """Return what ``torch.save`` wrote.
 
     Args:
-        path: The file.
         option: What it was named for.
 
     Raises:
@@ -201,8 +200,8 @@ def load_values(path: str | os.PathLike[str], option: str = "--input") -> Any:
         foreign = _FOREIGN.search(str(error))
         with Path(path).open("rb") as file:
             start = file.read(8)
-        found = f"an object of {foreign[1]}" if foreign else f"{start!r} at its start"
+        content = f"an object of {foreign[1]}" if foreign else f"{start!r} at its start"
         raise InputError(
-            f"{option} {path} holds no tensors: found {'nothing' if not start else found}, "
+            f"{option} {path} holds no tensors: found {'nothing' if not start else content}, "
             "expected what torch.save wrote of a tensor, or of a list of all inputs"
         ) from error

@@ -21,14 +21,13 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class InstalledBackend:
-    """One backend as entry points tell of it.
+    """One backend, as its entry points describe it.
 
     Attributes:
-        name: Its id.
         halves: Which of its parts are installed, with where they are defined.
         distribution: The distribution that registers it, with its version.
         description: First line of its documentation.
-        operators: Operators that it supports, as far as a part of it tells them.
+        operators: Operators that it supports, as far as a part of it lists them.
         problem: Why a part of it cannot be imported; empty if all can.
     """
 
@@ -57,19 +56,16 @@ class BackendsCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Print the list, and return the exit code.
 
-        Args:
-            args: The parsed arguments.
-
         Returns:
             0.
         """
-        found = installed_backends()
+        backends = installed_backends()
         if args.json:
-            say(*json.dumps([asdict(backend) for backend in found], indent=2).splitlines())
+            say(*json.dumps([asdict(backend) for backend in backends], indent=2).splitlines())
             return ExitStatus.DONE
-        if not found:
+        if not backends:
             say("no backends are installed; lowerdeck-xnnpack brings one")
-        for backend in found:
+        for backend in backends:
             for line in _lines(backend, with_operators=args.operators):
                 say(line)
         return ExitStatus.DONE
@@ -112,10 +108,10 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _operators(part: object) -> Iterable[str]:
-    """Return what ``supported_operators`` of a part tells, be it a function or a collection."""
-    told: Any = getattr(part, "supported_operators", ())
+    """Return what ``supported_operators`` of a part lists; it is a function or a collection."""
+    supported: Any = getattr(part, "supported_operators", ())
     try:
-        return [str(operator) for operator in (told() if callable(told) else told)]
+        return [str(operator) for operator in (supported() if callable(supported) else supported)]
     except TypeError:
         return []
 

@@ -1,4 +1,4 @@
-"""What several commands take in the same words."""
+"""Argument types that several commands share."""
 
 from __future__ import annotations
 
@@ -7,28 +7,20 @@ from collections.abc import Sequence
 
 
 def count(text: str) -> int:
-    """Return a number of calls.
-
-    Args:
-        text: What was typed.
-    """
+    """Return a number of calls."""
     if not text.isascii() or not text.isdigit() or not 1 <= len(text) <= 9 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of calls, which is 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of calls, which is 1 or more")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """Return a seed that torch takes.
-
-    Args:
-        text: What was typed.
-    """
+    """Return a seed that torch takes."""
     try:
         number = int(text)
     except ValueError:
         number = 2**64
     if not -(2**63) <= number < 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed, which is a number of 64 bits")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed, which is a number of 64 bits")
     return number
 
 
@@ -37,6 +29,5 @@ def method_name(names: Sequence[str], wanted: str | None) -> str:
 
     Args:
         names: The methods of the program.
-        wanted: What was typed.
     """
     return wanted if wanted is not None else names[0] if len(names) == 1 else "forward"

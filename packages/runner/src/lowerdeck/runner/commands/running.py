@@ -35,7 +35,7 @@ class RunCommand:
         """
         parser.add_argument("file", type=Path, metavar="FILE", help="the .pte file")
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
-        parser.add_argument("--data", type=Path, metavar="FILE", help="the .ptd file beside it")
+        parser.add_argument("--data", type=Path, metavar="FILE", help="the program's .ptd file")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
         parser.add_argument("--seed", type=seed, default=0, help="seed of random inputs (0)")
         parser.add_argument("--repeat", type=count, default=1, help="number of calls (1)")
@@ -60,16 +60,11 @@ class RunCommand:
             "--memory",
             choices=get_args(Memory),
             default="strict",
-            help="strict: check the memory plan, but for which value a name for shared bytes "
-            "shows; poison: also fill dead memory with NaN, which does not tell that either "
-            "(strict)",
+            help="strict: check the memory plan; poison: also fill dead memory with NaN (strict)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the method, and return the exit code.
-
-        Args:
-            args: The parsed arguments.
 
         Returns:
             ``DONE``.
@@ -99,7 +94,7 @@ class RunCommand:
 
 
 def _run_officially(args: argparse.Namespace) -> None:
-    """Run the method in the official runtime, which tells what a device would compute."""
+    """Run the method in the official runtime, which computes what a device would."""
     if args.profile or args.trace or args.etdump or args.memory != "strict":
         raise CommandError(
             "--profile, --trace, --etdump and --memory are of lowerdeck.runner, which emulates: "
@@ -161,7 +156,7 @@ def _save(result: object, path: Path) -> None:
 
 
 def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:
-    """Call the method again, and tell what took how long."""
+    """Call the method again, and report the times of its instructions."""
     profile = method.profile(*inputs)
     if args.profile:
         for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):
@@ -184,8 +179,8 @@ def _called(method: LoadedMethod, inputs: list[Any], texts: list[str]) -> list[A
         files = [text for text in texts if Path(text).is_file()]
         if not files:
             raise
-        told = f"{error} (inputs were read from {', '.join(files)})"
-        raise InputError(told, argument=error.argument) from error
+        message = f"{error} (inputs were read from {', '.join(files)})"
+        raise InputError(message, argument=error.argument) from error
 
 
 def _described(value: object) -> str:

@@ -1,4 +1,4 @@
-"""A program beside eager, operator by operator."""
+"""Comparison of a program with eager, operator by operator."""
 
 from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
 

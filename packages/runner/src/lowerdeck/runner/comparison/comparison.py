@@ -1,4 +1,4 @@
-"""A program beside eager: the first operator whose result differs, and where it comes from."""
+"""Comparison of a program with eager: the first operator whose result differs, and its source."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ class Difference:
         name: What it calls, or ``output 0``.
         place: Where it comes from in the user's code, as far as it is known.
         eager_name: The operator of eager that should have given the same.
-        found: The program's value.
-        expected: Eager's value.
         largest: The largest absolute difference; infinite where only one of the two is NaN.
-        label: What a part of a delegate computes, such as ``Conv2d``, where its runtime tells it.
+        label: What a part of a delegate computes, such as ``Conv2d``, if its runtime says so.
     """
 
     instruction: int
@@ -77,13 +75,13 @@ class Comparison:
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
-        told = (
+        summary = (
             f"{self.compared} results of lowerdeck.runner compared, "
             f"{len(self.unmatched)} without a counterpart"
         )
         if self.first is None:
-            return f"equal to eager ({told})"
-        return f"{self.first} ({told}, {len(self.differences)} differ)"
+            return f"equal to eager ({summary})"
+        return f"{self.first} ({summary}, {len(self.differences)} differ)"
 
 
 def compare(
@@ -98,14 +96,14 @@ def compare(
 ) -> Comparison:
     """Return what differs between a program and the model that it was made from.
 
-    Both run once on the same inputs, and the result of each instruction is held against that of
+    Both run once on the same inputs, and the result of each instruction is compared with that of
     the operator it was made from. With an exported program as ``eager_model``, and a program
     loaded with ``debug=``, the two are matched by node. Otherwise they are matched by order,
     operator and shape, and what has no counterpart, such as a part of a decomposition, is only
     listed.
 
     Delegates that compute on small integers may be a step apart from eager, and saturate where
-    eager does. With an exported program that is matched by node, each operator is held against
+    eager does. With an exported program that is matched by node, each operator is compared with
     eager's on the program's own numbers, so that what was rounded before is not counted again.
 
     Args:
@@ -114,8 +112,6 @@ def compare(
         inputs: The inputs of the original function by position.
         kwargs: Its inputs by name.
         method: Name of the method.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
 
     Raises:
         InputError: The model and the method return different numbers of results, or an argument
@@ -128,16 +124,16 @@ def compare(
         instruction 17 (aten::addmm.out) differs from eager's aten::linear by up to 0.25 ...
     """
     _require(program, eager_model, inputs)
-    given = kwargs or {}
+    keywords = kwargs or {}
     # The program runs on copies, so that neither sees what the other writes into its inputs.
     copies = [_copied(value) for value in inputs]
-    kept = {name: _copied(value) for name, value in given.items()}
+    kept = {name: _copied(value) for name, value in keywords.items()}
     profile = program.method(method).profile(*copies, **kept)
     used: list[Event] = []
-    wanted: dict[str, list[Expected]] = {}
+    expected_values: dict[str, list[Expected]] = {}
     if isinstance(eager_model, ExportedProgram):
-        expected = eager_model.module()(*map(_copied, inputs), **given)
-        ops = record_nodes(eager_model, list(map(_copied, inputs)), given)
+        expected = eager_model.module()(*map(_copied, inputs), **keywords)
+        ops = record_nodes(eager_model, list(map(_copied, inputs)), keywords)
         pairs = by_node(profile.events, ops)
         if not pairs:
             pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
@@ -148,22 +144,22 @@ def compare(
                 pairs,
                 lambda found, right: _distance(found, right, rtol, atol) is None,
             )
-            following.run(list(map(_copied, inputs)), given)
-            wanted, expected, used = following.expected, following.outputs, following.used
+            following.run(list(map(_copied, inputs)), keywords)
+            expected_values, expected, used = following.expected, following.outputs, following.used
     else:
-        expected, ops = record_calls(eager_model, list(map(_copied, inputs)), given)
+        expected, ops = record_calls(eager_model, list(map(_copied, inputs)), keywords)
         pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
     differences, compared = [], 0
     for event, op in pairs:
-        for found, right in _values(event, op, wanted.get(op.node)):
+        for result, right in _values(event, op, expected_values.get(op.node)):
             compared += 1
-            largest = _distance(found, right, rtol, atol)
+            largest = _distance(result, right, rtol, atol)
             if largest is not None:
                 place = _place_of(event.place, op)
                 differences.append(
                     Difference(
-                        *(event.instruction, event.name, place, op.name, found),
-                        *(_in_shape_of(found, right.value), largest, event.label),
+                        *(event.instruction, event.name, place, op.name, result),
+                        *(_in_shape_of(result, right.value), largest, event.label),
                     )
                 )
     compared += len(leaves(profile.result))
@@ -178,26 +174,27 @@ def _settled(
 ) -> list[Pair]:
     """Return pairs made by order, with those mended that eager's own values show to be wrong.
 
-    Order and shape do not tell which of several matrix products is which, and a kernel with a bias
+    Order and shape do not identify one of several matrix products, and a kernel with a bias
     may be a product and an addition in eager. A result that eager computed too, in an operator of
     the kind that no other result equals, is right.
     """
     equal = [_is_equal(event, op, rtol, atol) for event, op in pairs]
-    taken = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
-    found: list[Pair] = []
+    paired = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
+    settled: list[Pair] = []
     for (event, op), right in zip(pairs, equal, strict=True):
         chosen = op
         if not right:
-            others = (o for o in ops if id(o) not in taken and same_kind(event, o))
+            others = (o for o in ops if id(o) not in paired and same_kind(event, o))
             chosen = next((o for o in others if _is_equal(event, o, rtol, atol)), op)
             if chosen is not op:
-                taken.add(id(chosen))
-        found.append((event, chosen))
-    return found
+                paired.add(id(chosen))
+        settled.append((event, chosen))
+    return settled
 
 
 def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
-    return all(_distance(found, right, rtol, atol) is None for found, right in _values(event, op))
+    pairs = _values(event, op)
+    return all(_distance(result, right, rtol, atol) is None for result, right in pairs)
 
 
 # The emitter takes the mean off before these kernels, and adds it to the one that they return:
@@ -206,12 +203,12 @@ _CENTERED = ("native_layer_norm", "native_group_norm", "_native_batch_norm_legit
 
 
 def _values(
-    event: Event, op: EagerOp, wanted: Sequence[Expected] | None = None
+    event: Event, op: EagerOp, expected: Sequence[Expected] | None = None
 ) -> list[tuple[torch.Tensor, Expected]]:
-    """Return the results of an event, each beside what eager says that it should be."""
-    if wanted is None:
-        wanted = [expected_of(event, value) for value in op.values]
-    values = list(zip(tensors_of(event.values), wanted, strict=False))
+    """Return the results of an event, each with eager's."""
+    if expected is None:
+        expected = [expected_of(event, value) for value in op.values]
+    values = list(zip(tensors_of(event.values), expected, strict=False))
     if event.name.partition("::")[2].partition(".")[0] in _CENTERED:
         del values[1:2]
     return values
@@ -248,11 +245,11 @@ def _distance(found: torch.Tensor, right: Expected, rtol: float, atol: float) ->
     if found.numel() == 0:
         return None
     wide = torch.complex128 if found.is_complex() else torch.float64
-    one, other = found.to(wide), expected.to(wide)
-    if torch.allclose(one, other, rtol=rtol, atol=atol + right.slack, equal_nan=True):
+    left, reference = found.to(wide), expected.to(wide)
+    if torch.allclose(left, reference, rtol=rtol, atol=atol + right.slack, equal_nan=True):
         return None
-    apart = (one - other).abs()
-    return float(torch.where(apart.isnan(), float("inf"), apart).max())
+    difference = (left - reference).abs()
+    return float(torch.where(difference.isnan(), float("inf"), difference).max())
 
 
 def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Difference]:
@@ -260,12 +257,14 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
     if len(ours) != len(theirs):
         raise InputError(f"the method returns {len(ours)} results, the model {len(theirs)}")
     differences = []
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one is None or isinstance(one, str):  # a constant of the program, which has no error
-            if one != other:
-                raise InputError(f"output {number} is {one!r}, the model returns {other!r}")
+    for number, (result, reference) in enumerate(zip(ours, theirs, strict=True)):
+        if result is None or isinstance(
+            result, str
+        ):  # a constant of the program, which has no error
+            if result != reference:
+                raise InputError(f"output {number} is {result!r}, the model returns {reference!r}")
             continue
-        left, right = torch.as_tensor(one), torch.as_tensor(other)
+        left, right = torch.as_tensor(result), torch.as_tensor(reference)
         largest = _distance(left, Expected(right.detach()), rtol, atol)
         if largest is not None:
             differences.append(

@@ -1,4 +1,4 @@
-"""What eager computes on the way: each operator's results, recorded while a model runs."""
+"""Recorder of the results of each operator while a model runs in eager."""
 
 from __future__ import annotations
 
@@ -101,7 +101,6 @@ def record_nodes(
     """Return the operators that an exported program runs, with the names of their nodes.
 
     Args:
-        program: The exported program.
         args: Its inputs by position.
         kwargs: Its inputs by name.
     """

@@ -34,10 +34,9 @@ class Following:
     several after the next layer: without this, the tolerance would have to allow for all of it.
 
     Args:
-        program: The exported program.
         events: What the other program did.
         pairs: Which event gave what a node gives.
-        agrees: Tells whether a tensor is what was expected.
+        agrees: Returns whether a tensor is the expected one.
 
     Attributes:
         expected: For each node of a pair, what its event should have given.
@@ -87,33 +86,33 @@ class Following:
         self.expected[node.name] = [
             expected_of(event, value, node) for value in tensors_in(result)
         ]
-        found = tensors_of(event.values)
-        # A view stays one: whoever writes into it writes into what it was made of.
-        if not is_new or len(found) != 1 or found[0].numel() != result.numel():
+        results = tensors_of(event.values)
+        # A view stays a view: a write to it changes its base.
+        if not is_new or len(results) != 1 or results[0].numel() != result.numel():
             return result
-        taken = found[0].reshape(result.shape)
-        if not self._agrees(taken, self.expected[node.name][0]):
+        value = results[0].reshape(result.shape)
+        if not self._agrees(value, self.expected[node.name][0]):
             return result
         grid = grid_of(event, node)
         if grid is not None and not result.is_floating_point():
-            taken = grid.integers(taken)
-        return taken.to(result.dtype, copy=True)
+            value = grid.integers(value)
+        return value.to(result.dtype, copy=True)
 
     def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
         """Return the rounding of the same numbers that the other program did, if it did one.
 
         Both choose the step by the numbers, eager's perhaps for the whole tensor and the other for
-        each row: nothing but the numbers tells which belongs to which.
+        each row: only the numbers show which row belongs to which.
         """
         slack = step_at_run_time(result) * (1 + 1e-4)
         for event in self._rounded:
-            (found,) = tensors_of(event.values)
-            if found.numel() != result.numel():
+            (values,) = tensors_of(event.values)
+            if values.numel() != result.numel():
                 continue
-            taken = found.reshape(result.shape)
-            if self._agrees(taken, Expected(result, slack)):
+            reshaped = values.reshape(result.shape)
+            if self._agrees(reshaped, Expected(result, slack)):
                 self.used.append(event)
-                return taken.to(result.dtype, copy=True)
+                return reshaped.to(result.dtype, copy=True)
         return result
 
 
@@ -128,10 +127,10 @@ class _Interpreter(fx.Interpreter):
         result = super().run_node(n)
         if n.op != "call_function":
             return result
-        memory = {storage_identity(one) for one in self._tensors_read(n)}
+        memory = {storage_identity(tensor) for tensor in self._tensors_read(n)}
         is_new = type(result) is torch.Tensor and storage_identity(result) not in memory
         return self._change(n, result, is_new)
 
     def _tensors_read(self, node: fx.Node) -> list[torch.Tensor]:
-        read = [self.env[one] for one in node.all_input_nodes]
-        return [one for one in read if type(one) is torch.Tensor]
+        read = [self.env[value] for value in node.all_input_nodes]
+        return [value for value in read if type(value) is torch.Tensor]

@@ -1,4 +1,4 @@
-"""Which result of a program is to be held against which of eager's."""
+"""Pairs of results: each event of a program with the eager operator that computes the same."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
 
 def _gives_shapes(event: Event, op: EagerOp) -> bool:
     """Return whether an event gives what an operator gave; a kernel may give more after it."""
-    found, expected = tensors_of(event.values)[: len(op.values)], op.values
-    return bool(expected) and list(map(_rows, found)) == list(map(_rows, expected))
+    values, expected = tensors_of(event.values)[: len(op.values)], op.values
+    return bool(expected) and list(map(_rows, values)) == list(map(_rows, expected))
 
 
 def _rows(value: torch.Tensor) -> tuple[int, ...]:
@@ -115,12 +115,11 @@ def _op_of(
 def by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
     """Pair events and operators of the same kind, shape and module, in the order of both.
 
-    Where modules are not known, or an event stands for nodes of several, the longest common runs
+    Where modules are not known, or an event covers nodes of several, the longest common runs
     of kind and shape decide, unless the modules contradict them.
 
     Args:
         events: What the program did.
-        ops: What eager did.
     """
     ours = [event for event in _finished(events) if tensors_of(event.values)]
     theirs = [op for op in ops if op.values]
@@ -147,7 +146,7 @@ def _by_module(
         count = len(ours[key])
         if count == len(theirs[key]) and (count == 1 or key[0] not in _MOVERS):
             pairs += zip(ours[key], theirs[key], strict=True)
-    # Where the numbers differ, nobody knows which of them were left out.
+    # Where the numbers differ, it is unknown which of them were left out.
     settled = ours.keys() & theirs.keys()
     return (
         pairs,
@@ -172,7 +171,7 @@ def _may_belong_together(event: Event, op: EagerOp) -> bool:
     paths = event.place.module_path.split("; ")
     if op.module_path is None or paths == [""]:
         return True
-    # What is in no module of its own is left out where an event stands for several nodes.
+    # Operators outside of submodules are left out where an event covers several nodes.
     return op.module_path in paths or any(
         path.startswith(f"{op.module_path}.") or not op.module_path for path in paths
     )
@@ -227,7 +226,7 @@ def _finished(events: Sequence[Event]) -> list[Event]:
 
 
 def _operator(event: Event) -> str:
-    """Return the operator that an event ran; a part of a delegate tells it through its source."""
+    """Return the operator that an event ran; for a part of a delegate, that of its source."""
     return event.name if event.identifier is None else event.place.operator
 
 

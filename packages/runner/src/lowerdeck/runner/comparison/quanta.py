@@ -1,4 +1,4 @@
-"""What eager's numbers are where a program holds them as small integers, or as short floats."""
+"""Eager's numbers as quantized integers or as short floats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowerdeck.runner.profile import Event
 
 _INTEGERS = frozenset({torch.int8, torch.uint8})
 _REAL = _INTEGERS | {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-"""Dtypes of eager's that stand for real numbers; truths and indices are what they are."""
+"""Eager's dtypes of real numbers; bools and indices are not quantized."""
 
 
 class Expected(NamedTuple):
@@ -31,10 +31,7 @@ class Grid(NamedTuple):
     """The numbers that integers with one scale can express.
 
     Attributes:
-        step: The scale.
-        zero_point: The integer that stands for 0.
-        least: The smallest integer.
-        most: The largest.
+        zero_point: The integer that represents 0.
     """
 
     step: float
@@ -43,7 +40,7 @@ class Grid(NamedTuple):
     most: int
 
     def real(self, integers: torch.Tensor) -> torch.Tensor:
-        """Return what integers stand for."""
+        """Return the real numbers of integers."""
         return (integers.double() - self.zero_point) * self.step
 
     def integers(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -60,7 +57,6 @@ def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) 
 
     Args:
         event: What the program did.
-        value: What eager gave.
         node: The node that gave it, if eager is an exported program.
     """
     precision = event.precision
@@ -81,16 +77,16 @@ def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
     Args:
         event: What the program did.
         node: The node of eager that it corresponds to; one that quantises, or that is followed by
-            one, tells what the scale should be.
+            one, gives the expected scale.
     """
     precision = event.precision
     if precision is None or precision.step is None:
         return None
     own = Grid(precision.step, precision.zero_point, *precision.limits)
     near = () if node is None else (node, *node.users)
-    known = [grid for one in near if (grid := _grid_of_node(one))]
-    # Two readers may round to two scales, each by an event of its own.
-    return min(known, key=lambda grid: abs(grid.step - own.step), default=own)
+    grids = [grid for reader in near if (grid := _grid_of_node(reader))]
+    # Two readers may round to two scales, each in a separate event.
+    return min(grids, key=lambda grid: abs(grid.step - own.step), default=own)
 
 
 def _grid_of_node(node: fx.Node) -> Grid | None:
@@ -111,7 +107,7 @@ def step_at_run_time(numbers: torch.Tensor) -> float:
     """Return the step of 8-bit integers whose scale is chosen by the numbers themselves.
 
     Args:
-        numbers: A tensor, quantised as one; the steps of its rows on their own are no larger.
+        numbers: A tensor, quantised as one; the steps of its single rows are not larger.
     """
     if not numbers.numel():
         return 0.0

@@ -39,7 +39,7 @@ class Instruction:
         writes: The values it writes, lists unfolded.
         overwrites: Those of ``writes`` of which nothing old is left.
         in_place: Those of ``reads`` whose very bytes its kernel may write.
-        renames: For a move or a view: the value whose bytes, and the value that lies on them
+        renames: For a move or a view: the value whose bytes, and the value that uses them
             from now on; nothing is written.
     """
 
@@ -58,7 +58,7 @@ class BoundChain:
     Attributes:
         steps: One function for each instruction.
         instructions: What is known of each.
-        follow: The instructions that may run after each; their number stands for the end.
+        follow: The instructions that may run after each; their number means the end.
         jumps: Whether any instruction jumps.
     """
 
@@ -83,7 +83,7 @@ def run_chains(chains: Sequence[BoundChain], method: str, limit: int) -> None:
         index = -1
         try:
             if not chain.jumps:
-                for index, step in enumerate(chain.steps):  # noqa: B007 - told by the handler
+                for index, step in enumerate(chain.steps):  # noqa: B007 - read by the handler
                     step()
                 continue
             index, steps, end = 0, chain.steps, len(chain.steps)
@@ -106,7 +106,6 @@ def run_observed(
         chains: The code of a method.
         method: Its name, for messages.
         limit: How many instructions may run in all.
-        observer: Runs each step.
 
     Raises:
         ExecutionError: An instruction failed, or the limit was reached.
@@ -125,9 +124,9 @@ def run_observed(
 
 
 def _located(error: Exception, method: str, index: int, chain: BoundChain) -> ExecutionError:
-    """Return ``error`` as an ExecutionError that tells where it happened."""
+    """Return ``error`` as an ExecutionError that names the instruction."""
     text = str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
-    known = 0 <= index < len(chain.instructions)
-    name = chain.instructions[index].name if known else "?"
+    exists = 0 <= index < len(chain.instructions)
+    name = chain.instructions[index].name if exists else "?"
     kind = type(error) if isinstance(error, ExecutionError) else ExecutionError
     return kind(text, method=method, instruction=index, operator=name)

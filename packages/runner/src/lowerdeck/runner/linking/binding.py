@@ -32,7 +32,6 @@ def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
     """Return a function that runs ``kernel`` on the values ``args``.
 
     Args:
-        kernel: The operator.
         args: Value indices as the instruction lists them.
         frame: The values of the method.
 
@@ -52,7 +51,6 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
     """Return what ``kernel`` reads and writes when it is called with ``args``, lists unfolded.
 
     Args:
-        kernel: The operator.
         args: Value indices as the instruction lists them, checked.
         frame: The values of the method.
     """
@@ -110,10 +108,10 @@ def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Ste
 
             return read
     if kernel.arity == 1:
-        (one,) = args[:1]
+        operand = args[0]
 
         def unary() -> None:
-            registers[target] = in_range(call(registers[one]))
+            registers[target] = in_range(call(registers[operand]))
 
         return unary
     if kernel.arity == 2:
@@ -196,9 +194,9 @@ def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, Tens
 
 def _refuse_shape(out: torch.Tensor, spec: TensorSpec) -> None:
     """Raise for a static result of another shape, and give it its own back for the next call."""
-    found = out.shape
+    shape = out.shape
     out.as_strided_(spec.sizes, strides_of(spec.sizes, spec.dim_order))
-    check_shape(found, spec)
+    check_shape(shape, spec)
 
 
 def _checked_dynamic(
@@ -259,12 +257,12 @@ def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> S
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    found = []
+    tensors = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, torch.Tensor):
             raise ExecutionError(f"the result would go to a {type(item).__name__}, not a tensor")
-        found.append(item)
-    return found
+        tensors.append(item)
+    return tensors
 
 
 def _check_kinds(name: str, types: Sequence[str], args: Sequence[int], frame: Frame) -> None:

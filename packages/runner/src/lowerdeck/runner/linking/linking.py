@@ -30,8 +30,6 @@ class Linker:
 
     Args:
         plan: The method as the file describes it.
-        frame: Its values.
-        delegates: Its delegates.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Attributes:
@@ -117,13 +115,13 @@ class Linker:
         code = self._code[number]
         steps, instructions = [], []
         for index, item in enumerate(code):
-            known = Instruction(self._name(item))
+            instruction = Instruction(self._name(item))
             try:
-                step, known = self._bind(item)
+                step, instruction = self._bind(item)
             except ProgramError as error:
-                raise ProgramError(f"instruction {index} ({known.name}): {error}") from error
+                raise ProgramError(f"instruction {index} ({instruction.name}): {error}") from error
             steps.append(step)
-            instructions.append(known)
+            instructions.append(instruction)
         return BoundChain(
             tuple(steps),
             tuple(instructions),
@@ -150,15 +148,16 @@ class Linker:
                 return step, effects(kernel, args, self._frame)
             case DelegateCall(index, args):
                 if not 0 <= index < len(self._delegates):
-                    raise ProgramError(f"there is no delegate {index}")
+                    count = len(self._delegates)
+                    raise ProgramError(f"delegate {index} is missing; the file has {count}")
                 count = self._delegates[index].input_count(len(args))
                 inputs, outputs = args[:count], args[count:]
                 call = DelegateStep(self._delegates[index], inputs, outputs, self._frame)
                 reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
                 return call, Instruction(name, reads, tuple(outputs), tuple(outputs))
             case MoveCall(source, target):
-                known = Instruction(name, (source,), (target,), renames=(source, target))
-                return _move(registers, source, target), known
+                instruction = Instruction(name, (source,), (target,), renames=(source, target))
+                return _move(registers, source, target), instruction
             case FreeCall(index):
                 return _free(registers, index), Instruction(name)
             case JumpFalseCall(condition, destination):
@@ -197,11 +196,11 @@ def _missing_text(missing: Sequence[str], custom: Collection[str]) -> str:
             f"custom_kernels allows {', '.join(absent)}, which torch does not have here, or which "
             "has no argument that is written: import the library that registers the out variant"
         )
-    shown = "".join(f", {name!r}" for name in missing)[2:]
+    names = "".join(f", {name!r}" for name in missing)[2:]
     return (
         f"no kernel is known for {', '.join(missing)}: a file may call what the ExecuTorch "
         f"runtime has kernels for; if this is a kernel of your own, import its library and give "
-        f"load(..., custom_kernels={{{shown}}})"
+        f"load(..., custom_kernels={{{names}}})"
     )
 
 

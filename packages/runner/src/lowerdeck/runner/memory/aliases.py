@@ -1,4 +1,4 @@
-"""Values that only name the bytes of others, as a memory plan writes reshapes and slices."""
+"""Aliases in a memory plan, such as reshapes and slices that share memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def find_aliases(
     outputs: Sequence[int],
     unwritten: Collection[int],
 ) -> list[tuple[int, int]]:
-    """Return pairs (value, alias): the alias lies in what was written last before it is read.
+    """Return pairs (value, alias): the value is the last one written around the alias's bytes.
 
     Args:
-        chains: The code.
         specs: What the file says of each value.
         inputs: The values that the caller gives.
         outputs: The values that the caller takes.
@@ -35,7 +34,7 @@ def find_aliases(
             source = _last_around(index, written, specs)
             if source is not None:
                 pairs.append((source, index))
-        # What is written before it is read is a value of its own.
+        # A value that is written before it is read is not an alias.
         pending.difference_update(writes)
         written += writes
     return pairs

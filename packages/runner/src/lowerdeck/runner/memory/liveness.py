@@ -1,4 +1,4 @@
-"""Which values are still needed after each instruction, for checks of the memory plan."""
+"""Liveness of values after each instruction."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Bits = int
 
 
 class Groups:
-    """Values gathered by the memory that they may lie on.
+    """Values grouped by the memory that they may use.
 
     Values that a view or a move ties together form one group; every other value is its own.
 
     Args:
-        count: Number of values.
-        views: Pairs (base, view).
-        moves: Pairs (from, to).
+        count: Number of values of the method.
+        views: Pairs of values (base, view).
+        moves: Pairs of registers (from, to).
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Groups:
         derived = {target for _, target in views}
         for source, target in (*views, *moves):
             self._parent[self.of(source)] = self.of(target)
-        # A group with a move lies now here, now there: no single write renews all of it.
+        # The memory of a group with a move changes: no single write renews all of it.
         moved = {self.of(index) for pair in moves for index in pair}
         self._renewed_by = [
             self.of(index) not in moved and index not in derived for index in range(count)
@@ -51,19 +51,19 @@ class Groups:
 
     def bits(self, values: Iterable[int]) -> Bits:
         """Return the groups of ``values`` as bits."""
-        found = 0
+        bits = 0
         for index in values:
-            found |= 1 << self.of(index)
-        return found
+            bits |= 1 << self.of(index)
+        return bits
 
     def renewed(self, values: Iterable[int]) -> Bits:
         """Return the groups of which nothing old is left once ``values`` are overwritten."""
-        found = 0
+        bits = 0
         for index in values:
             group = self.of(index)
             if self._renewed_by[index] and self._roots.get(group, index) == index:
-                found |= 1 << group
-        return found
+                bits |= 1 << group
+        return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,13 @@ def analyse(
     before.
 
     Args:
-        chains: The code.
         groups: The values by memory.
         inputs: The values that the caller gives.
         outputs: The values that the caller takes.
         state: The values that the file says to be kept.
     """
     kept = groups.bits(state)
-    given = groups.bits(inputs)
+    from_caller = groups.bits(inputs)
     # What one call leaves for the next one is found by going round: what is read first is needed
     # at the end, which may make more so. It ends, since ``kept`` only grows.
     while True:
@@ -110,21 +109,21 @@ def analyse(
             before = _before(chain, groups, at_end)
             after.append(tuple(_any(before, targets) for targets in chain.follow))
             at_end = before[0]
-        found = kept | at_end & ~given
-        if found == kept:
+        all_kept = kept | at_end & ~from_caller
+        if all_kept == kept:
             return Liveness(tuple(reversed(after)), kept)
-        kept = found
+        kept = all_kept
 
 
 def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
     """Return what is needed before each instruction, and at the end."""
-    known = [_effect(groups, item) for item in chain.instructions]
-    before: list[Bits] = [0] * len(known) + [at_end]
+    effects = [_effect(groups, item) for item in chain.instructions]
+    before: list[Bits] = [0] * len(effects) + [at_end]
     changed = True
     while changed:
         changed = False
-        for index in range(len(known) - 1, -1, -1):
-            reads, renewed = known[index]
+        for index in range(len(effects) - 1, -1, -1):
+            reads, renewed = effects[index]
             needed = _any(before, chain.follow[index]) & ~renewed | reads
             if needed != before[index]:
                 before[index] = needed
@@ -146,9 +145,9 @@ def _any(before: Sequence[Bits], targets: Iterable[int]) -> Bits:
 
 def members(bits: Bits) -> list[int]:
     """Return the numbers of the bits that are set, in ascending order."""
-    found = []
+    numbers = []
     while bits:
         lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
+        numbers.append(lowest.bit_length() - 1)
         bits ^= lowest
-    return found
+    return numbers

@@ -9,11 +9,7 @@ UNWRITTEN = -1
 
 
 class OwnerMap:
-    """The value that each byte of planned memory contains, as ranges of one value.
-
-    Args:
-        memories: Number of memories.
-    """
+    """The value that each byte of planned memory contains, as ranges of one value."""
 
     def __init__(self, memories: int) -> None:
         self._starts: list[list[int]] = [[0] for _ in range(memories)]

@@ -162,7 +162,7 @@ class PlanCheck:
         """Follow one call; return the states at its end, one for each way that was followed."""
         for index in self._inputs:
             self._write(index, state, (0, -1))
-        taken: Counter[tuple[int, int, int]] = Counter()
+        jumps: Counter[tuple[int, int, int]] = Counter()
         ends: list[_State] = []
         pending = [(0, 0, state)]
         while pending:
@@ -176,8 +176,8 @@ class PlanCheck:
                 follow = chain.follow[index]
                 if follow != (index + 1,):
                     for target in set(follow):
-                        taken[number, index, target] += 1
-                        if taken[number, index, target] <= 2:
+                        jumps[number, index, target] += 1
+                        if jumps[number, index, target] <= 2:
                             self._count(len(state.written))
                             pending.append((number, target, state.copy()))
                     break
@@ -234,12 +234,12 @@ class PlanCheck:
 
     def _bind_alias(self, alias: int, base: int, state: _State, at: _Location) -> None:
         """Take a value that nothing has written for an alias of the value that fills its bytes."""
-        one, two = self._specs[alias], self._specs[base]
-        assert one is not None
-        assert two is not None
-        is_complex = one.dtype.is_complex or two.dtype.is_complex
+        alias_spec, base_spec = self._specs[alias], self._specs[base]
+        assert alias_spec is not None
+        assert base_spec is not None
+        is_complex = alias_spec.dtype.is_complex or base_spec.dtype.is_complex
         # Aliases have elements of one width, or are the parts of complex numbers.
-        if one.dtype.itemsize != two.dtype.itemsize and not is_complex:
+        if alias_spec.dtype.itemsize != base_spec.dtype.itemsize and not is_complex:
             self._fail(at, f"reads value {alias}, whose bytes hold value {base}")
         self._bases[self._base(base)] = self._base(alias)
         state.written.add(alias)
@@ -288,10 +288,12 @@ class PlanCheck:
 
     def _have_equal_layout(self, index: int, other: int) -> bool:
         """Return whether two values on the same bytes have their elements in one order."""
-        one, two = self._specs[index], self._specs[other]
-        if one is None or two is None or one.dtype != two.dtype:
+        spec, other_spec = self._specs[index], self._specs[other]
+        if spec is None or other_spec is None or spec.dtype != other_spec.dtype:
             return False
-        return (one.contiguous and two.contiguous) or one.dim_order == two.dim_order
+        return (
+            spec.contiguous and other_spec.contiguous
+        ) or spec.dim_order == other_spec.dim_order
 
     def _base(self, index: int) -> int:
         """Return the representative of a value and its aliases."""
@@ -307,12 +309,12 @@ class PlanCheck:
 
     def _fail(self, at: _Location, problem: str) -> NoReturn:
         chain, index = at
-        known = self._chains[chain].instructions if chain < len(self._chains) else ()
+        instructions = self._chains[chain].instructions if chain < len(self._chains) else ()
         raise MemoryPlanError(
             f"{problem}; the memory plan is broken",
             method=self._method,
             instruction=index,
-            operator=known[index].name if index >= 0 else "the inputs and outputs",
+            operator=instructions[index].name if index >= 0 else "the inputs and outputs",
         )
 
     def _count(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Poison: dead bytes filled, so that whoever reads them gets NaN.
+"""Poison: dead bytes filled, so that a read of them gives NaN.
 
 While the method runs, the bytes of a value are filled with 0xFF (NaN for floats) as soon as
 nothing needs it any more, so that a program which reads dead memory gives NaN and not, by luck,
@@ -24,10 +24,7 @@ class Poison:
     """Fills the dead bytes of one method.
 
     Args:
-        frame: Its values.
-        chains: Its code.
         ties: The views and the moves of its code, as pairs of values (from, to).
-        arenas: Its planned memory.
         inputs: Values that the caller gives.
         outputs: Values that the caller takes.
     """
@@ -91,16 +88,16 @@ class Poison:
         return [
             (number, 0, arena.size)
             for number, arena in enumerate(self._arenas)
-            if not arena.shared  # it holds the state of other methods, too
+            if not arena.shared  # it also contains the state of other methods
         ]
 
     def _views(self, ranges: Iterable[Range], needed: Bits) -> list[torch.Tensor]:
-        """Return the bytes of ``ranges`` that no group of ``needed`` lies on."""
+        """Return the bytes of ``ranges`` that no group of ``needed`` uses."""
         busy = [r for group in members(needed) for r in self._ranges.get(group, ())]
         return [
             self._arenas[memory].bytes[start:end]
-            for one in ranges
-            for memory, start, end in _without(one, busy)
+            for range_ in ranges
+            for memory, start, end in _without(range_, busy)
         ]
 
 

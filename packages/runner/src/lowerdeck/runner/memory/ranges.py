@@ -7,10 +7,5 @@ Range = tuple[int, int, int]
 
 
 def overlap(one: Range, other: Range) -> bool:
-    """Return whether two ranges share a byte.
-
-    Args:
-        one: A range.
-        other: Another one.
-    """
+    """Return whether two ranges share a byte."""
     return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]

@@ -1,4 +1,4 @@
-"""What runs one instruction: kernels of torch, operators on numbers, views."""
+"""Operators that instructions call: torch's kernels, scalar operators, views."""
 
 from lowerdeck.runner.operators.kernels import (
     COPY_INDEX,

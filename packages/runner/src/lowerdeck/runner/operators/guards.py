@@ -1,7 +1,7 @@
 """Checks for the operators of torch that read beyond their inputs when the arguments disagree.
 
 Each was found by calling every kernel that a file may name with arguments that no compiler
-writes, its tensors between pages that nobody may touch; torch's own checks are in the composite
+writes, its tensors between protected pages; torch's own checks are in the composite
 operators that call these, where a program does not pass.
 """
 
@@ -97,7 +97,6 @@ def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         name: Full name of the operator.
-        call: The operator.
     """
     check = _GUARDS.get(name)
     if check is None:

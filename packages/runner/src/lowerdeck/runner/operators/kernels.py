@@ -92,13 +92,7 @@ class TorchKernel:
 
 @dataclass(frozen=True, slots=True)
 class ScalarKernel:
-    """An operator whose result is a number, written to a value of its own.
-
-    Attributes:
-        name: Full name.
-        call: The function.
-        arity: Number of arguments.
-    """
+    """An operator whose result is a number, written to a separate value."""
 
     name: str
     call: Callable[..., Any]
@@ -110,7 +104,6 @@ class ViewKernel:
     """An operator of the runtime on tensors that torch does not have.
 
     Attributes:
-        name: Full name.
         call: The function; the description of the written tensor comes last.
         types: Types of the arguments.
         written: Position of the argument that is written.

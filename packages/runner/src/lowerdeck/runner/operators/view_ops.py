@@ -17,7 +17,6 @@ def resize(out: torch.Tensor, sizes: Sequence[int], spec: TensorSpec) -> None:
 
     Args:
         out: A tensor on memory of at least ``spec.capacity`` elements.
-        sizes: The new shape.
         spec: What the file says of it.
 
     Raises:
@@ -78,13 +77,13 @@ def empty_dim_order(
 
 def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: TensorSpec) -> None:
     """Make ``out`` a view of the memory of ``source``, of shape ``sizes`` (one may be -1)."""
-    known = math.prod(size for size in sizes if size != -1)
-    unknown = list(sizes).count(-1)
-    if unknown > 1 or any(size < -1 for size in sizes):
+    product = math.prod(size for size in sizes if size != -1)
+    inferred = list(sizes).count(-1)
+    if inferred > 1 or any(size < -1 for size in sizes):
         raise ExecutionError(f"a view cannot have the shape {list(sizes)}")
-    if unknown and known:
-        sizes = [source.numel() // known if size == -1 else size for size in sizes]
-    if math.prod(sizes) != source.numel() or (unknown and not known):
+    if inferred and product:
+        sizes = [source.numel() // product if size == -1 else size for size in sizes]
+    if math.prod(sizes) != source.numel() or (inferred and not product):
         raise ExecutionError(f"{list(source.shape)} cannot be viewed as {list(sizes)}")
     if source.dtype != out.dtype:
         raise ExecutionError(f"a view of {source.dtype} cannot be {out.dtype}")

@@ -1,1 +1,1 @@
-"""Tensors and other values of a program: where they lie, how they are laid out and given."""
+"""Tensors and other values of a program: allocation, layout, inputs."""

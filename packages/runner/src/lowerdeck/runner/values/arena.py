@@ -21,7 +21,6 @@ def require_memory(size: int, what: str) -> None:
     """Refuse memory that cannot be, before anything asks the system for it.
 
     Args:
-        size: Size in bytes.
         what: What it is for, for the message.
 
     Raises:
@@ -34,10 +33,9 @@ def require_memory(size: int, what: str) -> None:
 
 
 class Arena:
-    """The bytes of one memory id, and the tensors that lie in them.
+    """The bytes of one memory id, and the tensors allocated in them.
 
     Args:
-        size: Size in bytes.
         shared: Whether several methods keep their state in it.
 
     Attributes:
@@ -64,10 +62,7 @@ class Arena:
         """Return a tensor on the bytes from ``offset`` on.
 
         Args:
-            dtype: Element type.
-            sizes: Shape.
             dim_order: Dimensions from the outermost in memory to the innermost.
-            offset: First byte.
 
         Raises:
             ProgramError: The tensor does not fit, or its offset does not suit its type.
@@ -83,7 +78,7 @@ class Arena:
             )
         if offset % dtype.itemsize:
             raise ProgramError(
-                f"a {dtype} tensor lies at offset {offset}, which is no multiple of its "
+                f"a {dtype} tensor starts at offset {offset}, which is not a multiple of its "
                 f"{dtype.itemsize} bytes; plan memory with an alignment of 16"
             )
         return torch.empty(0, dtype=dtype).set_(

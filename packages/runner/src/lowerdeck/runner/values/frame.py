@@ -27,7 +27,7 @@ from lowerdeck.serializer import Tensor as TensorValue
 
 
 class Freed:
-    """What a register holds after its tensor was freed; any use of it is an error."""
+    """Content of a register whose tensor was freed; any use of it is an error."""
 
 
 class Frame:
@@ -79,7 +79,7 @@ class Frame:
         """Remember that values share memory with others, so that constants stay unwritten.
 
         Args:
-            edges: Pairs (from, to): ``to`` may come to lie on the memory of ``from``.
+            edges: Pairs (from, to): ``to`` may get the memory of ``from``.
         """
         followers: dict[int, list[int]] = {}
         for source, target in edges:
@@ -120,11 +120,7 @@ class Frame:
         return lambda: registers[index]
 
     def unfolded(self, index: int) -> list[int]:
-        """Return the tensors of a list value, or ``index`` itself if it is none.
-
-        Args:
-            index: A value index.
-        """
+        """Return the tensors of a list value, or ``index`` itself if it is none."""
         value = self.values[index]
         if isinstance(value, (TensorList, OptionalTensorList)):
             return [item for item in value.items if item >= 0]
@@ -146,7 +142,7 @@ class Frame:
             use: What the file uses it for, for the message.
 
         Raises:
-            ProgramError: The value is no tensor.
+            ProgramError: The value is not a tensor.
         """
         self.check(index, use)
         register, spec = self.registers[index], self.specs[index]

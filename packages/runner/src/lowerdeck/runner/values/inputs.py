@@ -67,7 +67,7 @@ class Signature:
         )
 
     def _has_name(self, name: str) -> bool:
-        return any(known.startswith(f"kwargs[{name!r}]") for known in self.names)
+        return any(path.startswith(f"kwargs[{name!r}]") for path in self.names)
 
     def unflatten(self, outputs: list[Any]) -> Any:
         """Return ``outputs`` in the structure of the original result; a list when it is unknown.
@@ -158,25 +158,25 @@ def bind_fixed(name: str, expected: object) -> Check:
     """
 
     def check(value: Any) -> None:
-        # NaN is no other number here: the program was exported for it.
+        # NaN equals NaN here: the program was exported for it.
         nan = value != value and expected != expected
         if type(value) is not type(expected) or (value != expected and not nan):
-            kinds = [f" ({type(one).__name__})" for one in (value, expected)]
-            found, wanted = kinds if repr(value) == repr(expected) else ("", "")
+            kinds = [f" ({type(item).__name__})" for item in (value, expected)]
+            kind, expected_kind = kinds if repr(value) == repr(expected) else ("", "")
             _refuse(
                 name,
-                f"is {value!r}{found}; the program was exported for {expected!r}{wanted} only",
+                f"is {value!r}{kind}; the program was exported for {expected!r}{expected_kind}",
             )
 
     return check
 
 
 def _check_sizes(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
-    found, expected = list(value.shape), list(spec.sizes)
+    sizes, expected = list(value.shape), list(spec.sizes)
     if not spec.dynamic:
-        _refuse(name, f"has shape {found}; {expected} was expected")
-    if len(found) != len(expected) or any(a > b for a, b in zip(found, expected, strict=True)):
-        _refuse(name, f"has shape {found}; at most {expected} was expected")
+        _refuse(name, f"has shape {sizes}; {expected} was expected")
+    if len(sizes) != len(expected) or any(a > b for a, b in zip(sizes, expected, strict=True)):
+        _refuse(name, f"has shape {sizes}; at most {expected} was expected")
 
 
 def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:

@@ -1,4 +1,4 @@
-"""Strides and dim orders: how the elements of a tensor lie in memory."""
+"""Strides and dim orders of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...
     """Return the strides, in elements, of a dense tensor.
 
     Args:
-        sizes: The shape.
         dim_order: The dimensions from the outermost in memory to the innermost.
     """
     strides = [1] * len(sizes)
@@ -28,7 +27,7 @@ def is_contiguous_order(dim_order: Sequence[int]) -> bool:
 
 
 def has_layout(tensor: Tensor, dim_order: Sequence[int]) -> bool:
-    """Return whether the elements of ``tensor`` lie densely in ``dim_order``.
+    """Return whether ``tensor`` is dense in ``dim_order``.
 
     Strides of dimensions of size 1 say nothing and are not looked at.
     """

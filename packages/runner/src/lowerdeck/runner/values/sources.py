@@ -1,4 +1,4 @@
-"""Where the bytes of constants come from: the program itself, and a ``.ptd`` beside it."""
+"""Bytes of constants, from the program or its ``.ptd`` file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class ExternalTensor:
     """Bytes from outside the program.
 
     Attributes:
-        data: The bytes.
         layout: Type, shape and dim order, where they are known.
         from_file: Whether they come from a ``.ptd``, which tells the layout of every tensor.
     """
@@ -57,7 +56,6 @@ class ProgramData:
     """Finds the constants and initial values of one program.
 
     Args:
-        program: The program.
         external: The tensors of the ``.ptd`` by name; empty without one.
     """
 
@@ -69,7 +67,7 @@ class ProgramData:
         """Return the bytes of the constant ``index``.
 
         Raises:
-            ProgramError: There is no such constant.
+            ProgramError: The file has fewer constants.
         """
         buffers = self._program.constant_buffer
         if not 0 < index < len(buffers):
@@ -80,7 +78,7 @@ class ProgramData:
         """Return the bytes of the initial value ``index`` of a mutable buffer.
 
         Raises:
-            ProgramError: There is no such value.
+            ProgramError: The file has fewer initial values.
         """
         buffers = self._program.mutable_data
         if not 0 < index < len(buffers):
@@ -96,19 +94,19 @@ class ProgramData:
             ProgramError: No ``.ptd`` was given, or it lacks the tensor, or has another one.
         """
         if name not in self._external:
-            known = (
+            others = (
                 f"{len(self._external)} other tensors" if self._external else "no external data"
             )
             raise ProgramError(
-                f"value {spec.index} needs the external tensor {name!r}; {known} given: "
+                f"value {spec.index} needs the external tensor {name!r}; {others} given: "
                 "pass the .ptd as load(..., data=path)"
             )
-        found = self._external[name]
-        if found.layout is None and found.from_file:
+        tensor = self._external[name]
+        if tensor.layout is None and tensor.from_file:
             raise ProgramError(f"the external data holds {name!r} as a blob, not as a tensor")
-        if found.layout is not None:
-            _check_layout(name, found.layout, spec)
-        return found.data
+        if tensor.layout is not None:
+            _check_layout(name, tensor.layout, spec)
+        return tensor.data
 
     def named(self) -> dict[str, memoryview]:
         """Return the blobs that delegates look up: the program's, and those from outside.
@@ -116,20 +114,20 @@ class ProgramData:
         Raises:
             ProgramError: A key is in both.
         """
-        found = {item.key: as_view(item.data) for item in self._program.named_data}
+        blobs = {item.key: as_view(item.data) for item in self._program.named_data}
         for key, tensor in self._external.items():
-            if key in found:
+            if key in blobs:
                 raise ProgramError(f"both the program and the external data hold {key!r}")
-            found[key] = tensor.data
-        return found
+            blobs[key] = tensor.data
+        return blobs
 
 
 def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
     """Refuse an external tensor that is not exactly what the program says."""
-    found = (DTYPES.get(layout.scalar_type), tuple(layout.sizes), tuple(layout.dim_order))
-    if found != (spec.dtype, spec.sizes, spec.dim_order):
+    actual = (DTYPES.get(layout.scalar_type), tuple(layout.sizes), tuple(layout.dim_order))
+    if actual != (spec.dtype, spec.sizes, spec.dim_order):
         raise ProgramError(
-            f"the external tensor {name!r} is {found[0]} of shape {list(found[1])} and dim order "
-            f"{list(found[2])}; the program expects {spec.dtype}, {list(spec.sizes)}, "
+            f"the external tensor {name!r} is {actual[0]} of shape {list(actual[1])} and dim "
+            f"order {list(actual[2])}; the program expects {spec.dtype}, {list(spec.sizes)}, "
             f"{list(spec.dim_order)}"
         )

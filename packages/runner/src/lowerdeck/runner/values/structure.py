@@ -34,7 +34,7 @@ def parse_structure(text: str, named_tuples: Callable[[str], type | None]) -> Tr
     """Return a tree of the structure that ``treespec_dumps`` wrote as ``text``.
 
     Args:
-        text: The text, from a file that nobody vouches for.
+        text: The text, from an untrusted file.
         named_tuples: Returns the registered class of a named tuple by its name in files, or None.
 
     Returns:
@@ -57,7 +57,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnknownStructureError(f"the text is no JSON: {error}") from error
+        raise UnknownStructureError(f"the text is not JSON: {error}") from error
 
 
 def _tree(node: Any, named_tuples: Callable[[str], type | None], depth: int, length: int) -> Tree:

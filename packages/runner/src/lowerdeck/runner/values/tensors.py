@@ -38,7 +38,6 @@ class TensorSpec:
 
     Attributes:
         index: Value index in its method.
-        dtype: Element type.
         sizes: Shape, or its upper bound.
         dim_order: Dimensions from the outermost in memory to the innermost.
         contiguous: Whether the dim order is the contiguous one.
@@ -47,8 +46,8 @@ class TensorSpec:
         origin: Where the bytes are.
         memory_id: Arena of a planned tensor, else 0.
         offset: First byte of a planned tensor in its arena.
-        name: Fully qualified name of a parameter or buffer, where the file tells it.
-        has_state: Whether a planned tensor keeps a value from call to call, as the file tells:
+        name: Fully qualified name of a parameter or buffer, where the file has one.
+        has_state: Whether a planned tensor keeps a value from call to call, as the file says:
             it has an initial value or a name.
     """
 
@@ -91,7 +90,6 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
     """Return what the file says of the tensor ``value``, checked.
 
     Args:
-        index: Its value index.
         value: The table of the file.
 
     Raises:
@@ -111,7 +109,7 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
         raise ProgramError(f"value {index} has the shape {list(sizes)}")
     if sorted(dim_order) != list(range(len(sizes))):
         raise ProgramError(
-            f"value {index} has the dim order {list(dim_order)}, which is no permutation of its "
+            f"value {index} has the dim order {list(dim_order)}, not a permutation of its "
             f"{len(sizes)} dimensions"
         )
     info, extra = value.allocation_info, value.extra_tensor_info
@@ -175,7 +173,7 @@ def make_tensor(
         return _from_bytes(spec, data if data is not None else memoryview(b""))
     if not 0 < spec.memory_id < len(arenas):
         raise ProgramError(
-            f"value {spec.index} lies in memory {spec.memory_id}; the method has "
+            f"value {spec.index} is in memory {spec.memory_id}; the method has "
             f"{len(arenas) - 1} (they count from 1)"
         )
     arena = arenas[spec.memory_id]
