@@ -1,4 +1,4 @@
-"""Everything that this package uses of torch without a promise, each with a test of its own."""
+"""Private names of torch that this package uses, each with a test."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def inferring_shapes(mode: Any) -> Iterator[None]:
     """Compute on a program's fake tensors without effect on its sizes.
 
     Some operators know shapes of symbols in Python only (padding among them): elsewhere they ask
-    for sizes as numbers, which a guard of the program's shape environment would fix for good.
+    for sizes as numbers, which a guard of the program's shape environment would specialize.
 
     Args:
         mode: The FakeTensorMode of the tensors; None if there are none.
@@ -85,11 +85,11 @@ def dimension_names(size: Any) -> dict[str, str]:
         size: Any size of the program.
     """
     environment = size.node.shape_env
-    given = environment.source_name_to_debug_name
+    sources = environment.source_name_to_debug_name
     return {
-        str(symbol): given[name]
+        str(symbol): sources[name]
         for name, symbol in environment.source_to_var.items()
-        if name in given
+        if name in sources
     }
 
 
@@ -111,5 +111,5 @@ def reference_decompositions(
     targets: Sequence[OpOverload],
 ) -> dict[OperatorBase, Callable[..., Any]]:
     """Return torch's own decompositions of operators, from its reference implementations."""
-    found: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
-    return found
+    rules: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
+    return rules

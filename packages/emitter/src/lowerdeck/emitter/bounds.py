@@ -42,8 +42,8 @@ def bounded(
         bounds: The largest sizes; None for those that the programs have.
 
     Raises:
-        EmitterError: A bound is no positive integer, is outside of the range that the program was
-            exported for, or is of a dimension that no program has.
+        EmitterError: A bound is not a positive integer, is outside of the program's range, or
+            is of a dimension that no program has.
 
     Example:
         >>> import torch
@@ -60,15 +60,15 @@ def bounded(
     _check_numbers(bounds)
     used: set[tuple[str, int | None]] = set()
     result = {name: _bounded(program, bounds, used) for name, program in programs.items()}
-    asked = bounds if isinstance(bounds, Mapping) else {}
+    requested = bounds if isinstance(bounds, Mapping) else {}
     unused = [
         name if dim is None else f"dimension {dim} of {name}"
-        for name, bound in asked.items()
+        for name, bound in requested.items()
         for dim in (bound if isinstance(bound, Mapping) else (None,))
         if (name, dim) not in used
     ]
     if unused:
-        names = {name for one in programs.values() for name in names_of(one.graph).values()}
+        names = {name for p in programs.values() for name in names_of(p.graph).values()}
         raise EmitterError(
             f"bounds: found {', '.join(unused)}, expected dynamic dimensions of inputs: "
             f"{', '.join(sorted(names)) or 'no program has any'}"
@@ -124,13 +124,15 @@ def _bounded(
             bound = bounds if most is None else most
         else:
             by_dimension = bounds.get(node.name)
-            asked: dict[tuple[str, int | None], Any]
-            asked = {(name, None): bounds.get(name) for name in (names[str(symbol)], str(symbol))}
+            requested: dict[tuple[str, int | None], Any]
+            requested = {
+                (name, None): bounds.get(name) for name in (names[str(symbol)], str(symbol))
+            }
             if isinstance(by_dimension, Mapping):
-                asked[node.name, dim] = by_dimension.get(dim)
-            found = {key: number for key, number in asked.items() if isinstance(number, int)}
-            used.update(found)
-            bound = min(found.values(), default=most)
+                requested[node.name, dim] = by_dimension.get(dim)
+            numbers = {key: number for key, number in requested.items() if isinstance(number, int)}
+            used.update(numbers)
+            bound = min(numbers.values(), default=most)
         if bound is None or bound == most:
             continue
         if bound < least or (most is not None and bound > most):
@@ -138,8 +140,8 @@ def _bounded(
                 f"bounds: found {bound} for {names[str(symbol)]}, but the program was exported "
                 f"for {least} to {'any size' if most is None else most}"
             )
-        known = ranges[symbol]
-        ranges[symbol] = type(known)(known.lower, bound)
+        value_range = ranges[symbol]
+        ranges[symbol] = type(value_range)(value_range.lower, bound)
     _bound_data_dependent_sizes(program.graph, ranges)
     if ranges == program.range_constraints:
         return program
@@ -147,7 +149,7 @@ def _bounded(
 
 
 _ATEN = torch.ops.aten
-# They pick elements of what a mask stands for, at most all of them.
+# They select elements by a mask, at most all of them.
 _PICK = frozenset({_ATEN.nonzero.default, _ATEN.where.default, _ATEN.index.Tensor})
 
 
@@ -167,8 +169,12 @@ def _most_picked(node: Node, ranges: Mapping[Any, Any]) -> int | None:
     """Return how many elements the masks of a call have."""
     is_index = node.target is _ATEN.index.Tensor
     indices: Any = node.args[1] if is_index else node.args
-    values = [one.meta["val"] for one in indices if isinstance(one, Node)]
-    counts = [_elements(one, ranges) for one in values if not is_index or one.dtype is torch.bool]
+    values = [node.meta["val"] for node in indices if isinstance(node, Node)]
+    counts = [
+        _elements(index_, ranges)
+        for index_ in values
+        if not is_index or index_.dtype is torch.bool
+    ]
     return None if None in counts else max(filter(None, counts), default=None)
 
 
@@ -178,7 +184,7 @@ def _elements(tensor: torch.Tensor, ranges: Mapping[Any, Any]) -> int | None:
 
 
 def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
-    """Return how large a symbol of a linear condition can be; None where that tells no bound."""
+    """Return how large a symbol of a linear condition can be; None if it has no bound."""
     operator = getattr(condition, "rel_op", "")
     if operator not in {"<=", "<", ">=", ">", "=="}:
         return None
@@ -196,6 +202,6 @@ def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | Non
 
 
 def _lower_upper_bound(ranges: dict[Any, Any], symbol: Any, bound: int | None) -> None:
-    known = ranges.get(symbol)
-    if bound is not None and known is not None and bound < known.upper:
-        ranges[symbol] = type(known)(min(known.lower, bound), bound)
+    value_range = ranges.get(symbol)
+    if bound is not None and value_range is not None and bound < value_range.upper:
+        ranges[symbol] = type(value_range)(min(value_range.lower, bound), bound)

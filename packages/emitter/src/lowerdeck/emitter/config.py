@@ -22,7 +22,7 @@ class EmitConfig:
         kernels: The kernels that the target runtime registers.
         custom_kernels: Further kernels by full name, such as ``"mylib::fused_gelu.out"``.
         decompositions: Decompositions to add to those of the emitter, which they override.
-        constant_methods: Values that methods of their own return, such as
+        constant_methods: Values that additional methods return, such as
             ``{"get_max_seq_len": 128}``.
         bounds: Upper bounds of dynamic dimensions, for which memory is planned; see
             :data:`lowerdeck.emitter.Bounds`.
@@ -37,7 +37,7 @@ class EmitConfig:
         external_constants: Chooses weight by weight: takes the placeholder of a parameter or
             buffer in the program that is emitted, and returns the stem of the `.ptd` file that it
             goes to, or None for the `.pte`. It is not asked about state that changes, nor about
-            the named data of delegates, whose backends choose. Not beside ``weights_file``.
+            the named data of delegates, whose backends choose. Not together with ``weights_file``.
         weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck
             inspect`; some 50 bytes for each.
         stack_traces: Whether each instruction carries the stack trace of the user's code.

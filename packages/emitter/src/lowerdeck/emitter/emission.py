@@ -56,13 +56,13 @@ def emit(
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
         shared_state: Names of mutable buffers that are one state in all methods that have them,
-            although they lie in several memories, as after saving and loading methods apart. An
+            although their memories differ, as after saving and loading methods separately. An
             entry is a name, or a tuple of names where one state has several
-            (``[("cache", "decoder.cache")]``); True stands for each name by itself. Buffers in one
+            (``[("cache", "decoder.cache")]``); True means each name by itself. Buffers in one
             memory are one state whatever they are called, so a name that only one of them has
             brings the others of its memory along. In the official runtime methods share state only
             in a C++ ``Module`` made with ``share_memory_arenas``: its Python binding gives each
-            method memory of its own.
+            method separate memory.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
@@ -82,7 +82,8 @@ def emit(
     by_name = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     _check_names(by_name, settings)
     by_name = {
-        name: remove_noop_mode_regions(repair_program(one)) for name, one in by_name.items()
+        name: remove_noop_mode_regions(repair_program(program))
+        for name, program in by_name.items()
     }
     by_name = bounded(by_name, settings.bounds)
     # A file has no device, and what is computed ahead is computed here.
@@ -151,7 +152,7 @@ class _Emission:
         run_passes(method, settings, stem_of)
         code = linearize(method, plan_outputs=_for_method(settings.plan_outputs, name))
         # Between the two: whether an input is dead is known once the steps have their order, and
-        # what is written in place needs no bytes of its own in the plan.
+        # what is written in place needs no additional bytes in the plan.
         write_in_place(code, settings.table)
         memory = plan_memory(code, settings.memory_planner)
         self._prepared[name] = _PreparedMethod(method, code, memory, stem_of)
@@ -159,11 +160,13 @@ class _Emission:
     def add_methods(self) -> None:
         """Add the methods that were prepared, with their state in one memory."""
         methods = self._prepared.items()
-        memory_id = max((len(one.memory.sizes) for _, one in methods), default=0)
-        for name, one in methods:
+        memory_id = max((len(program.memory.sizes) for _, program in methods), default=0)
+        for name, program in methods:
             with collector_held():
                 self._add_method(
-                    name, one, with_state(one.memory, one.code, self._states, memory_id)
+                    name,
+                    program,
+                    with_state(program.memory, program.code, self._states, memory_id),
                 )
 
     def _add_method(self, name: str, prepared: _PreparedMethod, memory: MemoryPlan) -> None:
@@ -184,7 +187,7 @@ class _Emission:
         self._emitted.program.execution_plan.append(plan)
 
     def _stems(self, method: str) -> Callable[[str], str | None] | None:
-        """Return what tells the file of each weight of a method; None where all stay."""
+        """Return the function that names the file of each weight of a method; None if all stay."""
         if self._files is not None:
             return self._files.of(method, self._programs[method])
         stem = self._settings.weights_file
@@ -208,19 +211,19 @@ def _for_method(setting: bool | Mapping[str, bool], name: str) -> bool:
 
 
 def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) -> None:
-    given: object = settings
-    if not isinstance(given, EmitConfig):
-        raise EmitterError(f"config: found a {type(given).__name__}, expected an EmitConfig")
+    config: object = settings
+    if not isinstance(config, EmitConfig):
+        raise EmitterError(f"config: found a {type(config).__name__}, expected an EmitConfig")
     stem: object = settings.weights_file
     if stem is not None and not is_stem(stem):
         raise EmitterError(
             f"config: found {stem!r} as weights_file, expected the stem of a file's name, such as "
-            "'weights': its file goes beside the program's"
+            "'weights': its file goes into the program's folder"
         )
     choose: object = settings.external_constants
     if choose is not None and (stem is not None or not callable(choose)):
         raise EmitterError(
-            f"config: found {choose!r} as external_constants beside {stem!r} as weights_file, "
+            f"config: found {choose!r} as external_constants and {stem!r} as weights_file, "
             "expected one of the two: a function of placeholders, or one stem for all"
         )
     for word, planned in (

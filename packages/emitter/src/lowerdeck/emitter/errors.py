@@ -52,13 +52,13 @@ class MissingKernelError(EmitterError):
         lines.append(
             "For each: rewrite the model or add a decomposition "
             "(EmitConfig.decompositions), give the nodes to a delegate before emitting, or, if "
-            "the target registers a kernel of its own, name it in EmitConfig.custom_kernels."
+            "the target registers its own kernel, name it in EmitConfig.custom_kernels."
         )
         super().__init__("\n".join(lines))
 
 
 class DecompositionError(EmitterError):
-    """torch cannot take the program apart into operators that have kernels."""
+    """torch cannot decompose the program into operators that have kernels."""
 
 
 class UnsupportedError(EmitterError):

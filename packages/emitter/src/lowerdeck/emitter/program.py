@@ -1,4 +1,4 @@
-"""What an emission returns."""
+"""The result of an emission."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lowerdeck.serializer import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EmittedProgram:
-    """A program for the runtime, with what tools need beside it.
+    """A program for the runtime, with debug maps and memory plans for tools.
 
     Attributes:
         program: The program as plain data; constants are views on the tensors' own memory.
         debug_handle_map: For each method, where each instruction comes from, by its index.
-        delegate_debug_maps: For each method, what the backend told about each delegate call, by
-            the index of its instruction.
-        memory_plans: For each method, where each storage lies and when it is live.
+        delegate_debug_maps: For each method, the debug map of each delegate call, by the index of
+            its instruction.
+        memory_plans: For each method, the place and lifetime of each storage.
         named_data: The blobs that backends look up by key at run time.
     """
 
@@ -41,11 +41,11 @@ class EmittedProgram:
 
     def __repr__(self) -> str:
         """Return the methods with their numbers of instructions; weights are not for reading."""
-        told = [
+        methods_shown = [
             f"{plan.name}: {sum(len(chain.instructions) for chain in plan.chains)} instructions"
             for plan in self.program.execution_plan
         ]
-        return f"<EmittedProgram {', '.join(told)}>"
+        return f"<EmittedProgram {', '.join(methods_shown)}>"
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class EmittedProgram:
 
     @property
     def buffer(self) -> bytes:
-        """The `.pte` file as bytes, made anew each time: :meth:`to_bytes` under exir's name."""
+        """The `.pte` file as bytes, serialized each time: :meth:`to_bytes` under exir's name."""
         return self.to_bytes()
 
     def to_bytes(self, **options: Any) -> bytes:
@@ -68,7 +68,7 @@ class EmittedProgram:
         return {tag: serialize_ptd(data) for tag, data in external_data(named).items()}
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
-        """Write the `.pte` file, and `.ptd` files beside it, straight from the tensors' memory.
+        """Write the `.pte` file and its `.ptd` files, straight from the tensors' memory.
 
         A process that dies leaves the old files, the new ones, or no `.pte` file, but never one
         with the data of another.

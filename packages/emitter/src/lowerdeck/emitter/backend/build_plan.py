@@ -59,7 +59,7 @@ class PlanBuilder:
         constants: The constants of the program, added to.
         states: The initial values of mutable buffers, added to.
         delegates: The delegates' bytes, added to.
-        weights: Takes parameters and buffers that go to files of their own; None when all stay.
+        weights: Takes parameters and buffers that go to other files; None when all stay.
         names: Whether constants carry the names that they have in the model.
     """
 
@@ -109,7 +109,7 @@ class PlanBuilder:
         """Give each state its initial value where the steps name it only as what they write.
 
         A kernel that writes a part of what it is given has one name for what is there afterwards,
-        which may be all that stands in the table.
+        which may be all that the table contains.
         """
         for state in states:
             if root_of(state)[0] is state and state.constant is not None:
@@ -153,18 +153,18 @@ class PlanBuilder:
         if isinstance(argument, TensorValue):
             return self._tensor_index(argument)
         if isinstance(argument, ScalarValue):
-            known = self._by_value.get(argument)
-            if known is None:
-                known = self._by_value[argument] = self._append(_slot(argument))
-            return known
+            index = self._by_value.get(argument)
+            if index is None:
+                index = self._by_value[argument] = self._append(_slot(argument))
+            return index
         if fresh:
             return self._append(self._constant_value(argument))
         key = _key(argument)
-        known = self._by_key.get(key)
-        if known is None:
-            made = self._constant_value(argument)
-            known = self._by_key[key] = self._append(made)
-        return known
+        index = self._by_key.get(key)
+        if index is None:
+            constant = self._constant_value(argument)
+            index = self._by_key[key] = self._append(constant)
+        return index
 
     def _append(self, value: Any) -> int:
         self._values.append(EValue(value))
@@ -197,9 +197,9 @@ class PlanBuilder:
         raise TypeError(f"no value kind for {argument!r}")
 
     def _tensor_index(self, value: TensorValue) -> int:
-        known = self._by_value.get(value)
-        if known is not None:
-            return known
+        position = self._by_value.get(value)
+        if position is not None:
+            return position
         root, offset = root_of(value)
         if root.constant is not None and not root.state:
             index = self._constant_index(value, root, offset)
@@ -218,8 +218,8 @@ class PlanBuilder:
                 return self._external_index(value, name)
         buffer = self._constants.index_of(data)
         named = self._names and len(data) == root.nbytes
-        # Equal bytes are stored once, but a name tells whose they are: fresh layers have entries
-        # of their own, else all would seem to be the first one.
+        # Equal bytes are stored once, but each name has an entry: without it fresh layers
+        # would all seem to be the first one.
         module = root.key.rpartition(".")[0] if named else ""
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order, module)
         if key not in self._by_key:
@@ -230,8 +230,8 @@ class PlanBuilder:
         return self._by_key[key]
 
     def _external_index(self, value: TensorValue, name: str) -> int:
-        if (known := self._by_key.get(("external", name))) is not None:
-            return known
+        if (position := self._by_key.get(("external", name))) is not None:
+            return position
         tensor = _tensor(value)
         tensor.extra_tensor_info = ExtraTensorInfo(
             fully_qualified_name=name, location=TensorDataLocation.EXTERNAL
@@ -247,9 +247,9 @@ class PlanBuilder:
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         if root.grows and root is not value and _alike(value, root):
             return self._tensor_index(root)
-        # One that varies has an entry of its own for each name, and so have its parts: an entry
+        # A dynamic one has a separate entry for each name, and so have its parts: an entry
         # that named the bytes of two results would look like the one overwritten by the other.
-        shared = not any(one.dynamic or one.grows for one in (value, root))
+        shared = not any(v.dynamic or v.grows for v in (value, root))
         if shared and key in self._by_key:
             return self._by_key[key]
         if root is not value and root.state:

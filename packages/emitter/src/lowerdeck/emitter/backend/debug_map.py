@@ -1,4 +1,4 @@
-"""Tell for each instruction where in the user's code it comes from."""
+"""Map instructions to their sources in the user's code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InstructionSource:
     """Where one instruction comes from.
 
     Attributes:
-        handles: Debug handles of the nodes that it stands for.
+        handles: Debug handles of its nodes.
         operator: What it calls: a kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
         node: Name of the node in the caller's program, "" for what the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
@@ -39,7 +39,7 @@ class InstructionSource:
 
 @dataclass(frozen=True, slots=True)
 class DelegateSource:
-    """What a backend told about the inside of one delegate call.
+    """Debug map of one delegate call, from its backend.
 
     Attributes:
         handles: Debug handles of the call itself.
@@ -72,18 +72,18 @@ class DebugTrace:
 
     def delegates(self, code: Code) -> dict[int, DelegateSource]:
         """Return what is known about each step that calls a delegate, by its index."""
-        found: dict[int, DelegateSource] = {}
+        sources: dict[int, DelegateSource] = {}
         for index, step in enumerate(code.steps):
             if isinstance(step, DelegateStep):
                 meta = getattr(step.module, "meta", None) or {}
                 inside = meta.get("debug_handle_map") or {}
-                found[index] = DelegateSource(
+                sources[index] = DelegateSource(
                     step.module.backend_id,
                     self._source(step).handles,
                     inside,
                     _inner_sources(getattr(step.module, "original_module", None)),
                 )
-        return found
+        return sources
 
     def _source(self, step: Step) -> InstructionSource:
         operator = _operator(step)
@@ -125,14 +125,14 @@ def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
     """Return the sources of the nodes that a delegate was made from, by their handles."""
     if not isinstance(exported, ExportedProgram):
         return {}
-    found: dict[int, InstructionSource] = {}
+    sources: dict[int, InstructionSource] = {}
     for node in Provenance(exported).nodes:
         handle = node.meta.get("debug_handle")
         if isinstance(handle, int):
-            found[handle] = InstructionSource(
+            sources[handle] = InstructionSource(
                 (handle,), str(node.target), node.name, _location(node), module_path(node)
             )
-    return found
+    return sources
 
 
 def _operator(step: Step) -> str:

@@ -1,4 +1,4 @@
-"""Weights that go to `.ptd` files beside the program."""
+"""Weights that go to `.ptd` files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExternalWeights:
 
         Args:
             value: The weight as the program reads it.
-            root: The parameter or buffer whose memory it lies in.
+            root: The parameter or buffer that owns its memory.
             offset: Offset in bytes into that memory.
 
         Returns:
@@ -76,13 +76,13 @@ class ChosenFiles:
             method: Name of the method.
         """
         nodes = _placeholders(program)
-        asked: dict[str, str | None] = {}
+        stems: dict[str, str | None] = {}
 
         def stem_of(key: str) -> str | None:
             # Constants that the emitter made out of others have no placeholder: they stay.
-            if key not in asked and key in nodes:
-                asked[key] = self._asked(key, nodes[key], method)
-            return asked.get(key)
+            if key not in stems and key in nodes:
+                stems[key] = self._asked(key, nodes[key], method)
+            return stems.get(key)
 
         return stem_of
 
@@ -93,18 +93,18 @@ class ChosenFiles:
                 f"config: external_constants returned {stem!r} for {key!r}, expected the stem of "
                 "a file's name, such as 'weights', or None for what stays in the program"
             )
-        known = self._chosen.setdefault(key, stem)
-        if known != stem:
+        chosen = self._chosen.setdefault(key, stem)
+        if chosen != stem:
             raise EmitterError(
                 f"config: external_constants returned {stem!r} for {key!r} of method {method!r}, "
-                f"and {known!r} for it in another method, which reads the same: choose by what "
+                f"and {chosen!r} for it in another method, which reads the same: choose by what "
                 "both have in common, such as node.target"
             )
-        return known
+        return chosen
 
 
 def is_stem(value: object) -> bool:
-    """Return whether a file beside the program can have a name of this stem.
+    """Return whether a file can have a name of this stem.
 
     Args:
         value: What the caller gave.

@@ -1,4 +1,4 @@
-"""Lay the blocks of a method out as one chain of steps, control flow as jumps."""
+"""Linearize the blocks of a method to one chain of steps, control flow to jumps."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ class _Linearizer:
             # A value that shares its base's memory.
             return
         args, outs = call.args, call.outs
-        made: list[Any] = outs[len(outs) - len(call.rewritten) :]
-        for place, value in zip(call.rewritten, made, strict=True):
-            # Its own memory, until it is seen that nobody reads the old content any more.
+        rewritten: list[Any] = outs[len(outs) - len(call.rewritten) :]
+        for place, value in zip(call.rewritten, rewritten, strict=True):
+            # Separate memory, until the old content is known to be unread.
             self._copy(value, args[place], call.origin)
             args = [*args[:place], value, *args[place + 1 :]]
-        own = outs[: len(outs) - len(made)]
-        self._kernel(call.kernel, _boxed(call.target, args), own, call.origin, made)
+        own = outs[: len(outs) - len(rewritten)]
+        self._kernel(call.kernel, _boxed(call.target, args), own, call.origin, rewritten)
 
     def _kernel(
         self,
@@ -291,9 +291,9 @@ class _Linearizer:
 
     def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
         """Copy each computed output to a tensor whose memory the caller brings."""
-        made: dict[TensorValue, TensorValue] = {}
+        copies: dict[TensorValue, TensorValue] = {}
         for value in outputs:
-            if not isinstance(value, TensorValue) or value in made:
+            if not isinstance(value, TensorValue) or value in copies:
                 continue
             if value.constant is not None and not value.state:
                 continue
@@ -301,14 +301,14 @@ class _Linearizer:
             if storage.role is Role.CALLER:
                 continue
             if storage.role is Role.ACTIVATION and self._sharers[storage] == 1:
-                # Nothing else lies in its memory, so its kernel can write to the caller's.
+                # Nothing else uses its memory, so its kernel can write to the caller's.
                 storage.role = Role.CALLER
                 continue
             target = value.like(f"{value.name}.output")
             target.fixed_role = Role.CALLER
             self._copy(target, value, None)
-            made[value] = target
-        return [made.get(value, value) for value in outputs]
+            copies[value] = target
+        return [copies.get(value, value) for value in outputs]
 
 
 _ONE_SLOT = frozenset(
@@ -326,10 +326,10 @@ def _boxed(target: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _tensors(args: Sequence[Any]) -> tuple[TensorValue, ...]:
-    found: list[TensorValue] = []
+    tensors: list[TensorValue] = []
     for argument in args:
         items = getattr(argument, "items", None)
         for item in items if isinstance(items, tuple) else (argument,):
             if isinstance(item, TensorValue):
-                found.append(item)
-    return tuple(found)
+                tensors.append(item)
+    return tuple(tensors)

@@ -1,4 +1,4 @@
-"""Which operators torch takes apart before the emitter reads the graph, and how."""
+"""Decompositions of operators that have no kernel, or a wrong one."""
 
 from lowerdeck.emitter.decompositions.table import decompose
 

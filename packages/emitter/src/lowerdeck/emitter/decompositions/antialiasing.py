@@ -72,14 +72,14 @@ def bilinear(
     if self.dtype != torch.uint8:
         return NotImplemented
     resize = _ATEN._upsample_bilinear2d_aa.default
-    made = self.to(torch.float32)
+    image = self.to(torch.float32)
     # The kernel takes factors only if both are given.
     across = (None, None) if scales_w is None else (1.0, scales_w)
-    made = resize(made, [made.size(2), output_size[1]], align_corners, *across)
-    made = torch.floor(made + 0.5)
+    image = resize(image, [image.size(2), output_size[1]], align_corners, *across)
+    image = torch.floor(image + 0.5)
     down = (None, None) if scales_h is None else (scales_h, 1.0)
-    made = resize(made, [output_size[0], made.size(3)], align_corners, *down)
-    return torch.floor(made + 0.5).to(torch.uint8)
+    image = resize(image, [output_size[0], image.size(3)], align_corners, *down)
+    return torch.floor(image + 0.5).to(torch.uint8)
 
 
 def bilinear_of_size_or_factors(
@@ -108,8 +108,8 @@ def _weights(size: int, new: int, scale: float) -> torch.Tensor:
     first = torch.trunc(center - _REACH * stretch + 0.5)
     after = torch.trunc(center + _REACH * stretch + 0.5)
     curve = _cubic(torch.abs((position - center + 0.5) / stretch))
-    taken = torch.where((position >= first) & (position < after), curve, 0.0)
-    return taken / taken.sum(1, keepdim=True)
+    weights = torch.where((position >= first) & (position < after), curve, 0.0)
+    return weights / weights.sum(1, keepdim=True)
 
 
 def _cubic(x: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ def batch_norm(
     count = input.numel() / input.shape[1]
     # Divided as tensors: of one number a channel the unbiased variance is NaN, as eager's is.
     unbiased = variance * count / (count - 1)
-    of_channels = [one.reshape(-1) for one in (mean, scale, unbiased)]
+    of_channels = [statistic.reshape(-1) for statistic in (mean, scale, unbiased)]
     return (
         result.to(input.dtype),
         of_channels[0].to(input.dtype),

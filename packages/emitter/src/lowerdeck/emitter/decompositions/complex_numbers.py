@@ -47,22 +47,22 @@ def _is_complex(number: Any) -> bool:
     return isinstance(number, complex)
 
 
-def _runs(one: Any, other: Any) -> bool:
+def _runs(left: Any, right: Any) -> bool:
     """Return whether a kernel takes these two as they are."""
-    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    if not tensors or one.dtype != other.dtype:
+    tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    if not tensors or left.dtype != right.dtype:
         return False
     # A complex tensor that varies in shape cannot be another name for pairs.
-    return not (_varies(one) or _varies(other))
+    return not (_varies(left) or _varies(right))
 
 
 def _varies(number: torch.Tensor) -> bool:
     return not all(isinstance(size, int) for size in number.shape)
 
 
-def _adds(one: Any, other: Any) -> bool:
+def _adds(left: Any, right: Any) -> bool:
     """Return whether the kernels that add and subtract take these two: they do not broadcast."""
-    return _runs(one, other) and one.shape == other.shape
+    return _runs(left, right) and left.shape == right.shape
 
 
 def product(self: torch.Tensor, other: Any) -> Any:
@@ -162,20 +162,20 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
     """Return numbers in another type, of which one is complex.
 
     Args:
-        **options: What :func:`torch.Tensor.to` takes beside it.
+        **options: Other arguments of :func:`torch.Tensor.to`.
     """
-    wanted = self.dtype if dtype is None else dtype
-    if not (wanted.is_complex or self.is_complex()):
+    target = self.dtype if dtype is None else dtype
+    if not (target.is_complex or self.is_complex()):
         return NotImplemented
     real, imaginary = _parts(self)
-    if not wanted.is_complex:
-        return real.to(wanted, **options)
-    if wanted == self.dtype or wanted not in _REAL:
+    if not target.is_complex:
+        return real.to(target, **options)
+    if target == self.dtype or target not in _REAL:
         return NotImplemented
-    real = real.to(_REAL[wanted])
+    real = real.to(_REAL[target])
     if not self.is_complex():
         return _joined(real, torch.zeros_like(real))
-    return _joined(real, imaginary.to(_REAL[wanted]))
+    return _joined(real, imaginary.to(_REAL[target]))
 
 
 def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
@@ -202,8 +202,8 @@ def dense(
     """
     if not (input.is_complex() or weight.is_complex()):
         return NotImplemented
-    made = torch.matmul(input, weight.t())
-    return made if bias is None else made + bias
+    product = torch.matmul(input, weight.t())
+    return product if bias is None else product + bias
 
 
 def product_and_sum(
@@ -228,7 +228,7 @@ def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Cal
     """Return the rule that does to both parts what ``change`` does.
 
     Args:
-        fixed: Whether it is done where no size varies, too: a kernel may do it there.
+        fixed: Whether the rule also applies where all sizes are fixed: a kernel may do it there.
     """
 
     def rule(self: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -299,7 +299,7 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return the rows of complex tensors.
 
     Args:
-        dim: The dimension that is taken apart.
+        dim: The dimension that is split.
     """
     if not self.is_complex():
         return NotImplemented

@@ -63,18 +63,18 @@ def smaller_number(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _number(
-    one: torch.Tensor, other: torch.Tensor, choose: Callable[..., torch.Tensor]
+    left: torch.Tensor, right: torch.Tensor, choose: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    chosen = choose(one, other)
+    chosen = choose(left, right)
     if not chosen.is_floating_point():
         return chosen
-    return torch.where(torch.isnan(one), other, torch.where(torch.isnan(other), one, chosen))
+    return torch.where(torch.isnan(left), right, torch.where(torch.isnan(right), left, chosen))
 
 
 def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the root of the sum of squares, scaled so that no square overflows."""
-    one, two = torch.abs(self), torch.abs(other)
-    long, short = torch.maximum(one, two), torch.minimum(one, two)
+    first, second = torch.abs(self), torch.abs(other)
+    long, short = torch.maximum(first, second), torch.minimum(first, second)
     ratio = torch.where((long == 0) | torch.isinf(long), torch.zeros_like(long), short / long)
     return long * torch.sqrt(ratio * ratio + 1)
 

@@ -43,8 +43,8 @@ def grouped_product(
     if isinstance(rows, int) and rows <= groups:
         # Less is copied than all weights together.
         chosen = torch.index_select(weight, 0, group.clamp(max=groups - 1))
-        made = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
-        return torch.where((group < groups).unsqueeze(1), made, 0.0)
+        product = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
+        return torch.where((group < groups).unsqueeze(1), product, 0.0)
     total = torch.zeros((rows, weight.size(2)), dtype=input.dtype)
     for index in range(groups):
         part = torch.mm(input, weight[index])
@@ -61,5 +61,5 @@ def _torch_product(
 ) -> Any:
     if offs is None or bias is not None or (self.dim(), mat2.dim()) != (2, 3):
         return NotImplemented
-    made = grouped_product(self, mat2, offs)
-    return made if made is NotImplemented or out_dtype is None else made.to(out_dtype)
+    product = grouped_product(self, mat2, offs)
+    return product if product is NotImplemented or out_dtype is None else product.to(out_dtype)

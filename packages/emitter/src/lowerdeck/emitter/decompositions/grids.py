@@ -29,7 +29,7 @@ def grid_sample(
         input: The volume, shape (batch, channels, depth, height, width).
         grid: The positions, shape (batch, ..., 3): width, height and depth, from -1 to 1.
         interpolation_mode: 0 to weigh the eight elements around, 1 to take the nearest.
-        padding_mode: What lies outside: 0 zeros, 1 the edge, 2 the mirrored volume.
+        padding_mode: Values outside: 0 zeros, 1 the edge, 2 the mirrored volume.
         align_corners: Whether -1 and 1 are the centres of the outermost elements.
     """
     batch, channels = input.shape[:2]
@@ -40,8 +40,8 @@ def grid_sample(
     ]
     flat, shape = input.reshape(batch, channels, -1), grid.shape[1:4]
     if interpolation_mode == _NEAREST:
-        found = _elements(flat, [torch.round(position) for position in positions], sizes)
-        return found.reshape(batch, channels, *shape)
+        samples = _elements(flat, [torch.round(position) for position in positions], sizes)
+        return samples.reshape(batch, channels, *shape)
     low = [torch.floor(position) for position in positions]
     total = torch.zeros((batch, channels, shape.numel()), dtype=input.dtype)
     for corner in itertools.product((0, 1), repeat=3):
@@ -55,12 +55,16 @@ def grid_sample(
 
 def _unscaled(position: torch.Tensor, size: int, padding_mode: int, corners: bool) -> torch.Tensor:
     """Return positions counted in elements, brought inside as the padding asks."""
-    found = (position + 1) * ((size - 1) / 2) if corners else ((position + 1) * size - 1) / 2
+    coordinate = (position + 1) * ((size - 1) / 2) if corners else ((position + 1) * size - 1) / 2
     if padding_mode == _ZEROS:
-        return found
+        return coordinate
     if padding_mode != _BORDER:
-        found = _mirrored(found, 0.0, size - 1.0) if corners else _mirrored(found, -0.5, size)
-    return torch.clamp(found, 0, size - 1)
+        coordinate = (
+            _mirrored(coordinate, 0.0, size - 1.0)
+            if corners
+            else _mirrored(coordinate, -0.5, size)
+        )
+    return torch.clamp(coordinate, 0, size - 1)
 
 
 def _mirrored(position: torch.Tensor, low: float, span: float) -> torch.Tensor:
@@ -83,8 +87,8 @@ def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) ->
     index = flat_index.reshape(batch, 1, -1).expand(
         batch, flat.size(1), flat_index.numel() // batch
     )
-    found = torch.gather(flat, 2, index)
-    return torch.where(inside.reshape(batch, 1, -1), found, 0.0)
+    elements = torch.gather(flat, 2, index)
+    return torch.where(inside.reshape(batch, 1, -1), elements, 0.0)
 
 
 GRIDS: dict[OpOverload, Callable[..., Any]] = {_ATEN.grid_sampler_3d.default: grid_sample}

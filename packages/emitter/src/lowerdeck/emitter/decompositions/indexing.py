@@ -62,8 +62,8 @@ def diagonal_scatter(
     # One element of the diagonal for each row; rows without one read what is not chosen.
     padded = torch.constant_pad_nd(src, [above, rows - above - src.size(-1)], 0)
     on_it = torch.arange(rows).reshape(-1, 1) + offset == torch.arange(columns)
-    made = torch.where(on_it, padded.unsqueeze(-1), whole)
-    return made.movedim((-2, -1), (dim1, dim2))
+    scattered = torch.where(on_it, padded.unsqueeze(-1), whole)
+    return scattered.movedim((-2, -1), (dim1, dim2))
 
 
 def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
@@ -71,19 +71,19 @@ def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> to
 
     Args:
         size: How many indices are returned.
-        fill_value: What stands for indices that are not there.
+        fill_value: Fills the rows beyond the last index.
     """
     count = self.numel()
     hit = (self != 0).reshape(-1)
     rank = hit.to(torch.int64).cumsum(0) - 1
     # What is not wanted is written after the end, which is cut off.
     slot = torch.where(hit & (rank < size), rank, size)
-    found = torch.full((size + 1,), count, dtype=torch.int64)
-    found = torch.scatter(found, 0, slot, torch.arange(count))[:size]
+    positions = torch.full((size + 1,), count, dtype=torch.int64)
+    positions = torch.scatter(positions, 0, slot, torch.arange(count))[:size]
     columns, inner = [], 1
     for length in reversed(self.shape):
-        along = torch.div(found, inner, rounding_mode="floor") % max(length, 1)
-        columns.append(torch.where(found < count, along, fill_value))
+        along = torch.div(positions, inner, rounding_mode="floor") % max(length, 1)
+        columns.append(torch.where(positions < count, along, fill_value))
         inner *= max(length, 1)
     if not columns:
         return torch.zeros((size, 0), dtype=torch.int64)
@@ -96,7 +96,7 @@ def histogram(
     min: float = 0,  # noqa: A002 - the name in the schema
     max: float = 0,  # noqa: A002 - the name in the schema
 ) -> Any:
-    """Return how many elements lie in each of equal bins.
+    """Return how many elements fall into each of equal bins.
 
     Args:
         min: Where the first starts.

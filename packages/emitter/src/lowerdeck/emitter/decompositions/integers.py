@@ -98,10 +98,10 @@ def total(
         keepdim: Whether they stay, as 1.
         dtype: The type of the sum.
     """
-    made = dtype
-    if made is None:
-        made = self.dtype if self.is_floating_point() else torch.int64
-    if not dim or len(dim) != 1 or self.dim() == 0 or not _is_narrowed(self.dtype, made):
+    result_type = dtype
+    if result_type is None:
+        result_type = self.dtype if self.is_floating_point() else torch.int64
+    if not dim or len(dim) != 1 or self.dim() == 0 or not _is_narrowed(self.dtype, result_type):
         return NotImplemented
     both = [dim[0] % self.dim(), self.dim()]
     result = torch.sum(self.unsqueeze(-1), both, keepdim, dtype=dtype)
@@ -193,21 +193,21 @@ def _in_range(self: torch.Tensor, other: Any) -> Any:
     """Return a number as torch converts it to the type of integers: it wraps around."""
     if type(other) is not int or not _is_integer(self):
         return other
-    known = torch.iinfo(self.dtype)
-    if known.min <= other <= known.max:
+    limits = torch.iinfo(self.dtype)
+    if limits.min <= other <= limits.max:
         return other
-    return (other - known.min) % (1 << known.bits) + known.min
+    return (other - limits.min) % (1 << limits.bits) + limits.min
 
 
-def _is_narrowed(given: torch.dtype, made: torch.dtype) -> bool:
+def _is_narrowed(source: torch.dtype, result: torch.dtype) -> bool:
     """Return whether a sum may be beyond 2^53 or its own type, or is of float64."""
-    if given == made == torch.float64:
+    if source == result == torch.float64:
         return True
-    if made.is_floating_point or made.is_complex or made == torch.bool:
+    if result.is_floating_point or result.is_complex or result == torch.bool:
         return False
-    if given.is_floating_point or given.is_complex:
+    if source.is_floating_point or source.is_complex:
         return False
-    return made != torch.int64 or given in (torch.int32, torch.int64)
+    return result != torch.int64 or source in (torch.int32, torch.int64)
 
 
 INTEGERS: dict[OpOverload, Callable[..., Any]] = {

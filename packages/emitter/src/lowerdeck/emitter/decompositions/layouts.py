@@ -16,7 +16,7 @@ from lowerdeck.emitter._torch_private import current_result, is_known, untraced
 
 
 def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule`` with results that lie in memory as those of the traced node did.
+    """Return ``rule`` with the memory layout of the traced node's results.
 
     Args:
         rule: A decomposition. Where it is used inside another one, the traced node is the outer
@@ -25,31 +25,31 @@ def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(rule)
     def laid_out(*args: Any, **kwargs: Any) -> Any:
-        found = rule(*args, **kwargs)
-        wanted: Any = current_result() if found is not NotImplemented else None
-        if not isinstance(found, (list, tuple)):
-            return _like(found, wanted)
-        if not isinstance(wanted, (list, tuple)) or len(found) != len(wanted):
-            return found
-        return [_like(one, other) for one, other in zip(found, wanted, strict=True)]
+        result = rule(*args, **kwargs)
+        traced: Any = current_result() if result is not NotImplemented else None
+        if not isinstance(result, (list, tuple)):
+            return _like(result, traced)
+        if not isinstance(traced, (list, tuple)) or len(result) != len(traced):
+            return result
+        return [_like(part, traced_part) for part, traced_part in zip(result, traced, strict=True)]
 
     return laid_out
 
 
-def _like(found: Any, wanted: Any) -> Any:
-    if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-        return found
-    if found.is_complex() and not all(isinstance(size, int) for size in found.shape):
-        # It is made of pairs anew by whatever moves it, permuting included.
-        return found
+def _like(result: Any, traced: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or not isinstance(traced, torch.Tensor):
+        return result
+    if result.is_complex() and not all(isinstance(size, int) for size in result.shape):
+        # Every operator that moves it, permute included, creates the pairs again.
+        return result
     with untraced():
-        order = _outermost_first(wanted)
-        if found.dim() != wanted.dim() or order == _outermost_first(found):
-            return found
-        if not all(is_known(a == b) for a, b in zip(found.shape, wanted.shape, strict=True)):
-            return found
+        order = _outermost_first(traced)
+        if result.dim() != traced.dim() or order == _outermost_first(result):
+            return result
+        if not all(is_known(a == b) for a, b in zip(result.shape, traced.shape, strict=True)):
+            return result
     back = [order.index(dim) for dim in range(len(order))]
-    return found.permute(order).contiguous().permute(back)
+    return result.permute(order).contiguous().permute(back)
 
 
 def _outermost_first(tensor: torch.Tensor) -> list[int]:

@@ -95,9 +95,9 @@ def median_along(
         return values, indices
     # One element that is not a number makes the median none, at the index of the first such.
     wrong = torch.isnan(self)
-    found = wrong.any(dim, keepdim)
+    has_nan = wrong.any(dim, keepdim)
     first = wrong.to(torch.int64).argmax(dim, keepdim)
-    return torch.where(found, math.nan, values), torch.where(found, first, indices)
+    return torch.where(has_nan, math.nan, values), torch.where(has_nan, first, indices)
 
 
 def nan_median(self: torch.Tensor) -> torch.Tensor:
@@ -149,9 +149,9 @@ def searchsorted(
     if sorter is not None:
         sorted_sequence = torch.gather(sorted_sequence, -1, sorter)
     row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
-    wanted = self.unsqueeze(-1)
+    values = self.unsqueeze(-1)
     # By what does not come after it: so what is not a number belongs at the end.
-    is_after = row > wanted if right or side == "right" else row >= wanted
+    is_after = row > values if right or side == "right" else row >= values
     indices = torch.logical_not(is_after).to(torch.int64).sum(-1)
     return indices.to(torch.int32) if out_int32 else indices
 

@@ -1,4 +1,4 @@
-"""How large a table may be that compares all elements with all others."""
+"""Size limit of tables that compare all pairs of elements."""
 
 from __future__ import annotations
 

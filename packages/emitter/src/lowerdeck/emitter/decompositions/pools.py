@@ -129,12 +129,12 @@ def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, 
     size = values.size(dim)
     if count == 1:
         return torch.max(values, dim, True)
-    found = []
+    maxima = []
     for index in range(count):
         start, stop = index * size // count, -(-(index + 1) * size // count)
         part, inside = torch.max(torch.narrow(values, dim, start, stop - start), dim, True)
-        found.append((part, inside + start))
-    parts, indices = zip(*found, strict=True)
+        maxima.append((part, inside + start))
+    parts, indices = zip(*maxima, strict=True)
     return torch.cat(parts, dim), torch.cat(indices, dim)
 
 

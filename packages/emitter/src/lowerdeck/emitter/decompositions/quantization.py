@@ -14,7 +14,7 @@ from lowerdeck.torch_base import OpOverload
 def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:
     """Return rules for ``quantized_decomposed`` operators that this process has registered."""
     space = torch.ops.quantized_decomposed
-    found: dict[OpOverload, Callable[..., Any]] = {}
+    rules: dict[OpOverload, Callable[..., Any]] = {}
     every: tuple[tuple[str, str, Callable[..., Any]], ...] = (
         ("quantize_per_tensor", "default", _quantize),
         ("quantize_per_tensor", "tensor", _quantize),
@@ -29,8 +29,8 @@ def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:
     for name, overload, rule in every:
         target = getattr(getattr(space, name, None), overload, None)
         if target is not None:
-            found[target] = rule
-    return found
+            rules[target] = rule
+    return rules
 
 
 def _quantize(
@@ -49,9 +49,9 @@ def _quantize(
     return torch.clamp(steps, low, high).to(dtype)
 
 
-def _number(given: Any, dtype: torch.dtype) -> Any:
+def _number(value: Any, dtype: torch.dtype) -> Any:
     """Return a tensor of one element without dimensions; a number as it is."""
-    return given.to(dtype).reshape(()) if isinstance(given, torch.Tensor) else given
+    return value.to(dtype).reshape(()) if isinstance(value, torch.Tensor) else value
 
 
 def _dequantize(

@@ -133,7 +133,7 @@ def var_mean(
     """Return both apart where there may be too few elements: the kernel gives NaN for the mean."""
     dims = range(self.dim()) if not dim else [d % max(self.dim(), 1) for d in dim]
     sizes = [self.size(d) for d in dims] if self.dim() else [1]
-    # torch traces as if no size that varies were below 2, so there is no asking how many.
+    # torch traces as if every dynamic size were at least 2, so the count cannot be asked.
     fixed = all(isinstance(size, int) for size in sizes)
     if fixed and prod(sizes) > (1 if correction is None else correction):
         return NotImplemented
@@ -201,7 +201,7 @@ def _part_sizes(self: torch.Tensor, split_size: Any, dim: int) -> list[Any]:
     whole = self.size(dim)
     if is_known(whole == 0):
         return [whole]
-    # How many parts there are is part of the program: torch has guarded it, too.
+    # The number of parts is fixed in the program: torch has guarded it as well.
     count = int((whole + split_size - 1) // split_size)
     return [split_size] * (count - 1) + [whole - split_size * (count - 1)]
 
@@ -232,24 +232,24 @@ def bilinear(
     """
     if input.dtype != torch.uint8:
         return _wide_bilinear(input, output_size, align_corners, scale_factors)
-    made = input.to(torch.float32)
+    image = input.to(torch.float32)
     for axis in (1, 0):
         size, scale = None, None
         if output_size is not None:
-            size = [made.size(2), made.size(3)]
+            size = [image.size(2), image.size(3)]
             size[axis] = output_size[axis]
         elif scale_factors is not None:
             scale = [1.0, 1.0]
             scale[axis] = scale_factors[axis]
-        made = _ATEN.upsample_bilinear2d.vec(made, size, align_corners, scale)
-        made = torch.floor(made + 0.5)
-    return made.to(torch.uint8)
+        image = _ATEN.upsample_bilinear2d.vec(image, size, align_corners, scale)
+        image = torch.floor(image + 0.5)
+    return image.to(torch.uint8)
 
 
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return memory by the kernel that sets its shape, where that varies.
 
-    It fills nothing, but tells whoever checks a memory plan that nothing older is read.
+    It fills nothing, but shows a checker of the memory plan that no older value is read.
     """
     return torch.empty(size, dtype=options.get("dtype"))
 
@@ -268,9 +268,13 @@ def as_strided(
 ) -> Any:
     """Return the tensor itself where the strides reach its own elements in their order."""
     same = len(size) == self.dim() and is_known((storage_offset or 0) == self.storage_offset())
-    for wanted, has, step, own in zip(size, self.shape, stride, self.stride(), strict=False):
+    for requested, actual, step, own in zip(size, self.shape, stride, self.stride(), strict=False):
         # Nothing steps along one element.
-        same = same and is_known(wanted == has) and (is_known(has == 1) or is_known(step == own))
+        same = (
+            same
+            and is_known(requested == actual)
+            and (is_known(actual == 1) or is_known(step == own))
+        )
     return torch.ops.aten.alias.default(self) if same else NotImplemented
 
 

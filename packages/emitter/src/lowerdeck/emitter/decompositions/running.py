@@ -26,8 +26,8 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
     """
     wide = self.dtype if self.is_floating_point() else torch.int64
     values = self.to(wide if dtype is None else dtype)
-    found = _doubled([values], dim, lambda before, now: [before[0] * now[0]])
-    return found if found is NotImplemented else found[0]
+    products = _doubled([values], dim, lambda before, now: [before[0] * now[0]])
+    return products if products is NotImplemented else products[0]
 
 
 def running_log_sum(self: torch.Tensor, dim: int) -> Any:
@@ -36,8 +36,8 @@ def running_log_sum(self: torch.Tensor, dim: int) -> Any:
     Args:
         dim: The dimension that is gone along.
     """
-    found = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
-    return found if found is NotImplemented else found[0]
+    sums = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
+    return sums if sums is NotImplemented else sums[0]
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:

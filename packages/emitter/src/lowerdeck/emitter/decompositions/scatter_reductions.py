@@ -1,4 +1,4 @@
-"""Reductions into positions that an index tells, for which the runtime can only add."""
+"""Scatter reductions other than addition, for which the runtime has no kernel."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def scatter_reduce(
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the position.
+        dim: The dimension that the index selects in.
         src: The elements; only those are taken that have an index.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
         include_self: Whether the old element takes part where others arrive.
     """
     if self.dim() == 0:
         self, index, src = self.reshape(1), index.reshape(-1), src.reshape(-1)
-        found = scatter_reduce(self, 0, index, src, reduce, include_self=include_self)
-        return found if found is NotImplemented else found.reshape(())
+        reduced = scatter_reduce(self, 0, index, src, reduce, include_self=include_self)
+        return reduced if reduced is NotImplemented else reduced.reshape(())
     dim %= self.dim()
     if src.shape != index.shape:
         for axis, size in enumerate(index.shape):
@@ -83,7 +83,7 @@ def _compared(
     reduce: str,
     include_self: bool,
 ) -> Any:
-    """Return a reduction that is no sum: over a table with a row for each position."""
+    """Return a reduction other than a sum: over a table with a row for each position."""
     size = self.size(dim)
     pairs = index.numel() * size
     if not fits(pairs):
@@ -93,19 +93,19 @@ def _compared(
     here = index.unsqueeze(dim) == positions
     neutral = _neutral(self.dtype, reduce)
     table = torch.where(here, src.unsqueeze(dim), neutral)
-    found = _reduced(table, dim + 1, reduce)
+    reduced = _reduced(table, dim + 1, reduce)
     # Rows and columns without an index keep what they have.
     widths = [
         w for axis in range(self.dim() - 1, -1, -1) for w in (0, _lack(self, index, axis, dim))
     ]
     hit = here.any(dim + 1)
     if any(widths):
-        found = torch.constant_pad_nd(found, widths, neutral)
+        reduced = torch.constant_pad_nd(reduced, widths, neutral)
         hit = torch.constant_pad_nd(hit.to(torch.uint8), widths, 0).to(torch.bool)
     if include_self:
-        joined = torch.stack([self, found], 0)
-        found = _reduced(joined, 0, reduce)
-    return torch.where(hit, found, self)
+        joined = torch.stack([self, reduced], 0)
+        reduced = _reduced(joined, 0, reduce)
+    return torch.where(hit, reduced, self)
 
 
 def _lack(self: torch.Tensor, index: torch.Tensor, axis: int, dim: int) -> int:
@@ -135,7 +135,7 @@ def scatter_old(
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the position.
+        dim: The dimension that the index selects in.
     """
     return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
 
@@ -147,7 +147,7 @@ def scatter_old_value(
 
     Args:
         self: What is there before.
-        dim: The dimension along which the index tells the position.
+        dim: The dimension that the index selects in.
     """
     src = torch.full(index.shape, value, dtype=self.dtype)
     return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
@@ -207,31 +207,31 @@ def embedding_bag(
         padding_idx: A row that counts nowhere, negative for none.
     """
     count = offsets.size(0) - 1 if include_last_offset else offsets.size(0)
-    given = offsets
+    all_offsets = offsets
     if include_last_offset:
         offsets = offsets[:count]
     length = indices.size(0)
     rows = _ATEN.embedding.default(weight, indices)
-    # An element lies in the last of the bags that start at or before it.
+    # An element belongs to the last of the bags that start at or before it.
     started = offsets.reshape(1, -1) <= torch.arange(length).reshape(-1, 1)
     bag = started.to(torch.int64).sum(1) - 1
-    # Rows that count nowhere go to a bag of their own, which is cut off.
+    # Rows that count nowhere go to an additional bag, which is cut off.
     bags = count if padding_idx < 0 else count + 1
     if padding_idx >= 0:
         bag = torch.where(indices == padding_idx, count, bag)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
     index = bag.reshape(-1, 1).expand(rows.shape)
-    made = torch.zeros((bags, weight.size(1)), dtype=rows.dtype)
+    reduced = torch.zeros((bags, weight.size(1)), dtype=rows.dtype)
     if mode == _MAXIMA:
-        made = scatter_reduce(made, 0, index, rows, "amax", include_self=False)
+        reduced = scatter_reduce(reduced, 0, index, rows, "amax", include_self=False)
     else:
         reduce = "mean" if mode == _AVERAGES else "sum"
-        made = scatter_reduce(made, 0, index, rows, reduce, include_self=False)
-    if made is NotImplemented:
-        return made
+        reduced = scatter_reduce(reduced, 0, index, rows, reduce, include_self=False)
+    if reduced is NotImplemented:
+        return reduced
     sizes = torch.zeros_like(offsets)
-    most = torch.zeros_like(made, dtype=torch.int64) if mode == _MAXIMA else sizes
+    most = torch.zeros_like(reduced, dtype=torch.int64) if mode == _MAXIMA else sizes
     recorded: Any = current_result()
     if isinstance(recorded, (list, tuple)) and len(recorded) == _BAG_RESULTS:
         with untraced():
@@ -239,8 +239,8 @@ def embedding_bag(
             is_empty = is_known(recorded[1].shape[0] == 0)
             is_count = is_known(recorded[2].shape[0] == count)
         bag = bag[:0] if is_empty else bag
-        sizes = sizes if is_count else torch.zeros_like(given)
-    return made[:count], bag, sizes, most[:count]
+        sizes = sizes if is_count else torch.zeros_like(all_offsets)
+    return reduced[:count], bag, sizes, most[:count]
 
 
 SCATTER_REDUCTIONS: dict[OpOverload, Callable[..., Any]] = {

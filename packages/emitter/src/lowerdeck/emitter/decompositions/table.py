@@ -74,7 +74,7 @@ _ATTENTION = _ATEN.scaled_dot_product_attention.default
 
 # Regions of the user's code that a retrace dissolves into their contents.
 _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"})
-# Operators without a kernel that torch leaves whole, but knows how to take apart.
+# Operators without a kernel that torch keeps by default, but has a decomposition for.
 _REFERENCES = (
     _ATEN.linalg_vector_norm.default,
     # Batch norm in training mode.
@@ -107,11 +107,11 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Decompositions:
-    """How operators are taken apart.
+    """Decompositions by operator.
 
     Attributes:
         rules: By operator, for what torch keeps whole while it traces.
-        composites: By operator, for what torch would take apart by itself.
+        composites: By operator, for what torch would decompose by itself.
         required: By operator, rules that must be tried although there is a kernel.
     """
 
@@ -163,11 +163,11 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
     Raises:
         DecompositionError: If torch fails.
         UnsupportedError: If a write in place would be seen under another name, or writes several
-            values to one element; or a constant is no longer what was exported.
+            values to one element; or a constant was changed after export.
     """
     changed = changed_constant(exported)
     if changed is not None:
-        raise UnsupportedError(f"{changed}: export the module anew, or give it back its constant")
+        raise UnsupportedError(f"{changed}: re-export the module, or restore its constant")
     ranges = RANGES.set(exported.range_constraints)
     try:
         return _decomposed(exported, settings)
@@ -176,12 +176,12 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
 
 
 def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
-    found = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
-    if not needs_decomposition(exported, found, settings.table):
+    table = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
+    if not needs_decomposition(exported, table, settings.table):
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        parts = take_apart(exported, Rules(found.rules, found.composites, by_result=True))
+        parts = take_apart(exported, Rules(table.rules, table.composites, by_result=True))
         _check_sizes(varying)
     except EmitterError:
         raise
@@ -190,7 +190,7 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise DecompositionError(
-            f"torch cannot take the program apart into operators that have kernels: "
+            f"torch cannot decompose the program into operators that have kernels: "
             f"{type(error).__name__}: {reason}. The cause above names the line of the model; "
             "rewrite it, or decompose the program yourself before emitting"
         ) from error
@@ -216,29 +216,29 @@ def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymI
 
 
 def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
-    """Refuse a program of which tracing has fixed a size: it would run for that size alone."""
+    """Refuse a program of which tracing has fixed a dimension: it would run for one size only."""
     for name, dim, size in varying:
         if not varies(size):
             raise DecompositionError(
-                f"taking operators apart has fixed dimension {dim} of input {name!r} at "
-                f"{plain_number(size)}, which was to vary: a decomposition asked for its value; "
+                f"a decomposition has fixed dimension {dim} of input {name!r} at "
+                f"{plain_number(size)}, which should be dynamic: it asked for the value; "
                 "export without dynamic_shapes for it, or decompose the program yourself"
             )
 
 
 def needs_decomposition(
-    exported: ExportedProgram, found: Decompositions, kernels: KernelTable
+    exported: ExportedProgram, table: Decompositions, kernels: KernelTable
 ) -> bool:
     """Return whether any operator of ``exported`` cannot be emitted as it is.
 
     Args:
-        found: How operators are taken apart.
+        found: Decompositions by operator.
         kernels: The kernels that may be called.
     """
-    return any(_must_go(node, found, kernels) for node in Provenance(exported).nodes)
+    return any(_must_go(node, table, kernels) for node in Provenance(exported).nodes)
 
 
-def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool:
+def _must_go(node: fx.Node, table: Decompositions, kernels: KernelTable) -> bool:
     target = node.target
     if isinstance(target, HigherOrderOperator):
         return target.__name__ in _INLINED
@@ -246,7 +246,7 @@ def _must_go(node: fx.Node, found: Decompositions, kernels: KernelTable) -> bool
         return False
     if schema_of(target).is_mutable:
         return True
-    rule = found.required.get(target)
+    rule = table.required.get(target)
     if rule is not None and _applies(rule, node):
         return True
     return find_kernel(target, kernels)[0] is None
@@ -277,7 +277,7 @@ def _first_of(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[.
     """Return the rule that tries one, then another."""
 
     def tried(*args: Any, **kwargs: Any) -> Any:
-        found = rule(*args, **kwargs)
-        return other(*args, **kwargs) if found is NotImplemented else found
+        result = rule(*args, **kwargs)
+        return other(*args, **kwargs) if result is NotImplemented else result
 
     return tried

@@ -63,15 +63,15 @@ def _plain(
     ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
     parts = [frames[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
     # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an image,
-    # the order in which the weight lies in memory already.
+    # the order in which the weight is stored already.
     images = torch.stack(parts, 3) if taps > 1 else parts[0]
     batch, (height, width) = volume.size(0), volume.shape[3:]
     images = images.reshape(batch * depth, volume.size(1) * taps, height, width)
     kernel = weight.reshape(weight.size(0), weight.size(1) * taps, *weight.shape[3:])
-    made: torch.Tensor = _ATEN.convolution.default(
+    convolved: torch.Tensor = _ATEN.convolution.default(
         images, kernel, bias, across[0], across[1], across[2], False, [0, 0], groups
     )
-    return made.reshape(batch, depth, *made.shape[1:]).transpose(1, 2)
+    return convolved.reshape(batch, depth, *convolved.shape[1:]).transpose(1, 2)
 
 
 def _transposed(
@@ -87,15 +87,15 @@ def _transposed(
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
     kernel = weight.reshape(channels, weight.size(1) * taps, *weight.shape[3:])
-    made = _ATEN.convolution.default(
+    convolved = _ATEN.convolution.default(
         images, kernel, None, across[0], across[1], across[2], True, across[3], groups
     )
-    outputs, (high, wide) = weight.size(1) * groups, made.shape[2:]
-    made = made.reshape(batch, depth, outputs, taps, high, wide)
+    outputs, (high, wide) = weight.size(1) * groups, convolved.shape[2:]
+    convolved = convolved.reshape(batch, depth, outputs, taps, high, wide)
     length = (depth - 1) * stride + 1 + dilation * (taps - 1) + output_padding
     total: torch.Tensor | None = None
     for tap in range(taps):
-        part = made[:, :, :, tap]
+        part = convolved[:, :, :, tap]
         if stride > 1:
             # Zeros between the frames, none after the last one.
             spread = F.pad(part.unsqueeze(2), (0, 0) * 3 + (0, stride - 1))

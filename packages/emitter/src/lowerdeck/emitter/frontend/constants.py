@@ -18,8 +18,8 @@ class ConstantPool:
     """Collects the constants of all methods of a program.
 
     A constant is known by its content when it is small, and by its memory when the pool holds
-    that memory. An address alone says nothing: what nobody holds is freed, and the next tensor
-    may lie there.
+    that memory. An address alone is not enough: unreferenced memory is freed, and the next tensor
+    may get the same address.
 
     Attributes:
         buffers: The buffers in order; entry 0 is reserved and empty.
@@ -30,13 +30,13 @@ class ConstantPool:
         self._by_content: dict[bytes, int] = {}
         # Addresses in memory that ``buffers`` holds.
         self._by_memory: dict[tuple[int, int], int] = {}
-        # With each entry the tensor that was laid out anew, so that its address stays its own.
+        # With each entry the converted tensor, so that its address is not used again.
         self._laid_out: dict[Any, tuple[torch.Tensor, memoryview]] = {}
 
     def bytes_of(self, tensor: torch.Tensor, dim_order: tuple[int, ...]) -> memoryview:
         """Return the bytes of a tensor in the given layout, the same memory each time.
 
-        The memory is not copied when the tensor lies in that layout already.
+        The memory is not copied when the tensor has that layout already.
 
         Args:
             tensor: A dense tensor on any device.

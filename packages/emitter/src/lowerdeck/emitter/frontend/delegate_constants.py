@@ -1,4 +1,4 @@
-"""Whether a delegate took for its own what other methods share."""
+"""Check for delegates that own state of other methods."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lowerdeck.torch_base import (
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
     """Refuse methods of which one has compiled into a delegate what another one shares.
 
-    Methods that are lowered one by one cannot know of each other. A delegate need not tell what
-    it was made of; one that has an ``original_module`` does.
+    Methods that are lowered one by one are independent. Only a delegate with an
+    ``original_module`` shows its sources.
 
     Args:
         programs: All methods of one program.
 
     Raises:
         UnsupportedError: A delegate holds the value that a buffer had when it was compiled, or
-            a state of its own that another method uses.
+            a copy of a state that another method uses.
     """
     used = [_Shared.of(name, exported) for name, exported in programs.items()]
     for method, exported in programs.items():
@@ -55,7 +55,7 @@ class _Shared:
     """What a method and its delegates use of the model's state.
 
     Attributes:
-        used: Everything, by name, and where it lies.
+        used: All tensors, by name, with their memory.
         written: What is written, likewise.
     """
 
@@ -83,11 +83,11 @@ class _Shared:
 
     def has(self, name: str, tensor: torch.Tensor, *, written: bool) -> bool:
         """Return whether ``tensor`` is one of these, or a copy of the one of this name."""
-        known, memory = self.written if written else self.used
-        if name in known and _equal(known[name], tensor):
+        names, memory = self.written if written else self.used
+        if name in names and _equal(names[name], tensor):
             # Loading a method by itself, or lowering it, makes copies of its state.
             return True
-        return bool(known) and memory.find(Extent.of(tensor)) is not None
+        return bool(names) and memory.find(Extent.of(tensor)) is not None
 
 
 def _mapped(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], MemoryMap]:
@@ -121,5 +121,5 @@ def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, boo
                     yield node.name, name, value, name in changed
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype is right.dtype and left.shape == right.shape and torch.equal(left, right)

@@ -44,7 +44,7 @@ class DelegatePool:
 
     Args:
         weights_file: Stem of the `.ptd` file that the delegates' named data go to; None for the
-            `.pte`. Those that a backend sends to a file of its own choice go there.
+            `.pte`. Those for which a backend chose another file go there.
 
     Attributes:
         data: The bytes; equal ones are held once.

@@ -38,9 +38,9 @@ class Provenance:
         trail: list[Any] = list(node.meta.get("from_node") or ())
         while trail:
             step = trail.pop()
-            found: fx.Node | None = self._nodes.get((step.graph_id, step.name))
-            if found is not None:
-                return found
+            original: fx.Node | None = self._nodes.get((step.graph_id, step.name))
+            if original is not None:
+                return original
             trail.extend(step.from_node or ())
         return None
 

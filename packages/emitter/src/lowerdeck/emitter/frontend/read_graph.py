@@ -135,9 +135,11 @@ class _Reader:
         both = isinstance(target, TensorValue) and isinstance(value, TensorValue)
         if not both or (target.dtype, target.shape) == (value.dtype, value.shape):
             return value
-        made = target.like(f"{target.name}.written")
-        block.body.append(Call(torch.ops.aten.copy.default, [target, value, False], [made], None))
-        return made
+        written = target.like(f"{target.name}.written")
+        block.body.append(
+            Call(torch.ops.aten.copy.default, [target, value, False], [written], None)
+        )
+        return written
 
     def _placeholder(self, node: fx.Node, spec: Any, mutated: set[str | None]) -> Any:
         meta = node.meta.get("val")
@@ -157,9 +159,9 @@ class _Reader:
             # A number, None or text: its value at export is part of the program.
             return meta if meta is not None else getattr(spec.arg, "value", None)
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            found = self._bytes_of(spec)
+            tensor = self._bytes_of(spec)
             key = spec.target if spec.target else node.name
-            value = self._factory.constant(node.name, found, key)
+            value = self._factory.constant(node.name, tensor, key)
             view = self._states.get((self._name, key), StateView(key) if key in mutated else None)
             if view is not None:
                 self._make_state(value, view)
@@ -182,17 +184,17 @@ class _Reader:
 
     def _bytes_of(self, spec: Any) -> torch.Tensor:
         exported = self._exported
-        found = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
-        if not isinstance(found, torch.Tensor):
+        tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+        if not isinstance(tensor, torch.Tensor):
             raise UnsupportedError(
                 f"method {self._name!r}: the program has no tensor for {spec.target!r}"
             )
-        if isinstance(found, FakeTensor) or found.is_meta:
+        if isinstance(tensor, FakeTensor) or tensor.is_meta:
             raise UnsupportedError(
-                f"method {self._name!r}: {spec.target!r} has no bytes (it is a "
-                f"{'meta' if found.is_meta else 'fake'} tensor): export the model with its weights"
+                f"method {self._name!r}: {spec.target!r} is a "
+                f"{'meta' if tensor.is_meta else 'fake'} tensor: export the model with its weights"
             )
-        return found
+        return tensor
 
     def _walk(self, module: fx.GraphModule, block: Block) -> list[Any]:
         """Append the operations of ``module`` to ``block``; return its results."""
@@ -220,10 +222,10 @@ class _Reader:
         raise UnsupportedError(f"method {self._name!r}: a graph has no output node")
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node) -> Any:
-        found = operator.attrgetter(str(node.target))(module)
-        if isinstance(found, torch.Tensor):
-            return self._factory.constant(node.name, found)
-        return found
+        attribute = operator.attrgetter(str(node.target))(module)
+        if isinstance(attribute, torch.Tensor):
+            return self._factory.constant(node.name, attribute)
+        return attribute
 
     def _operation(self, node: fx.Node) -> tuple[Operation, Any]:
         reader = self._structured().get(node.target)
@@ -252,35 +254,35 @@ class _Reader:
         """Return the call of a custom operator that writes some of its arguments, whole tensors.
 
         torch names each of them by its place among ``_all_bases``, what they become follows the
-        operator's own results, and a view of one has further entries that tell where it lies.
+        operator's own results, and a view of one has further entries with its position.
         """
         target: Any = node.args[0]
-        given: dict[str, Any] = dict(node.kwargs)
-        bases = self._look_up(given.pop("_all_bases"))
+        keywords: dict[str, Any] = dict(node.kwargs)
+        bases = self._look_up(keywords.pop("_all_bases"))
         args: list[Any] = []
         places: dict[int, int] = {}
         for argument in schema_of(target).arguments:
             name = f"_{argument.name}"
-            if argument.name in given:
-                args.append(self._look_up(given.pop(argument.name)))
-            elif f"{name}_base_index" in given:
-                place = given.pop(f"{name}_base_index")
-                given.pop(f"{name}_alias", None)
+            if argument.name in keywords:
+                args.append(self._look_up(keywords.pop(argument.name)))
+            elif f"{name}_base_index" in keywords:
+                place = keywords.pop(f"{name}_base_index")
+                keywords.pop(f"{name}_alias", None)
                 if place is not None and places.setdefault(place, len(args)) != len(args):
                     raise self._cannot_write(node, "one tensor under two names")
                 args.append(None if place is None else bases[place])
             else:
                 args.append(argument.default_value)
-        if given:
+        if keywords:
             raise self._cannot_write(node, "a view or a list of tensors")
         result, outs = self._results(node)
         outs = [value for value in outs if value is not None]
         rewritten = tuple(places[place] for place in range(len(bases)))
         return Call(target, args, outs, node, rewritten=rewritten), result
 
-    def _cannot_write(self, node: fx.Node, what: str) -> UnsupportedError:
+    def _cannot_write(self, node: fx.Node, reason: str) -> UnsupportedError:
         return UnsupportedError(
-            f"method {self._name!r}: {describe_node(node)}: {node.args[0]} writes {what}, "
+            f"method {self._name!r}: {describe_node(node)}: {node.args[0]} writes {reason}, "
             "expected whole tensors, each under one name: give it those, and copy in the model"
         )
 
@@ -307,20 +309,20 @@ class _Reader:
         return self._by_schema(node.target, args, node.kwargs)
 
     def _by_schema(self, target: Any, args: list[Any], kwargs: Any) -> list[Any]:
-        given = self._look_up(kwargs)
+        keywords = self._look_up(kwargs)
         for argument in schema_of(target).arguments[len(args) :]:
-            args.append(given.get(argument.name, argument.default_value))
+            args.append(keywords.get(argument.name, argument.default_value))
         return args
 
     def _results(self, node: fx.Node) -> tuple[Any, list[Value]]:
         """Return what later nodes see, and the flat list of values."""
         meta = node.meta.get("val")
         if isinstance(meta, (list, tuple)):
-            made = [
+            results = [
                 self._factory.value(f"{node.name}.{index}", item)
                 for index, item in enumerate(meta)
             ]
-            return made, made
+            return results, results
         value = self._factory.value(node.name, meta)
         return value, [] if meta is None else [value]
 
@@ -402,10 +404,10 @@ class _Reader:
         return Scan(list(initial), carried, list(xs), rows, block, stacked, False, node)
 
 
-def _broadcast_size(one: Sequence[int], other: Sequence[int]) -> int:
+def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many elements two shapes have when they are broadcast together."""
-    rank = max(len(one), len(other))
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (one, other)]
+    rank = max(len(left), len(right))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
     return prod(b if a == 1 else a for a, b in zip(*padded, strict=True))
 
 

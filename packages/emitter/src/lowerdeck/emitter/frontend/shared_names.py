@@ -1,4 +1,4 @@
-"""What a user says of states: which names stand for one although their memories differ."""
+"""The user's setting of shared states: names that mean one state in different memories."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class SharedNames:
 
     Attributes:
         every: Whether each name is one state in whatever method.
-        sets: Names that stand for one state, one set for each state.
+        sets: Names that mean one state, one set for each state.
     """
 
     every: bool = False
     sets: tuple[frozenset[str], ...] = ()
 
     @classmethod
-    def of(cls, given: SharedState) -> SharedNames:
+    def of(cls, setting: SharedState) -> SharedNames:
         """Return what the user gave.
 
         Args:
@@ -34,15 +34,15 @@ class SharedNames:
         Raises:
             EmitterError: If it has another form.
         """
-        if isinstance(given, bool):
-            return cls(every=given)
-        if isinstance(given, str):
-            raise _wrong(given, f"write [{given!r}]")
-        unordered: object = given
-        if isinstance(given, (bytes, Mapping)) or not isinstance(unordered, Iterable):
-            raise _wrong(given, 'write ["cache"] or [("cache", "other.cache")]')
+        if isinstance(setting, bool):
+            return cls(every=setting)
+        if isinstance(setting, str):
+            raise _wrong(setting, f"write [{setting!r}]")
+        unordered: object = setting
+        if isinstance(setting, (bytes, Mapping)) or not isinstance(unordered, Iterable):
+            raise _wrong(setting, 'write ["cache"] or [("cache", "other.cache")]')
         sets: list[frozenset[str]] = []
-        for entry in given:
+        for entry in setting:
             names = (entry,) if isinstance(entry, str) else entry
             if not isinstance(names, (tuple, Set)) or not names:
                 raise _wrong(entry, "an entry is a name, or a tuple of the names of one state")
@@ -64,8 +64,8 @@ def _united(sets: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
     return tuple(apart)
 
 
-def _wrong(found: object, cure: str) -> EmitterError:
-    kind = type(found).__name__
+def _wrong(actual: object, cure: str) -> EmitterError:
+    kind = type(actual).__name__
     return EmitterError(
-        f"shared_state: found {found!r} ({kind}), expected True or a list of names: {cure}"
+        f"shared_state: found {actual!r} ({kind}), expected True or a list of names: {cure}"
     )

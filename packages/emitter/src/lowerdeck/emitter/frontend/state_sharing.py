@@ -1,8 +1,8 @@
-"""Which buffers of the methods are one state: those in one memory, and those that the user names.
+"""Buffers that several methods share as one state, by memory or by the user's setting.
 
 A state is a block of memory that any method writes. Names do not make one: two models may both
-have a buffer called ``cache``, and two names may stand for one buffer. But of two methods of one
-model that were saved and loaded apart only the names tell, so there the user must say so.
+have a buffer called ``cache``, and two names may mean one buffer. But of two methods of one
+model that were saved and loaded separately only the names are left, so there the user must decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Member:
         return first * size, (last + 1) * size
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         return f"{self.name!r} of method {self.method!r}"
 
 
@@ -88,21 +88,23 @@ def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> S
 
     Args:
         programs: All methods of one program.
-        shared: Names that stand for one state although their memories differ.
+        shared: Names that mean one state although their memories differ.
 
     Raises:
         EmitterError: If ``shared`` names no state, or one that no second method has.
-        UnsupportedError: If one name stands for two memories, or two views cannot be one state.
+        UnsupportedError: If one name means two memories, or two views cannot be one state.
     """
-    held = [member for name in sorted(programs) for member in _members(name, programs[name])]
-    members = [member for member in held if member.used]
+    all_members = [
+        member for name in sorted(programs) for member in _members(name, programs[name])
+    ]
+    members = [member for member in all_members if member.used]
     groups: _Groups = {}
     for member in members:
         groups.setdefault(member.memory, []).append(member)
     _check_storages(members)
     names = {member.name for group in _written(groups) for member in group}
     for one_state in shared.sets:
-        _join_named(one_state, held, groups)
+        _join_named(one_state, all_members, groups)
     for name in sorted(names):
         _join(name, groups, shared)
     views: dict[tuple[str, str], StateView] = {}
@@ -122,8 +124,8 @@ def _check_storages(members: list[_Member]) -> None:
         others = [member for member in group if member.memory != group[0].memory]
         if others and any(member.mutated for member in group):
             raise UnsupportedError(
-                f"{group[0].told} and {others[0].told} overlap in memory that two storages share, "
-                "and a method writes it, which torch's graph does not tell: make both views of "
+                f"{group[0].label} and {others[0].label} overlap in memory of two storages, "
+                "and a method writes it, which torch's graph does not show: make both views of "
                 "one tensor in the model, or copy one"
             )
 
@@ -146,7 +148,7 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
         for node, spec in zip(placeholders, signature.input_specs, strict=True)
         if spec.kind in _HELD and (node.users or spec.target in mutated)
     }
-    # What nobody reads is no reason for a complaint, but a second name of what somebody does.
+    # An unread buffer is ignored, but not a second name of a buffer that is read.
     for name, tensor in {**exported.constants, **exported.state_dict}.items():
         if _has_memory(tensor):
             yield _Member(method, name, tensor, name in mutated, name in used)
@@ -158,29 +160,29 @@ def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
-def _join_named(names: frozenset[str], held: list[_Member], groups: _Groups) -> None:
-    """Make the groups that have one of ``names`` one; a buffer that nobody reads may lend its own.
+def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) -> None:
+    """Join the groups that have one of ``names``; an unread buffer may provide a name.
 
     Raises:
         EmitterError: If a name is unknown, or only one method has it.
     """
-    told = sorted(names)
-    here = [member for member in held if member.name in names and member.memory in groups]
+    sorted_names = sorted(names)
+    here = [member for member in members if member.name in names and member.memory in groups]
     memories = {member.memory for member in here}
     apart = [group for memory, group in groups.items() if memory in memories]
     unknown = sorted(names - {member.name for member in here})
     written = sorted({member.name for group in _written(groups) for member in group})
     if unknown or not any(member.mutated for group in apart for member in group):
         raise EmitterError(
-            f"shared_state names {unknown or told}, but no method mutates a tensor of that name; "
+            f"shared_state names {unknown or sorted_names}, but no method mutates such a tensor; "
             f"the states are {written}"
         )
     owners = {(member.method, member.name) for group in apart for member in group}
     if len(owners) < 2:
         ((method, name),) = owners
         raise EmitterError(
-            f"shared_state names {told}, but only method {method!r} has that state, as {name!r}: "
-            f"name with it what it is one with; the states are {written}"
+            f"shared_state names {sorted_names}, but only method {method!r} has that state, as "
+            f"{name!r}: add the other name; the states are {written}"
         )
     _unite(apart, groups)
 
@@ -189,10 +191,10 @@ def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
     """Make the groups that hold ``name`` one, if the user says that they are."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
     if len(apart) > 1 and not shared.every:
-        one, other = (next(m for m in group if m.name == name) for group in apart[:2])
+        first, second = (next(m for m in group if m.name == name) for group in apart[:2])
         raise UnsupportedError(
-            f"{one.told} and {other.told} lie in two memories, and a method writes one of them; "
-            f"{_CURE.format(name=name)}"
+            f"{first.label} and {second.label} have different memory, and a method writes one of "
+            f"them; {_CURE.format(name=name)}"
         )
     _unite(apart, groups)
 
@@ -208,8 +210,8 @@ def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
         _check_alike(*_pair(first, group))
         _check_methods(first, group)
         first += group
-        for memory, found in groups.items():
-            if found is group:
+        for memory, roots in groups.items():
+            if roots is group:
                 groups[memory] = first
 
 
@@ -224,27 +226,27 @@ def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]
 
 def _check_methods(first: list[_Member], group: list[_Member]) -> None:
     """Refuse to make one state of what one method has twice: its graph says that they are two."""
-    for one in first:
+    for mine in first:
         for other in group:
-            if one.method == other.method and (one.mutated or other.mutated):
+            if mine.method == other.method and (mine.mutated or other.mutated):
                 raise UnsupportedError(
-                    f"{one.told} and {other.told} cannot be one state: they are two in the graph "
-                    "of that method, which does not see a write to one in the other; use one "
-                    "buffer in the model"
+                    f"{mine.label} and {other.label} cannot be one state: they are two in the "
+                    "graph of that method, where a write to one does not change the other; use "
+                    "one buffer in the model"
                 )
 
 
-def _check_alike(one: _Member, other: _Member) -> None:
-    a, b = one.tensor, other.tensor
+def _check_alike(first: _Member, second: _Member) -> None:
+    a, b = first.tensor, second.tensor
     if a.dtype != b.dtype or a.shape != b.shape or layout_of(a) != layout_of(b):
         raise UnsupportedError(
-            f"{one.told} is a {a.dtype} tensor of shape {tuple(a.shape)}, {other.told} a "
+            f"{first.label} is a {a.dtype} tensor of shape {tuple(a.shape)}, {second.label} a "
             f"{b.dtype} tensor of shape {tuple(b.shape)}; one state has one form: rename one"
         )
     if not torch.equal(_bytes(a), _bytes(b)):
         raise UnsupportedError(
-            f"{one.told} and {other.told} are to be one state, but begin with other values; give "
-            "both the same values before export, or rename one of them"
+            f"{first.label} and {second.label} are to be one state, but begin with other values; "
+            "give both the same values before export, or rename one of them"
         )
 
 
@@ -268,15 +270,15 @@ def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
         return {(m.method, m.name): StateView(key) for m in group}
     if len({high[memory] - low[memory] for memory in low}) > 1:
         raise UnsupportedError(
-            f"the memories of {_told(group)} are one state, but differ in size; share all views "
+            f"the memories of {_labels(group)} are one state, but differ in size; share all views "
             "of that memory by name, or none"
         )
     for member in group:
         order = layout_of(member.tensor)
         if not member.tensor.permute(order).is_contiguous():
             raise UnsupportedError(
-                f"{_told(group)} are views of one memory that a method writes, and {member.told} "
-                "is not contiguous; a program holds only contiguous views of a state"
+                f"{_labels(group)} are views of one memory that a method writes, and "
+                f"{member.label} is not contiguous, as views of a state must be"
             )
     first = group[0]
     start, stop = low[first.memory], high[first.memory]
@@ -287,7 +289,7 @@ def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
 
 
 def _same_form(group: list[_Member]) -> bool:
-    """Return whether all names of a state stand for the same elements."""
+    """Return whether all names of a state mean the same elements."""
     forms = {(m.tensor.dtype, m.tensor.shape, layout_of(m.tensor)) for m in group}
     elements = {(m.memory, m.extent, m.tensor.stride()) for m in group}
     return len(forms) == 1 and len(elements) == len({m.memory for m in group})
@@ -295,18 +297,18 @@ def _same_form(group: list[_Member]) -> bool:
 
 def _check_writes(group: list[_Member]) -> None:
     """Refuse a method that writes one view while another one shows the same bytes."""
-    for one in group:
+    for written in group:
         for other in group:
-            together = (one.method, one.memory) == (other.method, other.memory)
-            if one is other or not one.mutated or not together:
+            together = (written.method, written.memory) == (other.method, other.memory)
+            if written is other or not written.mutated or not together:
                 continue
-            (a, b), (c, d) = one.extent, other.extent
+            (a, b), (c, d) = written.extent, other.extent
             if a < d and c < b:
                 raise UnsupportedError(
-                    f"{one.told} and {other.told} overlap in memory, and the method writes the "
-                    "first; torch's graph does not tell the second: use one buffer in the model"
+                    f"{written.label} and {other.label} overlap in memory, and the method writes "
+                    "the first; the graph does not update the second: use one buffer in the model"
                 )
 
 
-def _told(group: list[_Member]) -> str:
-    return " and ".join(sorted({member.told for member in group}))
+def _labels(group: list[_Member]) -> str:
+    return " and ".join(sorted({member.label for member in group}))

@@ -49,11 +49,11 @@ class Call:
             that only the runtime knows.
         args: One entry for each argument of the schema, in order, defaults filled in.
         outs: The values that it writes.
-        origin: The graph node that it stands for.
+        origin: The graph node that it comes from.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
         effect: Whether it does more than write its values, so that it must run and stay in order.
         rewritten: Positions of arguments that the kernel writes. What they become are the last of
-            ``outs``; whoever reads the arguments reads them as they were.
+            ``outs``; readers of the arguments get the old values.
     """
 
     target: Any
@@ -94,7 +94,7 @@ class Block:
     """A straight list of operations.
 
     Attributes:
-        params: Values that whoever runs the block gives it.
+        params: Values that the caller of the block passes.
         results: What it gives back: values, or literals.
     """
 
@@ -150,7 +150,7 @@ class Scan:
     Attributes:
         initial: First value of each carried value.
         carried: The carried values, rewritten after each turn; results of the loop.
-        xs: Tensors that are taken apart row by row.
+        xs: Tensors whose rows are passed one by one.
         rows: The row of each of ``xs``, which the body reads.
         body: Block with a result for each carried value, then one for each of ``stacked``.
         stacked: Tensors that the row results are put together to.

@@ -56,7 +56,7 @@ class KernelStep:
         args: Inputs, outputs and the return slot, boxed.
         reads: Tensors that it reads.
         writes: Tensors that it writes.
-        origin: The graph node that it stands for.
+        origin: The graph node that it comes from.
     """
 
     kernel: Kernel

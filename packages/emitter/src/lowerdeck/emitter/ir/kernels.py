@@ -1,4 +1,4 @@
-"""Which kernels a program may call, and what the emitter asks of them by operator.
+"""Table of the kernels that a program may call.
 
 What the official runtime's kernels can do is data of ``lowerdeck.serializer``, one row a kernel.
 """

@@ -56,16 +56,16 @@ def out_variant(target: OpOverload) -> OutVariant | None:
     arguments = list(enumerate(schema.arguments))
     if {*_FACTORY} <= {argument.name for _, argument in arguments}:
         arguments = [(i, a) for i, a in arguments if a.name not in _FACTORY]
-    wanted = [(argument.name, str(argument.type)) for _, argument in arguments]
+    expected = [(argument.name, str(argument.type)) for _, argument in arguments]
     name = copying_name(schema.name)
-    if name.endswith("::view_copy") and wanted:
-        wanted = [(("size" if n == "shape" else n), kind) for n, kind in wanted]
+    if name.endswith("::view_copy") and expected:
+        expected = [(("size" if n == "shape" else n), kind) for n, kind in expected]
     for candidate in operator_schemas(name):
         outs = [argument for argument in candidate.arguments if argument.is_out]
         if not outs:
             continue
-        given = [(a.name, str(a.type)) for a in candidate.arguments if not a.is_out]
-        if given == wanted:
+        inputs = [(a.name, str(a.type)) for a in candidate.arguments if not a.is_out]
+        if inputs == expected:
             list_out = str(outs[0].type) == "List[Tensor]"
             return OutVariant(
                 name, candidate.overload_name, list_out, tuple(i for i, _ in arguments)

@@ -96,7 +96,7 @@ class TensorValue:
 
     @property
     def contiguous(self) -> bool:
-        """Return whether the dimensions lie in memory in their own order."""
+        """Return whether the dim order is the contiguous one."""
         return self.dim_order == tuple(range(len(self.sizes)))
 
     def like(self, name: str, dim_order: DimOrder | None = None) -> TensorValue:

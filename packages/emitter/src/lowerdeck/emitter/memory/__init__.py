@@ -1,4 +1,4 @@
-"""Where values lie, and how long."""
+"""Memory planning: lifetimes and placement of storages."""
 
 from lowerdeck.emitter.memory.lifetimes import Lifetime, Spans, spans
 from lowerdeck.emitter.memory.memory_plan import (

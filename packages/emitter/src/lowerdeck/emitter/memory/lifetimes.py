@@ -1,4 +1,4 @@
-"""When the bytes of each storage matter, control flow counted."""
+"""Lifetimes of storages, with control flow."""
 
 from __future__ import annotations
 

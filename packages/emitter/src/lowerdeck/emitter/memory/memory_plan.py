@@ -22,7 +22,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a storage lies.
+    """Place of a storage.
 
     Attributes:
         memory_id: The planned memory, from 1.
@@ -59,7 +59,7 @@ class PlannedBlock:
     Attributes:
         name: Name of the tensor that it was made for.
         role: What it is for, such as ``"activation"``, ``"input"`` or ``"state"``.
-        memory_id: The memory that it lies in.
+        memory_id: The memory that it is placed in.
         nbytes: Size in bytes, rounded up to the alignment.
         first: First step during which its bytes matter; -1 before the start.
         last: Last step during which they matter.
@@ -241,11 +241,11 @@ def _sweep(request: PlanRequest, places: Sequence[Place]) -> None:
         at = bisect_left(live, entry)
         for other in live[max(at - 1, 0) : at + 1]:
             if other[0] == entry[0] and other[1] < entry[2] and entry[1] < other[2]:
-                one, two = lives[other[3]], lives[index]
+                earlier, later = lives[other[3]], lives[index]
                 raise MemoryPlanError(
-                    f"method {request.method!r}: {one.storage.name!r} (steps {one.first} to "
-                    f"{one.last}, {places[other[3]]}, {one.nbytes} bytes) and "
-                    f"{two.storage.name!r} (steps {two.first} to {two.last}, {place}, "
-                    f"{two.nbytes} bytes) are live together and overlap"
+                    f"method {request.method!r}: {earlier.storage.name!r} (steps "
+                    f"{earlier.first} to {earlier.last}, {places[other[3]]}, {earlier.nbytes} "
+                    f"bytes) and {later.storage.name!r} (steps {later.first} to {later.last}, "
+                    f"{place}, {later.nbytes} bytes) overlap while both are live"
                 )
         insort(live, entry)

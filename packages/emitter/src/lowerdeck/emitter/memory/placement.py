@@ -21,13 +21,13 @@ def best_fit(lives: Sequence[Lifetime]) -> tuple[list[int], int]:
     bound = most_live_bytes(list(lives))
     best: tuple[list[int], int] | None = None
     for order in _orders(lives):
-        found = _place(lives, order)
-        if best is None or found[1] < best[1]:
-            best = found
+        placed = _place(lives, order)
+        if best is None or placed[1] < best[1]:
+            best = placed
         if best[1] <= bound:
             return best
         if len(lives) <= _REPAIRED_UP_TO:
-            best = _repair(lives, order, found, best, bound)
+            best = _repair(lives, order, placed, best, bound)
             if best[1] <= bound:
                 return best
     return best if best is not None else ([], 0)
@@ -46,20 +46,20 @@ def _orders(lives: Sequence[Lifetime]) -> Iterator[list[int]]:
 def _repair(
     lives: Sequence[Lifetime],
     order: list[int],
-    found: tuple[list[int], int],
+    placed: tuple[list[int], int],
     best: tuple[list[int], int],
     bound: int,
 ) -> tuple[list[int], int]:
     """Place again with those first that stuck out above the bound."""
     current = list(order)
     for _ in range(_REPAIRS):
-        offsets = found[0]
+        offsets = placed[0]
         high = [i for i in current if offsets[i] + lives[i].nbytes > bound]
         chosen = set(high)
         current = high + [i for i in current if i not in chosen]
-        found = _place(lives, current)
-        if found[1] < best[1]:
-            best = found
+        placed = _place(lives, current)
+        if placed[1] < best[1]:
+            best = placed
         if best[1] <= bound:
             break
     return best
@@ -73,16 +73,16 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
         life = lives[index]
         size = life.nbytes
         first, last = life.first, life.last
-        taken: list[tuple[int, int]] = []
+        busy: list[tuple[int, int]] = []
         for index_there in placed.during(first, last):
             there = lives[index_there]
             # What is in one bucket need not meet.
             if there.first <= last and first <= there.last:
                 start = offsets[index_there]
-                taken.append((start, start + there.nbytes))
-        taken.sort()
+                busy.append((start, start + there.nbytes))
+        busy.sort()
         best, best_gap, cursor = -1, -1, 0
-        for start, stop in taken:
+        for start, stop in busy:
             gap = start - cursor
             if gap >= size and (best < 0 or gap < best_gap):
                 best, best_gap = cursor, gap
@@ -109,10 +109,12 @@ class _Calendar:
             self._by_bucket.setdefault(bucket, []).append(index)
 
     def during(self, first: int, last: int) -> list[int]:
-        found: set[int] = set(self._long)
+        indices: set[int] = set(self._long)
         buckets = range(first // _BUCKET, last // _BUCKET + 1)
-        known = self._by_bucket
-        chosen = buckets if len(buckets) <= len(known) else [b for b in known if b in buckets]
+        by_bucket = self._by_bucket
+        chosen = (
+            buckets if len(buckets) <= len(by_bucket) else [b for b in by_bucket if b in buckets]
+        )
         for bucket in chosen:
-            found.update(known.get(bucket, ()))
-        return list(found)
+            indices.update(by_bucket.get(bucket, ()))
+        return list(indices)

@@ -1,7 +1,7 @@
 """Pass: take the mean off before a kernel normalises.
 
 The runtime's kernels compute a variance as the mean of the squares less the square of the mean,
-where nearly all digits cancel once the mean is large beside the deviation: with a mean of 100
+where nearly all digits cancel once the mean is large compared to the deviation: with a mean of 100
 times the deviation a layer norm is off by 2e-3, with 1,000 times by up to 0.5. Numbers around zero
 lose nothing, so they are moved there first; their deviation stays what it was.
 """
@@ -43,51 +43,51 @@ def center_norms(method: Method, table: KernelTable) -> None:
 
 
 def _centered(norm: Call, before: list[Operation]) -> list[Operation]:
-    given, returned = norm.args[0], norm.outs[1]
+    source, returned = norm.args[0], norm.outs[1]
     assert isinstance(returned, TensorValue)
-    made: list[Operation] = []
-    shift, mean = _MEANS[norm.target](norm, made)
-    centered = given.like(f"{given.name}.centered")
+    operations: list[Operation] = []
+    shift, mean = _MEANS[norm.target](norm, operations)
+    centered = source.like(f"{source.name}.centered")
     rest = returned.like(f"{returned.name}.rest")
     norm.args[0], norm.outs[1] = centered, rest
-    before += [*made, Call(_ATEN.sub.Tensor, [given, shift, 1], [centered], None)]
+    before += [*operations, Call(_ATEN.sub.Tensor, [source, shift, 1], [centered], None)]
     return [
         norm,
-        # Dropped with all dead code where nobody reads the mean, which is nearly everywhere.
+        # Dropped with all dead code where the mean is unread, which is nearly everywhere.
         Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], None),
     ]
 
 
 def _layer_mean(norm: Call, before: list[Operation]) -> Mean:
-    given, normalized = norm.args[0], len(norm.args[1])
-    mean = _mean(given, range(given.rank - normalized, given.rank), before)
+    source, normalized = norm.args[0], len(norm.args[1])
+    mean = _mean(source, range(source.rank - normalized, source.rank), before)
     return mean, mean
 
 
 def _batch_mean(norm: Call, before: list[Operation]) -> Mean:
-    given = norm.args[0]
-    mean = _mean(given, [dim for dim in range(given.rank) if dim != 1], before)
-    flat = [_fixed(channels) for channels in given.sizes[1:2]]
+    source = norm.args[0]
+    mean = _mean(source, [dim for dim in range(source.rank) if dim != 1], before)
+    flat = [_fixed(channels) for channels in source.sizes[1:2]]
     return mean, _changed(_ATEN.view_copy.default, mean, flat, before)
 
 
 def _group_mean(norm: Call, before: list[Operation]) -> Mean:
     view, expand = _ATEN.view_copy.default, _ATEN.expand_copy.default
-    given, (batch, channels, area, groups) = norm.args[0], norm.args[3:7]
-    rows = _Size(given.shape[0], given.sizes[0], batch)
-    pixels = _Size(prod(given.shape[2:]), prod(given.sizes[2:]), area)
-    all_channels = _Size(given.shape[1], given.sizes[1], channels)
-    group, each, one = _fixed(groups), _part(all_channels, groups, before), _fixed(1)
-    grouped = _changed(view, given, [rows, group, each, pixels], before)
+    source, (batch, channels, area, groups) = norm.args[0], norm.args[3:7]
+    rows = _Size(source.shape[0], source.sizes[0], batch)
+    pixels = _Size(prod(source.shape[2:]), prod(source.sizes[2:]), area)
+    all_channels = _Size(source.shape[1], source.sizes[1], channels)
+    group, per_group, unit = _fixed(groups), _part(all_channels, groups, before), _fixed(1)
+    grouped = _changed(view, source, [rows, group, per_group, pixels], before)
     mean = _mean(grouped, (2, 3), before)
-    repeated = _changed(expand, mean, [rows, group, each, one], before)
-    ones = [one] * (given.rank - 2)
+    repeated = _changed(expand, mean, [rows, group, per_group, unit], before)
+    ones = [unit] * (source.rank - 2)
     shift = _changed(view, repeated, [rows, all_channels, *ones], before)
     return shift, _changed(view, mean, [rows, group], before)
 
 
 class _Size(NamedTuple):
-    """A dimension: as the shape tells it, its upper bound, and the number in the program."""
+    """A dimension: its size in the shape, its upper bound, and its number in the program."""
 
     size: Any
     bound: int
@@ -102,22 +102,22 @@ def _part(whole: _Size, count: int, before: list[Operation]) -> _Size:
     """Return the size of each of ``count`` parts of a dimension."""
     number = whole.number
     if isinstance(number, ScalarValue):
-        made = ScalarValue(f"{number.name}.each", int)
-        before.append(Call(operator.floordiv, [number, count], [made], None))
-        number = made
+        quotient = ScalarValue(f"{number.name}.each", int)
+        before.append(Call(operator.floordiv, [number, count], [quotient], None))
+        number = quotient
     else:
         number //= count
     return _Size(whole.size // count, whole.bound // count, number)
 
 
-def _mean(given: TensorValue, dims: Iterable[int], before: list[Operation]) -> TensorValue:
+def _mean(source: TensorValue, dims: Iterable[int], before: list[Operation]) -> TensorValue:
     gone = list(dims)
-    shape = tuple(1 if dim in gone else size for dim, size in enumerate(given.shape))
-    sizes = tuple(1 if dim in gone else size for dim, size in enumerate(given.sizes))
-    order = contiguous_order(given.rank)
-    made = TensorValue(f"{given.name}.mean", given.dtype, shape, sizes, order)
-    before.append(Call(_ATEN.mean.dim, [given, gone, True, None], [made], None))
-    return made
+    shape = tuple(1 if dim in gone else size for dim, size in enumerate(source.shape))
+    sizes = tuple(1 if dim in gone else size for dim, size in enumerate(source.sizes))
+    order = contiguous_order(source.rank)
+    mean = TensorValue(f"{source.name}.mean", source.dtype, shape, sizes, order)
+    before.append(Call(_ATEN.mean.dim, [source, gone, True, None], [mean], None))
+    return mean
 
 
 def _changed(
@@ -127,7 +127,7 @@ def _changed(
     before: list[Operation],
 ) -> TensorValue:
     """Return ``value`` in another shape, by viewing or expanding it."""
-    made = TensorValue(
+    changed = TensorValue(
         f"{value.name}.{len(before)}",
         value.dtype,
         tuple(size for size, _, _ in shape),
@@ -136,8 +136,8 @@ def _changed(
     )
     arguments = [value, [number for _, _, number in shape]]
     arguments += [False] * (target is _ATEN.expand_copy.default)
-    before.append(Call(target, arguments, [made], None))
-    return made
+    before.append(Call(target, arguments, [changed], None))
+    return changed
 
 
 _MEANS: dict[Any, Callable[[Call, list[Operation]], Mean]] = {

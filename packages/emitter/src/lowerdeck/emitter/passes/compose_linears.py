@@ -26,7 +26,7 @@ _Sources = Mapping[Any, TensorValue]
 def compose_linears(method: Method, table: KernelTable) -> None:
     """Replace ``addmm`` and ``mm`` by a transposed matrix by the kernel of a linear layer.
 
-    Transposes that nobody else reads are dead then.
+    Transposes without other readers are dead then.
 
     Args:
         method: The method, changed in place.

@@ -36,9 +36,9 @@ def _number(
 ) -> ScalarValue:
     """Return the result of a function on numbers that is called before ``call``."""
     name = f"{call.outs[0].name}.{getattr(target, '__name__', 'part')}"
-    made = ScalarValue(name, kind)
-    before.append(Call(target, args, [made], call.origin))
-    return made
+    number = ScalarValue(name, kind)
+    before.append(Call(target, args, [number], call.origin))
+    return number
 
 
 def _kind(argument: Any) -> type:
@@ -55,22 +55,22 @@ def _unequal(call: Call, before: list[Operation]) -> None:
 
 
 def _both(call: Call, _before: list[Operation]) -> None:
-    one, two = call.args
-    if _kind(one) is bool and _kind(two) is bool:
-        _become(call, torch.sym_ite, one, two, False)
+    left, right = call.args
+    if _kind(left) is bool and _kind(right) is bool:
+        _become(call, torch.sym_ite, left, right, False)
 
 
 def _either(call: Call, _before: list[Operation]) -> None:
-    one, two = call.args
-    if _kind(one) is bool and _kind(two) is bool:
-        _become(call, torch.sym_ite, one, True, two)
+    left, right = call.args
+    if _kind(left) is bool and _kind(right) is bool:
+        _become(call, torch.sym_ite, left, True, right)
 
 
 def _size_of_number(call: Call, before: list[Operation]) -> None:
-    (given,) = call.args
-    negative = _number(operator.lt, [given, 0], bool, call, before)
-    turned = _number(operator.neg, [given], _kind(given), call, before)
-    _become(call, torch.sym_ite, negative, turned, given)
+    (number,) = call.args
+    negative = _number(operator.lt, [number, 0], bool, call, before)
+    turned = _number(operator.neg, [number], _kind(number), call, before)
+    _become(call, torch.sym_ite, negative, turned, number)
 
 
 def _floor(call: Call, before: list[Operation]) -> None:
@@ -80,15 +80,15 @@ def _floor(call: Call, before: list[Operation]) -> None:
 
 
 def _left(call: Call, _before: list[Operation]) -> None:
-    given, bits = call.args
+    number, bits = call.args
     if isinstance(bits, int):
-        _become(call, operator.mul, given, 1 << bits)
+        _become(call, operator.mul, number, 1 << bits)
 
 
 def _right(call: Call, _before: list[Operation]) -> None:
-    given, bits = call.args
+    number, bits = call.args
     if isinstance(bits, int):
-        _become(call, operator.floordiv, given, 1 << bits)
+        _become(call, operator.floordiv, number, 1 << bits)
 
 
 def _rounded(call: Call, _before: list[Operation]) -> None:
@@ -113,11 +113,11 @@ def _power(call: Call, before: list[Operation]) -> None:
         return
     # Numbers have no such kernel, but tensors without dimensions do.
     if isinstance(exponent, ScalarValue):
-        given: Any = base
+        exact_base: Any = base
         target: Any = _ATEN.pow.Scalar
         if isinstance(base, ScalarValue):
-            given, target = _tensor(base, call, before), _ATEN.pow.Tensor_Tensor
-        args = [given, _tensor(exponent, call, before)]
+            exact_base, target = _tensor(base, call, before), _ATEN.pow.Tensor_Tensor
+        args = [exact_base, _tensor(exponent, call, before)]
     else:
         args, target = [_tensor(base, call, before), exponent], _ATEN.pow.Tensor_Scalar
     _item(_computed(target, args, call, before), call, before)
@@ -145,10 +145,10 @@ def _computed(
     dtype: torch.dtype = torch.float64,
 ) -> TensorValue:
     name = f"{call.outs[0].name}.{schema_of(target).name.partition('::')[2]}"
-    made = TensorValue(name, dtype, (), (), ())
-    outs: list[Value] = [made]
+    result = TensorValue(name, dtype, (), (), ())
+    outs: list[Value] = [result]
     before.append(Call(target, args, outs, call.origin))
-    return made
+    return result
 
 
 def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:

@@ -1,4 +1,4 @@
-"""Pass: remove operations whose results nobody reads."""
+"""Pass: remove operations whose results are unread."""
 
 from __future__ import annotations
 

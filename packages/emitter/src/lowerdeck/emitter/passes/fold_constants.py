@@ -28,7 +28,7 @@ _ALWAYS_UP_TO = 1024
 _UNINITIALISED = ("empty", "resize")
 # What reads more than its arguments.
 _READS_ELSEWHERE = frozenset({"aten::from_file"})
-# Operators of others may do what their schema does not tell.
+# Operators of other libraries may have effects that their schema does not declare.
 _OWN_SPACES = frozenset({"aten", "prims"})
 
 
@@ -49,11 +49,11 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
     A result that would make the file larger stays a call; equal calls of that kind are made once,
     and so are equal calls that depend on sizes alone.
     What gives other values each time, or does more than give values, stays. So does what reads a
-    weight that goes to a file of its own: another such file may bring other values.
+    weight that goes to another file: a replaced file may have other values.
 
     Args:
         method: The method, changed in place.
-        stem_of: Tells of a parameter or buffer which file it goes to, None for the program's own.
+        stem_of: Returns the file of a parameter or buffer, None for the program itself.
 
     Requires:
         The method is functional.
@@ -78,32 +78,32 @@ class _Folder:
         self._of_sizes: set[Value] = set()
         self.replaced: dict[Value, Any] = {}
 
-    def block(self, block: Block, known: dict[Any, list[Value]]) -> None:
+    def block(self, block: Block, values_by_key: dict[Any, list[Value]]) -> None:
         kept: list[Operation] = []
         for operation in block.body:
             substitute_reads(operation, self.replaced)
             for inner in blocks_of(operation):
                 # What an inner block computes may never have run before what follows.
-                self.block(inner, dict(known))
+                self.block(inner, dict(values_by_key))
             if isinstance(operation, Call) and _gives_nothing(operation):
                 continue
             if isinstance(operation, Call) and self._is_fixed(operation):
                 if self._folded(operation):
                     continue
-                if self._is_equal_to_earlier(operation, known):
+                if self._is_equal_to_earlier(operation, values_by_key):
                     continue
                 self._fixed.update(operation.outs)
             elif isinstance(operation, Call) and self._is_of_sizes(operation):
-                if self._is_equal_to_earlier(operation, known):
+                if self._is_equal_to_earlier(operation, values_by_key):
                     continue
                 self._of_sizes.update(operation.outs)
             kept.append(operation)
         block.body = kept
         block.results = substitute(block.results, self.replaced)
 
-    def _is_equal_to_earlier(self, call: Call, known: dict[Any, list[Value]]) -> bool:
+    def _is_equal_to_earlier(self, call: Call, values_by_key: dict[Any, list[Value]]) -> bool:
         """Give the results of an equal earlier call, or note ``call`` as the first of its kind."""
-        earlier = known.setdefault(_key(call), call.outs)
+        earlier = values_by_key.setdefault(_key(call), call.outs)
         if earlier is call.outs:
             return False
         self.replaced |= zip(call.outs, earlier, strict=True)

@@ -1,4 +1,4 @@
-"""Pass: multiply by matrices as they lie, not by copies that repeat or transpose them.
+"""Pass: multiply by matrices as stored, not by copies that repeat or transpose them.
 
 Attention multiplies by all keys and values of a cache. Where several heads share them, programs
 write them out for each head first (``repeat_kv``), and keys are transposed: copies of the whole
@@ -22,7 +22,7 @@ from lowerdeck.emitter.ir.values import TensorValue, Value, contiguous_order
 _ATEN = torch.ops.aten
 _VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
 _WIDE = 32
-"""Numbers that are multiplied for one that is copied, so that the copy is cheap beside them."""
+"""Multiplications for each copied number from which on the copy is cheap."""
 _VIEW_NAMES = """
     view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
     squeeze_copy clone alias alias_copy detach
@@ -58,7 +58,9 @@ def group_products(method: Method) -> None:
         dead code. A transpose is taken of the other operand and of the product where those are
         smaller, or grow with the work that there is.
     """
-    readers = Counter([*values_in(method.outputs), *(one.source for one in method.write_backs)])
+    readers = Counter(
+        [*values_in(method.outputs), *(write_back.source for write_back in method.write_backs)]
+    )
     for block in all_blocks(method.block):
         readers.update(values_in(block.results))
         for operation in block.body:
@@ -71,9 +73,9 @@ def group_products(method: Method) -> None:
             if isinstance(operation, Call):
                 producers.update(dict.fromkeys(operation.outs, operation))
                 if operation.target is _ATEN.bmm.default:
-                    found = _origin(operation, producers, readers)
-                    if found is not None:
-                        body += _product(operation, found)
+                    origin = _origin(operation, producers, readers)
+                    if origin is not None:
+                        body += _product(operation, origin)
                         continue
             body.append(operation)
         block.body = body
@@ -104,7 +106,7 @@ def _origin(
             if transposed or order != _swapped(range(source.rank)):
                 break
             transposed = True
-            steps = [(one, _swapped(sizes)) for one, sizes in steps]
+            steps = [(view, _swapped(sizes)) for view, sizes in steps]
         elif call.op_name in _VIEWS or _scales(call):
             if source.sizes[-2:] != value.sizes[-2:]:
                 break
@@ -125,8 +127,8 @@ def _scales(call: Call) -> bool:
 
 
 def _swapped(items: Any) -> list[int]:
-    *before, one, other = items
-    return [*before, other, one]
+    *before, rows, columns = items
+    return [*before, columns, rows]
 
 
 def _is_less(product: Call, matrices: TensorValue) -> bool:
@@ -136,7 +138,7 @@ def _is_less(product: Call, matrices: TensorValue) -> bool:
     assert isinstance(out, TensorValue)
     if left.dynamic:
         # Copies of as many rows as there are cost a share of the product, a copy of the matrices
-        # is made for a single row, too.
+        # is also made for a single row.
         return min(matrices.sizes[-2:]) >= _WIDE
     return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
 
@@ -144,14 +146,16 @@ def _is_less(product: Call, matrices: TensorValue) -> bool:
 def _product(product: Call, found: _Origin) -> list[Operation]:
     origin, count, body = product.origin, found.times, list[Operation]()
 
-    def call(target: Any, given: TensorValue, argument: Any, sizes: Any, rows: Any) -> TensorValue:
+    def call(
+        target: Any, source: TensorValue, argument: Any, sizes: Any, rows: Any
+    ) -> TensorValue:
         """Add a call on one tensor; ``rows`` is the dimension that may vary, and its size."""
         shape = [*sizes]
         shape[rows[0]] = rows[1]
-        name, order = f"{given.name}.{len(body)}", contiguous_order(len(sizes))
-        made = TensorValue(name, given.dtype, tuple(shape), tuple(sizes), order)
-        body.append(Call(target, [given, argument], [made], origin))
-        return made
+        name, order = f"{source.name}.{len(body)}", contiguous_order(len(sizes))
+        result = TensorValue(name, source.dtype, tuple(shape), tuple(sizes), order)
+        body.append(Call(target, [source, argument], [result], origin))
+        return result
 
     matrices = found.source
     for step, sizes in found.steps:

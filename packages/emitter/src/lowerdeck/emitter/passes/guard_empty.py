@@ -60,8 +60,8 @@ def guard_empty(method: Method, table: KernelTable) -> None:
     """
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
-        found = _RULES.get(call.target) if call.kernel is not None else None
-        empty = None if found is None else found(call)
+        guard = _RULES.get(call.target) if call.kernel is not None else None
+        empty = None if guard is None else guard(call)
         if empty is None:
             return None
         doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
@@ -117,22 +117,22 @@ class _Numbers:
         self._body.append(call)
 
     def call(self, target: Any, args: list[Any], kind: type = int) -> ScalarValue:
-        made = ScalarValue(f"{self._call.outs[0].name}.size", kind)
-        self.add(Call(target, args, [made], self._call.origin))
-        return made
+        number = ScalarValue(f"{self._call.outs[0].name}.size", kind)
+        self.add(Call(target, args, [number], self._call.origin))
+        return number
 
     def size(self, size: Size) -> Any:
-        known = _size(size)
-        return known if isinstance(known, int) else self.call(_ATEN.sym_size.int, list(size))
+        fixed = _size(size)
+        return fixed if isinstance(fixed, int) else self.call(_ATEN.sym_size.int, list(size))
 
     def sum(self, parts: Sequence[Size | int]) -> Any:
         number, varying = 0, []
         for part in parts:
-            found = part if isinstance(part, (int, ScalarValue)) else self.size(part)
-            if isinstance(found, int):
-                number += found
+            term = part if isinstance(part, (int, ScalarValue)) else self.size(part)
+            if isinstance(term, int):
+                number += term
             else:
-                varying.append(found)
+                varying.append(term)
         if not varying:
             return number
         total = varying[0]
@@ -156,18 +156,18 @@ def _all_sizes(tensor: TensorValue) -> list[Size]:
 
 def _matrix_product(call: Call) -> _Empty:
     """Fill with zeros: the kernel does not touch its output when it has nothing to sum."""
-    one, other = call.args[:2]
-    rows = [[size] for size in _all_sizes(one)[:-1]]
-    return _Empty([(one, one.rank - 1)], [*rows, [(other, other.rank - 1)]])
+    left, right = call.args[:2]
+    rows = [[size] for size in _all_sizes(left)[:-1]]
+    return _Empty([(left, left.rank - 1)], [*rows, [(right, right.rank - 1)]])
 
 
 def _linear(call: Call) -> _Empty | None:
     """Do so for a linear layer without bias; with one the kernel begins with the bias."""
-    one, weight, bias = call.args
+    source, weight, bias = call.args
     if bias is not None:
         return None
-    rows = [[size] for size in _all_sizes(one)[:-1]]
-    return _Empty([(one, one.rank - 1)], [*rows, [(weight, 0)]])
+    rows = [[size] for size in _all_sizes(source)[:-1]]
+    return _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
 
 
 def _extreme(call: Call) -> _Empty | None:

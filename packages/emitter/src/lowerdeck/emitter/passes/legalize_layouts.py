@@ -62,14 +62,14 @@ class _Layouts:
 
     def block(self, block: Block) -> None:
         body: list[Operation] = []
-        known, self._relaid = self._relaid, dict(self._relaid)
+        saved, self._relaid = self._relaid, dict(self._relaid)
         for operation in block.body:
             outer, self._before = self._before, []
             self._operation(operation)
             body += [*self._before, operation]
             self._before = outer
         # What an inner block has converted is not there after it.
-        self._relaid = known
+        self._relaid = saved
         block.body = body
 
     def _operation(self, operation: Operation) -> None:
@@ -114,11 +114,11 @@ class _Layouts:
         """Give a copy the layout that its memory format asks for."""
         source, (out,) = call.args[0], _tensor_outs(call)
         names = [argument.name for argument in schema_of(call.target).arguments]
-        wanted = call.args[names.index("memory_format")]
+        memory_format = call.args[names.index("memory_format")]
         if "non_blocking" in names:
             # A hint for other devices, which the kernel refuses.
             call.args[names.index("non_blocking")] = False
-        out.dim_order = _order_for(wanted, source)
+        out.dim_order = _order_for(memory_format, source)
         if out.dim_order == source.dim_order == contiguous_order(out.rank):
             call.args[names.index("memory_format")] = None
             return
@@ -129,7 +129,7 @@ class _Layouts:
     def _delegate(self, delegate: Delegate) -> None:
         """Give a delegate tensors in the layouts that it was compiled for, results too.
 
-        They are those of its own program: a retrace of the caller's may have changed strides.
+        They are those of its own program: a retrace of the caller may have changed strides.
         """
         inner = getattr(delegate.module, "original_module", None)
         metas = list(_user_inputs(inner)) if inner is not None else []
@@ -150,8 +150,8 @@ class _Layouts:
     def _laid_out(self, argument: Any, rank: int | None, order: DimOrder) -> Any:
         """Return an argument with tensors of ``rank`` in ``order`` and all others contiguous."""
         if isinstance(argument, TensorValue):
-            wanted = order if argument.rank == rank else contiguous_order(argument.rank)
-            return self._in_order(argument, wanted)
+            expected = order if argument.rank == rank else contiguous_order(argument.rank)
+            return self._in_order(argument, expected)
         if isinstance(argument, (list, tuple)):
             return [self._laid_out(item, rank, order) for item in argument]
         return argument
@@ -165,15 +165,19 @@ class _Layouts:
         key = (value, order)
         if key in self._relaid:
             return self._relaid[key]
-        made = value.like(f"{value.name}.relaid", order)
+        relaid = value.like(f"{value.name}.relaid", order)
         if value.constant is not None and not value.state:
             # Its bytes are written in the other order: nothing happens at run time.
-            made.constant, made.key, made.fixed_role = value.constant, value.key, Role.CONSTANT
+            relaid.constant, relaid.key, relaid.fixed_role = (
+                value.constant,
+                value.key,
+                Role.CONSTANT,
+            )
         else:
             args = [value, False, list(order)]
-            self._before.append(Call(CLONE_DIM_ORDER, args, [made], None))
-        self._relaid[key] = made
-        return made
+            self._before.append(Call(CLONE_DIM_ORDER, args, [relaid], None))
+        self._relaid[key] = relaid
+        return relaid
 
 
 def _tensor_outs(call: Call) -> list[TensorValue]:
@@ -194,10 +198,10 @@ def _all_channels_last(tensors: list[TensorValue]) -> bool:
     return bool(images) and all(value.dim_order == order for value in images)
 
 
-def _order_for(wanted: torch.memory_format | None, source: TensorValue) -> DimOrder:
-    if wanted is None or wanted is torch.preserve_format:
+def _order_for(memory_format: torch.memory_format | None, source: TensorValue) -> DimOrder:
+    if memory_format is None or memory_format is torch.preserve_format:
         return source.dim_order
-    if wanted in (torch.channels_last, torch.channels_last_3d) and source.rank in (4, 5):
+    if memory_format in (torch.channels_last, torch.channels_last_3d) and source.rank in (4, 5):
         return channels_last_order(source.rank)
     return contiguous_order(source.rank)
 

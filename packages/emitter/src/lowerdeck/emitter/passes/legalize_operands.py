@@ -1,6 +1,6 @@
 """Pass: work around what kernels refuse, where a tensor, a cast or another shape is enough.
 
-Each rule stands for one fault of one kernel, met by running it in the runtime that the kernel
+Each rule avoids one fault of one kernel, found by running it in the runtime that the kernel
 table was read from.
 """
 
@@ -52,13 +52,13 @@ def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> No
     runtime has it; otherwise the number becomes a 0-dim constant.
     """
     for index, argument in enumerate(schema_of(call.target).arguments):
-        given = call.args[index]
-        if str(argument.type) != "Tensor" or isinstance(given, TensorValue):
+        operand = call.args[index]
+        if str(argument.type) != "Tensor" or isinstance(operand, TensorValue):
             continue
         if index == 1 and (scalar := _scalar_overload(call.target, table)) is not None:
             call.target = scalar
             return
-        call.args[index] = _as_tensor(given, call, before)
+        call.args[index] = _as_tensor(operand, call, before)
 
 
 def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
@@ -67,44 +67,44 @@ def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | Non
     name = overload_name(target).replace("Tensor", "Scalar")
     if name == overload_name(target) or not hasattr(packet, name):
         return None
-    found: OpOverload = getattr(packet, name)
+    overload: OpOverload = getattr(packet, name)
     names = [argument.name for argument in schema_of(target).arguments]
-    if [argument.name for argument in schema_of(found).arguments] != names:
+    if [argument.name for argument in schema_of(overload).arguments] != names:
         return None
-    variant = out_variant(found)
-    return found if variant is not None and variant.full_name in table else None
+    variant = out_variant(overload)
+    return overload if variant is not None and variant.full_name in table else None
 
 
-def _as_tensor(given: Any, call: Call, before: list[Operation]) -> TensorValue:
+def _as_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorValue:
     name = f"{call.outs[0].name}.number" if call.outs else "number"
-    if isinstance(given, ScalarValue):
-        value = TensorValue(name, _DTYPES[given.kind], (), (), ())
+    if isinstance(operand, ScalarValue):
+        value = TensorValue(name, _DTYPES[operand.kind], (), (), ())
         target = torch.ops.aten.scalar_tensor.default
-        args = [given, *[None] * (len(schema_of(target).arguments) - 1)]
+        args = [operand, *[None] * (len(schema_of(target).arguments) - 1)]
         before.append(Call(target, args, [value], call.origin))
         return value
-    value = TensorValue(name, _DTYPES[type(given)], (), (), ())
-    value.constant = torch.tensor(given, dtype=value.dtype)
+    value = TensorValue(name, _DTYPES[type(operand)], (), (), ())
+    value.constant = torch.tensor(operand, dtype=value.dtype)
     value.fixed_role = Role.CONSTANT
     return value
 
 
 def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) -> TensorValue:
-    made = value.like(f"{value.name}.as_{str(dtype).removeprefix('torch.')}")
-    made.dtype = dtype
-    before.append(cast(value, made))
-    return made
+    converted = value.like(f"{value.name}.as_{str(dtype).removeprefix('torch.')}")
+    converted.dtype = dtype
+    before.append(cast(value, converted))
+    return converted
 
 
 def _wide_index(position: int, narrow: frozenset[torch.dtype] = _NARROW) -> Rule:
     """Return the rule for a kernel that takes indices of 64 bits only."""
 
     def rule(call: Call, before: list[Operation]) -> None:
-        given = call.args[position]
-        if isinstance(given, (list, tuple)):
-            call.args[position] = [_wide(item, narrow, before) for item in given]
+        operand = call.args[position]
+        if isinstance(operand, (list, tuple)):
+            call.args[position] = [_wide(item, narrow, before) for item in operand]
         else:
-            call.args[position] = _wide(given, narrow, before)
+            call.args[position] = _wide(operand, narrow, before)
 
     return rule
 
@@ -118,7 +118,7 @@ def _wide(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -
 def _float_scalar(call: Call, before: list[Operation]) -> None:
     """Cast the tensor first: the kernel refuses an integer tensor and a floating number.
 
-    It refuses a mask and an integer, too.
+    It also refuses a mask and an integer.
     """
     tensor, (out,) = call.args[0], call.outs
     if not isinstance(out, TensorValue) or tensor.dtype.is_floating_point:
@@ -139,9 +139,9 @@ def _in_type_of_result(call: Call, before: list[Operation]) -> None:
     (out,) = call.outs
     if not isinstance(out, TensorValue) or out.dtype not in _NARROW_OR_BYTE:
         return
-    for position, given in enumerate(call.args):
-        if isinstance(given, TensorValue) and given.dtype.itemsize > out.dtype.itemsize:
-            call.args[position] = _cast_to(given, out.dtype, before)
+    for position, operand in enumerate(call.args):
+        if isinstance(operand, TensorValue) and operand.dtype.itemsize > out.dtype.itemsize:
+            call.args[position] = _cast_to(operand, out.dtype, before)
 
 
 def _byte_limits(call: Call, _before: list[Operation]) -> None:
@@ -199,11 +199,11 @@ def _reshaped(
     suffix: str,
     before: list[Operation],
 ) -> TensorValue:
-    made = TensorValue(
+    reshaped = TensorValue(
         f"{value.name}.{suffix}", value.dtype, shape, sizes, contiguous_order(len(sizes))
     )
-    before.append(Call(_ATEN.view_copy.default, [value, list(shape)], [made], None))
-    return made
+    before.append(Call(_ATEN.view_copy.default, [value, list(shape)], [reshaped], None))
+    return reshaped
 
 
 _RULES: dict[Any, Rule] = {

@@ -31,7 +31,7 @@ def run_passes(
     Args:
         method: The method, changed in place.
         config: The settings of the emission.
-        stem_of: Tells of a parameter or buffer which file it goes to, None for the program's own.
+        stem_of: Returns the file of a parameter or buffer, None for the program itself.
 
     Raises:
         MissingKernelError: If the runtime lacks a kernel.

@@ -135,8 +135,8 @@ def _changes_nothing(call: Call) -> bool:
     return call.op_name in _MAY_CHANGE_NOTHING or source is not call.args[0]
 
 
-def _same_shape(one: TensorValue, other: TensorValue) -> bool:
+def _same_shape(left: TensorValue, right: TensorValue) -> bool:
     """Return whether two shapes are surely equal, symbols compared by their expressions."""
-    if one.sizes != other.sizes:
+    if left.sizes != right.sizes:
         return False
-    return [*map(expression_of, one.shape)] == [*map(expression_of, other.shape)]
+    return [*map(expression_of, left.shape)] == [*map(expression_of, right.shape)]

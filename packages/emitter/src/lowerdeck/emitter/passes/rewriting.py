@@ -29,8 +29,8 @@ def by_target(rules: Mapping[Any, Rule]) -> Rule:
     """Return the rule that applies those of each call's target."""
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
-        found = rules.get(call.target)
-        return None if found is None else found(call, before)
+        rewrite = rules.get(call.target)
+        return None if rewrite is None else rewrite(call, before)
 
     return rule
 

@@ -100,20 +100,20 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
 def _not_as_eager(call: Call) -> str:
     """Return why strides into the memory of eager's tensor mean other elements in a program."""
     source = call.origin.args[0] if call.origin is not None else None
-    given = source.meta.get("val") if isinstance(source, fx.Node) else None
-    if not isinstance(given, torch.Tensor):
+    traced = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(traced, torch.Tensor):
         return ""
-    if call.args[0].dynamic or not given.is_contiguous() or given.storage_offset():
+    if call.args[0].dynamic or not traced.is_contiguous() or traced.storage_offset():
         return (
-            f"strides {tuple(given.stride())} and offset {given.storage_offset()} of its argument "
-            "in eager are not those of a program's tensor; take elements by slices or an index"
+            f"strides {tuple(traced.stride())} and offset {traced.storage_offset()} of its "
+            "argument in eager are not those of a program's tensor; use slices or an index"
         )
     _, size, stride, offset = call.args[:4]
     fixed = (*size, *stride, offset or 0)
     if not all(isinstance(number, int) for number in fixed):
         return "it takes sizes and strides that do not vary only"
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if 0 not in size and last >= given.numel():
+    if 0 not in size and last >= traced.numel():
         return "it reads past its argument's elements; take the whole tensor as its argument"
     return ""
 

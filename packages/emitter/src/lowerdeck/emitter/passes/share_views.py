@@ -114,7 +114,7 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
     name, args, out = call.op_name, call.args, outs[0]
     if name in _SAME:
         return [0] if _alike(source, out) else None
-    if not source.contiguous or any(not one.contiguous for one in outs):
+    if not source.contiguous or any(not part.contiguous for part in outs):
         return None
     if name in _RESHAPES:
         return [0]
@@ -135,8 +135,8 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
         if not _outermost(dim, source):
             return None
         starts = [0]
-        for one in outs[:-1]:
-            starts.append(starts[-1] + one.nbytes)
+        for part in outs[:-1]:
+            starts.append(starts[-1] + part.nbytes)
         return starts
     return None
 
@@ -174,9 +174,9 @@ def _keeps_order(call: Call, source: TensorValue) -> bool:
     if name.startswith("permute"):
         order = [dim % max(rank, 1) for dim in args[1]]
     elif name.startswith("transpose"):
-        one, other = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
+        first, second = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
         if rank:
-            order[one], order[other] = order[other], order[one]
+            order[first], order[second] = order[second], order[first]
     else:
         order.reverse()
     # A size that varies may be 1, but is not known to be; asking it would ask for a guard.

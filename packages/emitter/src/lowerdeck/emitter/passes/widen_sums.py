@@ -152,9 +152,11 @@ def _variance(call: Call, before: list[Operation]) -> Sequence[Operation] | None
         Call(_ATEN.div.Scalar, [total, divisor], [out], call.origin),
     ]
     if len(call.outs) == 2:
-        given = call.outs[1]
-        assert isinstance(given, TensorValue)
-        body += _mean_of_many(source, dims, count, keep=keep, out=given, origin=call.origin)
+        returned_mean = call.outs[1]
+        assert isinstance(returned_mean, TensorValue)
+        body += _mean_of_many(
+            source, dims, count, keep=keep, out=returned_mean, origin=call.origin
+        )
     return body
 
 

@@ -38,10 +38,12 @@ def write_branches(method: Method) -> None:
 
 
 def _write(branch: Block, outs: list[Value]) -> None:
-    made = {value for operation in branch.body if _writes(operation) for value in operation.outs}
+    written = {
+        value for operation in branch.body if _writes(operation) for value in operation.outs
+    }
     replaced: dict[Value, Any] = {}
     for result, out in zip(branch.results, outs, strict=True):
-        if result not in made or result in replaced:
+        if result not in written or result in replaced:
             continue
         if isinstance(out, TensorValue) and _alike(result, out):
             replaced[result] = out

@@ -1,4 +1,4 @@
-"""Pass over the steps: let a kernel write where it reads, and buffers where they lie."""
+"""Pass over the steps: write results in place of inputs, and new state directly to its buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_in_place(code: Code, table: KernelTable) -> None:
     """Merge storages where the output of a step may be the memory of its input.
 
     Requires:
-        Every tensor of ``code`` has a storage of its own or shares that of its base.
+        Every tensor of ``code`` has a separate storage or shares that of its base.
 
     Ensures:
         A step whose output is its input's memory calls a kernel that the table calls safe, and
@@ -43,7 +43,9 @@ class _Merger:
         for value in (*code.inputs, *code.outputs):
             if isinstance(value, TensorValue):
                 self._remember(value, seen)
-        self._returned = {one.storage for one in code.outputs if isinstance(one, TensorValue)}
+        self._returned = {
+            output.storage for output in code.outputs if isinstance(output, TensorValue)
+        }
 
     def _remember(self, value: TensorValue, seen: set[TensorValue]) -> None:
         if value not in seen:
@@ -95,7 +97,7 @@ class _Merger:
         )
 
     def _ends_at_copy(self, index: int) -> bool:
-        """Return whether a step copies for a kernel that writes, what nobody reads afterwards."""
+        """Return whether a step copies a value, unread afterwards, for a kernel that writes."""
         step = self._code.steps[index]
         if not self._is_for_rewriting(step):
             return False
@@ -187,12 +189,12 @@ class _Merger:
 
 
 def _whole(value: TensorValue) -> bool:
-    """Return whether ``value`` is all that lies in its storage."""
+    """Return whether ``value`` fills its storage alone."""
     root, offset = root_of(value)
     return offset == 0 and root.nbytes == value.nbytes
 
 
 def _form(value: TensorValue) -> tuple[object, ...]:
-    """Return what two tensors must share so that element i lies at the same offset in both."""
+    """Return what two tensors must share so that element i has the same offset in both."""
     shape = tuple(map(expression_of, value.shape))
     return (value.dtype, shape, value.sizes, value.dim_order)

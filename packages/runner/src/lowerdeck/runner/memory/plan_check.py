@@ -41,14 +41,12 @@ class _State:
         tensors: By register: the register whose tensor object a move put there.
         storage: By tensor object: the value whose bytes a view instruction made it share.
         written: The values that this call has written.
-        spoiled: By value that ``et_copy_index`` fills: a value that overwrote some of its rows.
     """
 
     owners: OwnerMap
     tensors: dict[int, int] = field(default_factory=dict)
     storage: dict[int, int] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
-    spoiled: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> _State:
         return _State(
@@ -56,7 +54,6 @@ class _State:
             dict(self.tensors),
             dict(self.storage),
             set(self.written),
-            dict(self.spoiled),
         )
 
     def value(self, register: int) -> int:
@@ -109,6 +106,8 @@ class PlanCheck:
         self._bases: dict[int, int] = {}
         self._writers: dict[int, _Location] = {}
         self._reads_former_call = False
+        self._read_values: set[int] = set()
+        self._lost_rows: dict[int, int] = {}
         entry = _State(OwnerMap(memories))
         self._give_state(entry)
         for left in self._call(entry.copy()):
@@ -117,6 +116,9 @@ class PlanCheck:
             if self._is_seen_next(left, entry):
                 left.written.clear()
                 self._call(left)
+        for index, writer in self._lost_rows.items():
+            if index in self._read_values:
+                self._fail_overwritten(writer, index, self._writers[index])
 
     def _give_state(self, entry: _State) -> None:
         """Let state own its bytes; a part of a state that has its name is an alias of it."""
@@ -198,7 +200,7 @@ class PlanCheck:
             return
         for index in item.reads:
             if item.name == COPY_INDEX and index in item.writes:
-                self._note_spoiled_rows(state.value(index), state)
+                self._note_lost_rows(state.value(index), state)
             else:
                 self._read(index, state, at)
         for index in item.writes:
@@ -213,8 +215,7 @@ class PlanCheck:
             return
         owners = state.owners.of(*where)
         self._count(len(owners))
-        if value in state.spoiled:
-            self._fail_overwritten(state.spoiled[value], value, at)
+        self._read_values |= owners
         if owners == {value}:
             return
         self._reads_former_call |= UNWRITTEN in owners
@@ -244,16 +245,14 @@ class PlanCheck:
         self._bases[self._base(base)] = self._base(alias)
         state.written.add(alias)
 
-    def _note_spoiled_rows(self, value: int, state: _State) -> None:
+    def _note_lost_rows(self, value: int, state: _State) -> None:
         """Record rows that former iterations of a loop filled and that were overwritten since."""
         owners = state.owners.of(*self._planned[value]) if value in self._planned else set()
         self._reads_former_call |= UNWRITTEN in owners
         others = {o for o in owners if o != UNWRITTEN and self._base(o) != self._base(value)}
-        if others == owners:
-            # Nothing is left of the rows: the loop starts again.
-            state.spoiled.pop(value, None)
-        elif others:
-            state.spoiled.setdefault(value, min(others))
+        # Where nothing is left of the rows, the loop starts again.
+        if others and others != owners and value in state.written:
+            self._lost_rows.setdefault(value, min(others))
 
     def _write(self, index: int, state: _State, at: _Location) -> None:
         value = state.value(index)
