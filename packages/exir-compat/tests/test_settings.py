@@ -149,7 +149,7 @@ def test_state_of_one_name_is_shared_where_asked() -> None:
     # tests/interop runs it.
     assert to_edge(programs).to_executorch(config).methods == {"fill", "read"}
     # exir keeps two states; which of the two a reader meant is for the caller to say.
-    with pytest.raises(EmitterError, match="lie in two memories"):
+    with pytest.raises(EmitterError, match="have different memory"):
         to_edge(programs).to_executorch()
 
 

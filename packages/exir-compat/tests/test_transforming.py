@@ -119,7 +119,7 @@ def drop_output(graph_module: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Swap, "as a pass, expected what can be called"),
+        (Swap, "as a pass, expected a callable"),
         (3, "found 3 as a pass"),
         (lambda graph_module: 3, "returned a int"),
         (drop_output, "the graph returns 1 values, expected the 2"),

@@ -43,7 +43,7 @@ def test_from_a_folder_to_a_text(tmp_path: Path, shell: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["lm", "export", "nowhere"], 3, "nowhere is no folder"),
+        (["lm", "export", "nowhere"], 3, "nowhere is not a folder"),
         (["lm", "export", "name/of-a-model"], 3, "as `hf download NAME --local-dir FOLDER`"),
         (["lm", "export", "{empty}"], 3, "has no tokenizer.json"),
         (["lm", "export", "{broken}"], 3, "config.json is of no model"),
@@ -170,6 +170,6 @@ def test_a_context_that_is_cut_and_what_was_quantised_are_reported(
     export: Any, shell: Any
 ) -> None:
     told = shell(*export, "--context", 100_000, "--quantize", "8da4w").out
-    assert "context        128, all that the model was made for, not 100000" in told
+    assert "context        128, the model's limit, not 100000" in told
     assert "quantised      80.8% of 99,840 weights; floats stay 19.2% of embeddings" in told
     assert "made for" not in shell(*export, "--context", 128).out

@@ -1,8 +1,8 @@
-"""What one learns here: how a debug map survives a compiler that fuses and decomposes.
+"""Demo of debug maps: they survive a compiler that fuses and decomposes.
 
 A convolution whose only reader is a relu becomes one step, a tangent becomes three. Each step is
-logged by an identifier, and the map beside the blob says which nodes of the program an identifier
-stands for, so that a time or a wrong number on a device is found in the model's source::
+logged by an identifier, and the debug map lists the nodes of the program of each identifier,
+so that a time or a wrong number on a device is found in the model's source::
 
     BackendWithDelegateMappingDemo 2 0badc0de
     inputs float32
@@ -82,7 +82,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
 
     @visits("aten.tan.default", dtypes=_FLOAT)
     def tan(self, part: PartitionView, node: Node) -> None:
-        """Add three steps, which all stand for the tangent."""
+        """Add three steps, which together compute the tangent."""
         x = arguments_of(node)["self"]
         sine = self._step(part, "sin_op", [node], [x])
         cosine = self._step(part, "cos_op", [node], [x])
@@ -112,9 +112,9 @@ def _settings(node: Node) -> list[Any]:
     reason = _not_of_images(node)
     if reason is not None:
         raise UnsupportedNodeError(f"{describe_node(node)} cannot be compiled: {reason}")
-    found = arguments_of(node)
+    arguments = arguments_of(node)
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    return [found[name] for name in names]
+    return [arguments[name] for name in names]
 
 
 class DelegateMappingDemoPartitioner(DeclarativePartitioner):

@@ -1,4 +1,4 @@
-"""What one learns here: how a blob can be a whole program, a ``.pte`` in a ``.pte``, to any depth.
+"""Demo of nested programs: a blob that is a ``.pte``, to any depth.
 
 Without compile specs the partition is emitted as it is, for the kernels of a nested runner. With
 ``inner_backend`` it is first given whole to that backend, and the blob is the delegate's
@@ -50,7 +50,7 @@ class ExecutorPartitioner(NodePartitioner):
     def objection(self, node: Node) -> str | None:
         """Return None for each call of an operator whose numbers are sizes of its tensors."""
         if not isinstance(node.target, OpOverload):
-            return f"{operator_name(node)} is no operator"
+            return f"{operator_name(node)} is not an operator"
         numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
         for source in node.all_input_nodes:
             # A file takes the number that was traced as an input, and no other one.
@@ -61,7 +61,7 @@ class ExecutorPartitioner(NodePartitioner):
 
 
 class ExecutorBackend(BackendDetails):
-    """Compiles a partition to a ``.pte`` of its own."""
+    """Compiles a partition to another ``.pte``."""
 
     version = "1"
 
@@ -82,7 +82,7 @@ class ExecutorBackend(BackendDetails):
             lowerdeck.lowered_module.LoweringError: An inner backend refuses the partition.
             lowerdeck.emitter.EmitterError: The partition cannot be emitted.
         """
-        path = next((one.value for one in compile_specs if one.key == INNER_BACKEND), b"")
+        path = next((item.value for item in compile_specs if item.key == INNER_BACKEND), b"")
         if not path:
             return PreprocessResult(processed_bytes=emit(edge_program).to_bytes())
         first, _, rest = path.decode().partition("/")

@@ -1,4 +1,4 @@
-"""What one learns here: how a backend sees the partitions of all methods at once.
+"""Demo of a backend that compiles the partitions of all methods together.
 
 A model with an encoder that two methods use has its weights twice in two blobs. Here
 ``preprocess_multimethod`` is given every method's partitions and hands all results one store of
@@ -62,7 +62,7 @@ class BackendWithSharedWeightsDemo(TextBackend):
             UnsupportedNodeError: A node's operator is unknown.
         """
         results = super().preprocess_multimethod(edge_programs, compile_specs)
-        every = [result for found in results.values() for result in found]
+        every = [result for value in results.values() for result in value]
         weights = NamedDataStore()
         for result in every:
             if result.data_store_output is not None:

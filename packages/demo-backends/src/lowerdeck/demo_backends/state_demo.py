@@ -1,4 +1,4 @@
-"""What one learns here: how a delegate owns state, the key-value cache of an attention.
+"""Demo of a delegate that owns state: the key-value cache of an attention.
 
 The program must be functional (``exported.run_decompositions({})``), so that its signature says
 which outputs are new values of which buffers. The partition then owns those buffers: no call
@@ -76,8 +76,8 @@ class StateDemoRuntime(TextRuntime):
     ) -> StatefulProgram:
         """Return the program of a blob with its first state; ``BlobError`` where it is damaged."""
         program: TextProgram = super().init(blob, compile_specs, named_data)
-        first = [one.clone() for one in program.inputs if isinstance(one, torch.Tensor)]
-        if any(isinstance(one, str) for one in program.inputs[: len(first)]):
+        first = [item.clone() for item in program.inputs if isinstance(item, torch.Tensor)]
+        if any(isinstance(item, str) for item in program.inputs[: len(first)]):
             raise BlobError("an input comes before a state: the state comes first")
         if len(first) > len(program.outputs):
             raise BlobError(f"{len(first)} states, but {len(program.outputs)} outputs")

@@ -61,7 +61,7 @@ class TextBackend(DeclarativeBackend):
         """Return the text of one partition, its debug map, and its weights as named data.
 
         Args:
-            compile_specs: What the partitioner was told.
+            compile_specs: The settings of the partitioner.
 
         Returns:
             The result; equal partitions give equal bytes.
@@ -78,10 +78,10 @@ class TextBackend(DeclarativeBackend):
 
     def begin_partition(self, part: PartitionView) -> None:
         """Number the inputs, state first."""
-        given = [*part.mutations, *part.inputs]
-        self._inputs = len(given)
+        inputs = [*part.mutations, *part.inputs]
+        self._inputs = len(inputs)
         self.operands: dict[Node, Operand] = dict(part.constants)
-        self.operands.update((node, Value(number)) for number, node in enumerate(given))
+        self.operands.update((node, Value(number)) for number, node in enumerate(inputs))
 
     def add_step(
         self,
@@ -95,11 +95,11 @@ class TextBackend(DeclarativeBackend):
 
         Args:
             op: What the runtime half knows it by.
-            arguments: What it is called with; nodes stand for their values.
+            arguments: Its arguments; nodes represent their values.
             identifier: What it is logged by; its number, if None.
 
         Raises:
-            UnsupportedNodeError: An argument is no value that the partition has.
+            UnsupportedNodeError: An argument is not a value of the partition.
         """
         operands = [self._operand(argument) for argument in arguments]
         number = len(part.instructions)
@@ -130,8 +130,8 @@ class TextBackend(DeclarativeBackend):
 
     def _operand(self, argument: Any) -> Operand:
         if not isinstance(argument, Node):
-            found: Operand = argument
-            return found
+            operand: Operand = argument
+            return operand
         if argument not in self.operands:
             raise UnsupportedNodeError(
                 f"{type(self).__name__} has no value of {describe_node(argument)}: only tensors "
@@ -166,7 +166,7 @@ class TextRuntime:
         """Return the program of a blob, read and checked, as the handle that a call needs.
 
         Args:
-            compile_specs: What the partitioner was told.
+            compile_specs: The settings of the partitioner.
 
         Raises:
             BlobError: The blob is truncated, damaged, of another version, or its weights are not
@@ -215,11 +215,11 @@ class TextRuntime:
             raise DelegateInputError(
                 f"{len(handle.inputs)} inputs are needed, found {len(inputs)}"
             )
-        for position, (given, wanted) in enumerate(zip(inputs, handle.inputs, strict=True)):
-            kind = wanted if isinstance(wanted, str) else kind_of(wanted)
-            if kind_of(given) != kind:
+        for position, (argument, expected) in enumerate(zip(inputs, handle.inputs, strict=True)):
+            kind = expected if isinstance(expected, str) else kind_of(expected)
+            if kind_of(argument) != kind:
                 raise DelegateInputError(
-                    f"input {position} must be {kind}, found {kind_of(given)}"
+                    f"input {position} must be {kind}, found {kind_of(argument)}"
                 )
         values = list(inputs)
         for step in handle.steps:
@@ -232,7 +232,9 @@ class TextRuntime:
         kernel = self._kernels[step.op]
         try:
             # On tensors without memory first: a forged text may ask for more than there is.
-            likes = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in operands]
+            likes = [
+                item.to("meta") if isinstance(item, torch.Tensor) else item for item in operands
+            ]
             if kernel(*likes).numel() <= MOST_ELEMENTS:
                 return kernel(*operands)
         except Exception as error:
@@ -246,4 +248,4 @@ class TextRuntime:
 
 
 def _fetched(operands: Sequence[Operand], values: Sequence[Any]) -> list[Any]:
-    return [values[one] if isinstance(one, Value) else one for one in operands]
+    return [values[item] if isinstance(item, Value) else item for item in operands]

@@ -101,13 +101,13 @@ def write(
             return f"%{int(operand)}"
         if isinstance(operand, torch.Tensor):
             return _stored(operand, store)
-        if isinstance(operand, (list, tuple)) and all(type(one) is int for one in operand):
+        if isinstance(operand, (list, tuple)) and all(type(item) is int for item in operand):
             return f"[{','.join(map(str, operand))}]"
         if isinstance(operand, (int, float)) and not isinstance(operand, bool):
             return f"#{operand!r}"
         raise BlobError(f"the text has no word for {operand!r}: tensors and numbers only")
 
-    inputs = (one if isinstance(one, str) else word(one) for one in program.inputs)
+    inputs = (item if isinstance(item, str) else word(item) for item in program.inputs)
     lines = [
         ["inputs", *inputs],
         *([step.op, str(step.identifier), *map(word, step.operands)] for step in program.steps),
@@ -142,16 +142,16 @@ def read(
         raise BlobError(f"'inputs ...' to 'outputs ...' is needed, found {first[0]!r}, {last!r}")
     inputs = [_input(word, named_data) for word in first[1:]]
     steps = []
-    for known, (op, *words) in enumerate(middle, start=len(inputs)):
+    for count, (op, *words) in enumerate(middle, start=len(inputs)):
         if op not in operators or not words:
             raise BlobError(f"{op[:40]!r} is none of the operators {', '.join(operators)}")
         identifier = int(words[0]) if re.fullmatch(r"\d{1,9}", words[0]) else words[0]
-        operands = [_operand(word, known, named_data) for word in words[1:]]
+        operands = [_operand(word, count, named_data) for word in words[1:]]
         steps.append(Step(op, identifier, operands))
-    known = len(inputs) + len(steps)
-    outputs = [_operand(word, known, named_data) for word in last[1:]]
-    if not all(isinstance(one, (Value, torch.Tensor)) for one in outputs):
-        raise BlobError(f"an output is no tensor: {last!r}")
+    count = len(inputs) + len(steps)
+    outputs = [_operand(word, count, named_data) for word in last[1:]]
+    if not all(isinstance(item, (Value, torch.Tensor)) for item in outputs):
+        raise BlobError(f"an output is not a tensor: {last!r}")
     return TextProgram(inputs, steps, outputs)
 
 
@@ -172,20 +172,20 @@ def _input(word: str, named_data: Mapping[str, memoryview]) -> str | torch.Tenso
     return word
 
 
-def _operand(word: str, known: int, named_data: Mapping[str, memoryview]) -> Operand:
+def _operand(word: str, count: int, named_data: Mapping[str, memoryview]) -> Operand:
     if word == "-":
         return None
     if word.startswith("@"):
         return _tensor(word, named_data)
     if _LIST.fullmatch(word):
-        return [int(one) for one in word[1:-1].split(",") if one]
+        return [int(item) for item in word[1:-1].split(",") if item]
     if _WHOLE.fullmatch(word):
         return int(word[1:])
     if _FRACTION.fullmatch(word):
         return float(word[1:])
-    if not re.fullmatch(r"%\d{1,9}", word) or int(word[1:]) >= known:
+    if not re.fullmatch(r"%\d{1,9}", word) or int(word[1:]) >= count:
         raise BlobError(
-            f"an operand must be one of %0 to %{known - 1}, a tensor, numbers or '-', found "
+            f"an operand must be one of %0 to %{count - 1}, a tensor, numbers or '-', found "
             f"{word[:80]!r}"
         )
     return Value(word[1:])

@@ -1,6 +1,6 @@
-"""What this package knows of ExecuTorch's own modules: no other one of it names them.
+"""All references to ExecuTorch's modules in this package.
 
-Whoever asks ``isinstance`` for a class of exir's has imported the module that defines it, so that
+Code that asks ``isinstance`` for a class of exir has imported the module that defines it, so that
 looking whether it is loaded is enough; and it is looked each time that it is asked. Imported is
 one module only, by ``new_record``.
 """

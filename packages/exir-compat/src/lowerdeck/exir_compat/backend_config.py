@@ -1,4 +1,4 @@
-"""What callers of exir say about emission and files, and what it means here."""
+"""exir's settings of emission and files, and their meaning here."""
 
 from __future__ import annotations
 
@@ -107,13 +107,15 @@ class ExecutorchBackendConfig:
         Raises:
             SettingError: A setting cannot be honoured.
         """
-        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        for name in sorted(given & _REFUSED.keys()):
+        changed = {
+            field_.name for field_ in fields(self) if getattr(self, field_.name) != field_.default
+        }
+        for name in sorted(changed & _REFUSED.keys()):
             raise SettingError(
                 f"ExecutorchBackendConfig.{name} is {getattr(self, name)!r}, which is not "
                 f"offered: {_REFUSED[name]}; leave it out"
             )
-        for name in sorted(given & _NO_MATTER.keys()):
+        for name in sorted(changed & _NO_MATTER.keys()):
             warnings.warn(
                 f"ExecutorchBackendConfig.{name} changes nothing: {_NO_MATTER[name]}",
                 SettingWarning,
@@ -174,18 +176,18 @@ class ExecutorchBackendConfig:
 
         What all methods share, the algorithm and the state, must be the same of all.
         """
-        given = self.memory_planning_pass
-        by_name = given if isinstance(given, Mapping) else dict.fromkeys(programs, given)
-        found = {name: _planning(by_name.get(name)) for name in programs}
-        for what in ("memory_planning_algo", "share_mutable_buffers"):
-            values = {name: getattr(each, what) for name, each in found.items()}
+        planning = self.memory_planning_pass
+        by_name = planning if isinstance(planning, Mapping) else dict.fromkeys(programs, planning)
+        plannings = {name: _planning(by_name.get(name)) for name in programs}
+        for setting in ("memory_planning_algo", "share_mutable_buffers"):
+            values = {name: getattr(plan, setting) for name, plan in plannings.items()}
             first = next(iter(values.values()))
             if any(value != first for value in values.values()):
                 raise SettingError(
-                    f"ExecutorchBackendConfig.memory_planning_pass: {what} is {values!r}, "
+                    f"ExecutorchBackendConfig.memory_planning_pass: {setting} is {values!r}, "
                     "expected one for all methods"
                 )
-        return found
+        return plannings
 
 
 def _planning(given: Any) -> MemoryPlanningPass:
@@ -193,18 +195,18 @@ def _planning(given: Any) -> MemoryPlanningPass:
     default = MemoryPlanningPass()
     if given is None:
         return default
-    known = any(hasattr(given, each.name) for each in fields(MemoryPlanningPass))
-    if not known and not callable(given):
+    has_settings = any(hasattr(given, field_.name) for field_ in fields(MemoryPlanningPass))
+    if not has_settings and not callable(given):
         raise SettingError(
             f"ExecutorchBackendConfig.memory_planning_pass: found a {type(given).__name__}, "
             "expected a MemoryPlanningPass, or one for each method by name"
         )
-    found = {
-        each.name: getattr(given, each.name, getattr(default, each.name))
-        for each in fields(MemoryPlanningPass)
+    settings = {
+        field_.name: getattr(given, field_.name, getattr(default, field_.name))
+        for field_ in fields(MemoryPlanningPass)
     }
-    found["memory_planning_algo"] = _planner(found["memory_planning_algo"])
-    planning = MemoryPlanningPass(**found)
+    settings["memory_planning_algo"] = _planner(settings["memory_planning_algo"])
+    planning = MemoryPlanningPass(**settings)
     for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
         if getattr(planning, name) != getattr(default, name):
             raise SettingError(

@@ -1,4 +1,4 @@
-"""What callers of exir say about the way from exported programs to Edge programs."""
+"""exir's settings of the way from exported programs to Edge programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class EdgeCompileConfig:
 
     Programs are lowered and emitted in torch's operators, so that there is nothing to check of
     the Edge dialect and nothing to except from the check; no operator of dimension orders comes
-    up. Whoever has imported that dialect (``executorch.exir``) sees programs in it.
+    up. After an import of that dialect (``executorch.exir``) programs are shown in it.
 
     Attributes:
         preserve_ops: Operators that stay whole.
-        _check_ir_validity: Nothing here depends on it: what cannot be emitted is always told.
+        _check_ir_validity: Nothing here depends on it: what cannot be emitted is always an error.
         _skip_dim_order: Nothing here depends on it.
         _use_edge_ops: False shows programs in torch's operators whatever has been imported.
         _core_aten_ops_exception_list: Nothing here depends on it.

@@ -36,7 +36,7 @@ class EdgeProgramManager(TakenForExirs):
     Args:
         edge_programs: One program, which becomes the method ``forward``, or several by method
             name; they are taken as they are.
-        constant_methods: Values that methods of their own return.
+        constant_methods: Values that additional methods return.
         compile_config: Kept for the caller.
         core_aten_ops_exception_list: Nothing here depends on it.
         preserve_ops: Nothing here depends on it.
@@ -71,8 +71,14 @@ class EdgeProgramManager(TakenForExirs):
     def _named_data_store(self) -> NamedDataStore:
         """What backends gave to be looked up by key, under the name by which tools ask for it."""
         store = NamedDataStore()
-        graphs = [one for each in self._programs.values() for one in graphs_of(each.graph_module)]
-        for delegate in (one for each in graphs for one in get_lowered_backend_modules(each)):
+        graphs = [
+            graph
+            for program in self._programs.values()
+            for graph in graphs_of(program.graph_module)
+        ]
+        for delegate in (
+            lowered for graph in graphs for lowered in get_lowered_backend_modules(graph)
+        ):
             if delegate.named_data_store_output is not None:
                 store.merge_named_data_store(delegate.named_data_store_output)
         return store
@@ -108,7 +114,7 @@ class EdgeProgramManager(TakenForExirs):
         if exported is None and self._etrecord is None:
             return
         # Copies of graphs: a caller may change what is shown. Weights are shared.
-        seen = {name: transformed(one, []) for name, one in self._shown().items()}
+        seen = {name: transformed(program, []) for name, program in self._shown().items()}
         manager = EdgeProgramManager(seen, None, self.compile_config)
         if exported is None:
             self._etrecord.add_extra_export_modules({"edge_after_transform": manager})
@@ -144,8 +150,11 @@ class EdgeProgramManager(TakenForExirs):
             UnknownMethodError: There are passes for a method that is none.
         """
         programs = self._taken_apart()
-        for name, each in by_method(passes, programs).items():
-            programs[name] = transformed(programs[name], each if is_passes(each) else [each])
+        for name, passes_of_method in by_method(passes, programs).items():
+            programs[name] = transformed(
+                programs[name],
+                passes_of_method if is_passes(passes_of_method) else [passes_of_method],
+            )
         return self._with(programs, compile_config)
 
     def to_backend(self, partitioner: Any) -> EdgeProgramManager:
@@ -175,10 +184,10 @@ class EdgeProgramManager(TakenForExirs):
             lowerdeck.emitter.EmitterError: The programs cannot be emitted.
         """
         settings = ExecutorchBackendConfig() if config is None else config
-        given: object = settings
-        if not isinstance(given, ExecutorchBackendConfig):
+        kind = type(settings)
+        if not issubclass(kind, ExecutorchBackendConfig):
             raise SettingError(
-                f"found a {type(given).__module__}.{type(given).__name__} as config, expected a "
+                f"found a {kind.__module__}.{kind.__name__} as config, expected a "
                 "lowerdeck.exir_compat.ExecutorchBackendConfig: its fields have the same names"
             )
         settings.check()
@@ -207,21 +216,21 @@ class EdgeProgramManager(TakenForExirs):
         programs = self._taken_apart()
         if not getattr(self.compile_config, "_use_edge_ops", True):
             return programs
-        return {name: in_edge_operators(one) for name, one in programs.items()}
+        return {name: in_edge_operators(program) for name, program in programs.items()}
 
     def _in_torchs(self) -> dict[str, ExportedProgram]:
         """Return the programs in torch's operators, numbers and views as they were."""
-        return {name: in_torch_operators(one) for name, one in self._taken_apart().items()}
+        return {name: in_torch_operators(program) for name, program in self._taken_apart().items()}
 
     def _with(
         self, programs: Mapping[str, ExportedProgram], config: EdgeCompileConfig | None = None
     ) -> EdgeProgramManager:
-        made = EdgeProgramManager(programs, self._constants, config or self.compile_config)
-        made._etrecord = self._etrecord
-        return made
+        manager = EdgeProgramManager(programs, self._constants, config or self.compile_config)
+        manager._etrecord = self._etrecord
+        return manager
 
 
-def programs_by_method(given: Any) -> dict[str, ExportedProgram]:
+def programs_by_method(value: Any) -> dict[str, ExportedProgram]:
     """Return programs by method, one alone as ``forward``.
 
     Args:
@@ -230,17 +239,17 @@ def programs_by_method(given: Any) -> dict[str, ExportedProgram]:
     Raises:
         ExirCompatError: It is something else.
     """
-    programs = dict(given) if isinstance(given, Mapping) else {"forward": given}
-    for name, one in programs.items():
-        if not isinstance(one, ExportedProgram):
+    programs = dict(value) if isinstance(value, Mapping) else {"forward": value}
+    for name, program in programs.items():
+        if not isinstance(program, ExportedProgram):
             raise ExirCompatError(
-                f"found a {type(one).__name__} as the program of method {name!r}, expected what "
-                "torch.export.export(model, example_args) returns"
+                f"found a {type(program).__name__} as the program of method {name!r}, expected "
+                "what torch.export.export(model, example_args) returns"
             )
     return programs
 
 
-def by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
+def by_method(settings: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was given for all methods, or by method, by method.
 
     Args:
@@ -250,12 +259,12 @@ def by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UnknownMethodError: Something is for a method that is none.
     """
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(methods, given)
-    unknown = [str(name) for name in given if name not in methods]
+    if not isinstance(settings, Mapping):
+        return dict.fromkeys(methods, settings)
+    unknown = [str(name) for name in settings if name not in methods]
     if unknown:
         raise UnknownMethodError(
             f"found something for methods {', '.join(unknown)}, expected only "
             f"{', '.join(methods) or 'none'}"
         )
-    return dict(given)
+    return dict(settings)

@@ -25,13 +25,13 @@ class EmitterOutput:
         program: The program; in exir's classes where they have been imported.
         debug_handle_map: The debug handle of each instruction, by method and index; of a call of
             a delegate a list, of what is inside.
-        method_to_delegate_debug_id_map: What backends told of each delegate call, by method and
+        method_to_delegate_debug_id_map: Debug maps of delegate calls, by method and
             index of its instruction.
         instruction_id_to_num_outs_map: How many results each delegate call gives, by method and
             index of its instruction.
         mutable_data: Initial values of state, of which entry 0 is reserved; None without state
             that has one.
-        external_constant_buffer: The bytes of constants that lie outside of the program.
+        external_constant_buffer: The bytes of constants outside of the program.
         external_constant_map: For each file the index of each constant in that list, by name.
     """
 
@@ -55,7 +55,7 @@ def emit_program(
     Args:
         methods: One program, which becomes the method ``forward``, or several by method name.
         emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
-        prim_getters: Values that methods of their own return.
+        prim_getters: Values that additional methods return.
         emit_mutable_buffer_names: Changes nothing: state always has its name.
 
     Raises:
@@ -104,13 +104,13 @@ def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutpu
 def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]:
     """Return the debug handle of each instruction of a method that has some, by its index."""
     calls = emitted.delegate_debug_maps.get(method, {})
-    found: dict[int, int | list[int]] = {}
+    handles: dict[int, int | list[int]] = {}
     for index, source in emitted.debug_handle_map[method].items():
         if index in calls:
-            found[index] = sorted(calls[index].sources) or list(source.handles)
+            handles[index] = sorted(calls[index].sources) or list(source.handles)
         elif source.handles:
-            found[index] = source.handles[0]
-    return found
+            handles[index] = source.handles[0]
+    return handles
 
 
 def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:

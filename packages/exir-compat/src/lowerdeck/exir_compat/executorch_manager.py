@@ -107,7 +107,7 @@ class ExecutorchProgramManager(TakenForExirs):
 
     @property
     def delegate_map(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """What backends told of each delegate call, by method and index of its instruction."""
+        """Debug maps of delegate calls, by method and index of the instruction."""
         return self._emitter_output.method_to_delegate_debug_id_map
 
     @property
@@ -128,7 +128,7 @@ class ExecutorchProgramManager(TakenForExirs):
         """Return the record that ``generate_etrecord=True`` asked for, an ``ETRecord``.
 
         Raises:
-            SettingError: Nobody asked for one.
+            SettingError: None was requested.
         """
         if self._etrecord is None:
             raise SettingError(

@@ -16,7 +16,7 @@ _Made = Callable[[Any], Any]
 def in_exirs_classes(program: Program) -> Any:
     """Return a program in exir's own classes where anyone has imported them, else itself.
 
-    Whoever asks ``isinstance`` for a class of exir's has imported it, and exir's own tools, such
+    Code that asks ``isinstance`` for a class of exir has imported it, and exir's own tools, such
     as its printer and its writer, do ask.
 
     Args:
@@ -25,12 +25,12 @@ def in_exirs_classes(program: Program) -> Any:
     schema = file_classes()
     if schema is None:
         return program
-    made = _Conversion(schema)
+    conversion = _Conversion(schema)
     return schema.Program(
         version=program.version,
-        execution_plan=made.of(program.execution_plan),
-        constant_buffer=made.of(program.constant_buffer),
-        backend_delegate_data=made.of(program.backend_delegate_data),
+        execution_plan=conversion.of(program.execution_plan),
+        constant_buffer=conversion.of(program.constant_buffer),
+        backend_delegate_data=conversion.of(program.backend_delegate_data),
         segments=[],
         constant_segment=schema.SubsegmentOffsets(segment_index=0, offsets=[]),
         mutable_data_segments=None,
@@ -59,7 +59,7 @@ class _Conversion:
         """Return a value of our schema in the other one's classes."""
         kind = type(value)
         if kind is list:
-            return [self.of(each) for each in value]
+            return [self.of(item) for item in value]
         way = self._ways.get(kind)
         if way is None:
             way = self._ways[kind] = self._way(kind)
@@ -76,7 +76,7 @@ class _Conversion:
             return lambda value: self._schema.Double(double_val=value.double_val)
         if is_dataclass(kind):
             cls = getattr(self._schema, kind.__name__)
-            names = tuple(each.name for each in fields(kind))
+            names = tuple(field_.name for field_ in fields(kind))
             return lambda value: cls(**{name: self.of(getattr(value, name)) for name in names})
         if kind in (str, int, float, bool, type(None), bytes):
             return lambda value: value

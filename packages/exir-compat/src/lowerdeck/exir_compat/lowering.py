@@ -20,18 +20,18 @@ def to_edge(
 ) -> EdgeProgramManager:
     """Return programs in core ATen operators, to be lowered and emitted.
 
-    They are taken apart when the first step asks for them, and once.
+    They are decomposed once, at the first step that needs it.
 
     Args:
         programs: One program, which becomes the method ``forward``, or several by method name.
             None of them is changed.
-        constant_methods: Values that methods of their own return.
+        constant_methods: Values that additional methods return.
         compile_config: Which operators stay whole.
         generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
             installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
-        ExirCompatError: A method is no exported program.
+        ExirCompatError: A method is not an exported program.
         SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
 
     Example:
@@ -63,13 +63,13 @@ def to_edge_transform_and_lower(
         transform_passes: As :meth:`EdgeProgramManager.transform` takes them; they run first.
         partitioner: A partitioner or several, of which the first chooses first, for all methods;
             or a mapping from methods to them.
-        constant_methods: Values that methods of their own return.
+        constant_methods: Values that additional methods return.
         compile_config: Which operators stay whole whatever the partitioners want.
         generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
             installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
 
     Raises:
-        ExirCompatError: A method is no exported program.
+        ExirCompatError: A method is not an exported program.
         SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
         UnknownMethodError: There are partitioners or passes for a method that is none.
         lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
@@ -83,9 +83,9 @@ def to_edge_transform_and_lower(
     config = checked(compile_config)
     methods = programs_by_method(programs)
     chosen = {
-        name: list(each) if isinstance(each, list | tuple) else [each]
-        for name, each in by_method(partitioner, methods).items()
-        if each is not None
+        name: list(entry) if isinstance(entry, list | tuple) else [entry]
+        for name, entry in by_method(partitioner, methods).items()
+        if entry is not None
     }
     taken_apart = decomposed_for(chosen, methods, keep=config.preserve_ops)
     for program in taken_apart.values():
@@ -97,6 +97,8 @@ def to_edge_transform_and_lower(
         manager = manager.transform(transform_passes)
         manager.keep_record()
     for turn in range(max(map(len, chosen.values()), default=0)):
-        asked = {name: each[turn] for name, each in chosen.items() if turn < len(each)}
-        manager = manager.to_backend(asked)
+        partitioners = {
+            name: several[turn] for name, several in chosen.items() if turn < len(several)
+        }
+        manager = manager.to_backend(partitioners)
     return manager

@@ -43,46 +43,46 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
             takes or returns.
     """
     copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
-    for each in passes:
-        if of_exirs(each):
-            copied = changed_as_in_exir(copied, partial(_after, each=each))
+    for transform in passes:
+        if of_exirs(transform):
+            copied = changed_as_in_exir(copied, partial(_after, transform=transform))
         else:
-            copied = _after(in_torch_operators(copied), each)
+            copied = _after(in_torch_operators(copied), transform)
     return copied
 
 
-def of_exirs(each: Any) -> bool:
+def of_exirs(transform: Any) -> bool:
     """Return whether a pass or partitioner is of a class of ExecuTorch's: it knows Edge only.
 
     Args:
         each: The pass or partitioner.
     """
-    if isinstance(each, PassManager) and any(map(of_exirs, each.passes)):
+    if isinstance(transform, PassManager) and any(map(of_exirs, transform.passes)):
         return True
-    kinds = (each,) if inspect.isroutine(each) else type(each).__mro__
+    kinds = (transform,) if inspect.isroutine(transform) else type(transform).__mro__
     return any(map(is_exirs, kinds))
 
 
-def _after(program: ExportedProgram, each: Any) -> ExportedProgram:
-    name = getattr(each, "__name__", type(each).__name__)
-    if not callable(each) or isinstance(each, type):
+def _after(program: ExportedProgram, transform: Any) -> ExportedProgram:
+    name = getattr(transform, "__name__", type(transform).__name__)
+    if not callable(transform) or isinstance(transform, type):
         raise TransformError(
-            f"found {each!r} as a pass, expected what can be called with a GraphModule, such as "
-            "an object of a subclass of torch.fx.passes.infra.pass_base.PassBase"
+            f"found {transform!r} as a pass, expected a callable that takes a GraphModule, such "
+            "as an object of a subclass of torch.fx.passes.infra.pass_base.PassBase"
         )
-    takes_program = _takes_program(each)
-    found = each(program if takes_program else program.graph_module)
-    if isinstance(found, ExportedProgram):
-        return found
-    whole = getattr(found, "exported_program", None)
+    takes_program = _takes_program(transform)
+    result = transform(program if takes_program else program.graph_module)
+    if isinstance(result, ExportedProgram):
+        return result
+    whole = getattr(result, "exported_program", None)
     if isinstance(whole, ExportedProgram):
         return whole
-    inner = getattr(found, "graph_module", found)
+    inner = getattr(result, "graph_module", result)
     if inner is None:
         inner = program.graph_module
     if not isinstance(inner, GraphModule):
         raise TransformError(
-            f"pass {name} returned a {type(found).__name__}, expected a GraphModule, a "
+            f"pass {name} returned a {type(result).__name__}, expected a GraphModule, a "
             "PassResult of one, or None where it changed what it was given"
         )
     inner.recompile()
@@ -90,9 +90,13 @@ def _after(program: ExportedProgram, each: Any) -> ExportedProgram:
     return with_parts(program, graph_module=inner, graph_signature=signature)
 
 
-def _takes_program(each: Any) -> bool:
+def _takes_program(transform: Any) -> bool:
     """Return whether a pass says of its first parameter that it is a program."""
-    called = each if inspect.isroutine(each) else getattr(each, "call", each.__call__)
+    called = (
+        transform
+        if inspect.isroutine(transform)
+        else getattr(transform, "call", transform.__call__)
+    )
     try:
         parameters = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):
@@ -111,13 +115,13 @@ def _signature(
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     returned = graph_module.graph.output_node().args[0]
     outputs = returned if isinstance(returned, list | tuple) else (returned,)
-    for word, found, specs in (
+    for word, names, specs in (
         ("takes", placeholders, signature.input_specs),
         ("returns", outputs, signature.output_specs),
     ):
-        if len(found) != len(specs):
+        if len(names) != len(specs):
             raise TransformError(
-                f"after pass {name} the graph {word} {len(found)} values, expected the "
+                f"after pass {name} the graph {word} {len(names)} values, expected the "
                 f"{len(specs)} of the program's signature: a pass that changes them must return "
                 "an ExportedProgram"
             )
@@ -126,11 +130,11 @@ def _signature(
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
         renamed[getattr(spec.arg, "name", "")] = node.name
         inputs.append(replace(spec, arg=_called(spec.arg, node)))
-    made: list[OutputSpec] = []
+    output_specs: list[OutputSpec] = []
     for value, said in zip(outputs, signature.output_specs, strict=True):
         target = renamed.get(said.target, said.target) if said.target else said.target
-        made.append(replace(said, arg=_called(said.arg, value), target=target))
-    return ExportGraphSignature(inputs, made)
+        output_specs.append(replace(said, arg=_called(said.arg, value), target=target))
+    return ExportGraphSignature(inputs, output_specs)
 
 
 def _called(argument: Any, value: Any) -> Any:
@@ -140,10 +144,10 @@ def _called(argument: Any, value: Any) -> Any:
     return argument
 
 
-def is_passes(given: object) -> bool:
+def is_passes(argument: object) -> bool:
     """Return whether something is several passes, and not one that holds several.
 
     Args:
         given: What a caller gave.
     """
-    return isinstance(given, list | tuple) and not isinstance(given, torch.nn.Module)
+    return isinstance(argument, list | tuple) and not isinstance(argument, torch.nn.Module)

@@ -25,13 +25,13 @@ def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
         model: A model of transformers.
         context: How many tokens a text may have.
     """
-    found = {
+    changed = {
         table[name]: name
         for table in _configured(model)
         for name in table
         if _is_change(name, table[name]) and table[name] < context
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(changed.items()))
 
 
 @contextmanager
@@ -63,15 +63,15 @@ def _is_change(name: object, value: object) -> bool:
 def _configured(model: nn.Module) -> list[dict[str, Any]]:
     """Return the tables that configurations of a model consist of, each once."""
     configs = [vars(module).get("config") for module in model.modules()]
-    found: dict[int, dict[str, Any]] = {}
-    left = [vars(one) for one in configs if hasattr(one, "__dict__")]
+    configured: dict[int, dict[str, Any]] = {}
+    left = [vars(config) for config in configs if hasattr(config, "__dict__")]
     while left:
         table = left.pop()
-        if id(table) in found:
+        if id(table) in configured:
             continue
-        found[id(table)] = table
+        configured[id(table)] = table
         left += _inside(table.values())
-    return list(found.values())
+    return list(configured.values())
 
 
 def _inside(values: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Whether a file gives the tokens that the model gives itself."""
+"""Comparison of a file's tokens with those of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowerdeck.language_models.generating import ModelFile, inputs_of, method_fo
 TOKENS = 16
 _MARGIN = 10.0
 _MOST = 0.1
-"""Share of the largest logit: what is further off is no rounding, whichever token is likeliest."""
+"""Share of the largest logit from which on a difference is not rounding."""
 
 
 def check_prompt(prompt: Sequence[int], context: int) -> None:
@@ -41,7 +41,7 @@ def check_lines(
     """Return whether both give the same tokens, and how far their logits are apart.
 
     Both read the same text: the prompt, and what the model itself continues it with. It reads the
-    whole text each time, so that a cache which is not like its own shows, too. Where its two
+    whole text each time, so that a wrong cache shows as well. Where its two
     likeliest tokens are closer than ten times the error, either is right.
 
     Args:
@@ -52,26 +52,28 @@ def check_lines(
         GenerationError: The text is empty, or too long.
     """
     check_prompt(prompt, model.context)
-    wanted, found = [], []
-    text, given = list(prompt), list(prompt)
+    expected, results = [], []
+    text, generated = list(prompt), list(prompt)
     for _ in range(TOKENS):
         with torch.no_grad():
             eager = decoder.without_cache(torch.tensor([text]))[0, -1]
-        for start in range(0, len(given), model.chunk):
-            inputs = inputs_of(given[start : start + model.chunk], len(text) - len(given) + start)
+        for start in range(0, len(generated), model.chunk):
+            inputs = inputs_of(
+                generated[start : start + model.chunk], len(text) - len(generated) + start
+            )
             method = method_for(inputs[0][0].tolist(), model.program.methods)
             ours = model.program.run(method, *inputs)[0, -1]
-        wanted.append(eager.float().clone())
-        found.append(ours.float().clone())
-        given = [int(eager.argmax())]
-        text += given
-    one, other = torch.stack(wanted), torch.stack(found)
-    error = float((one - other).abs().max())
-    margins = one.topk(2).values.diff().abs().squeeze(1)
-    differs = one.argmax(-1) != other.argmax(-1)
+        expected.append(eager.float().clone())
+        results.append(ours.float().clone())
+        generated = [int(eager.argmax())]
+        text += generated
+    reference, other = torch.stack(expected), torch.stack(results)
+    error = float((reference - other).abs().max())
+    margins = reference.topk(2).values.diff().abs().squeeze(1)
+    differs = reference.argmax(-1) != other.argmax(-1)
     wrong = int((differs & (margins > _MARGIN * error)).sum())
     same = TOKENS - int(differs.sum())
-    largest = float(one.abs().max())
+    largest = float(reference.abs().max())
     lines = [
         f"check          {same} of {TOKENS} tokens as the model's own, logits differ by at most "
         f"{error:.3g} of {largest:.3g}"

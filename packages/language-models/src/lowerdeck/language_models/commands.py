@@ -108,7 +108,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         metavar="PROMPT",
         help="generate, and fail if the model's own tokens differ",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not tell what goes on")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not report progress")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -119,7 +119,7 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         type=Path,
         metavar="FOLDER",
-        help="the model's folder, or a tokenizer.json; by default what `export` wrote beside FILE",
+        help="the model's folder, or a tokenizer.json (by default the one written with FILE)",
     )
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="how many to add")
     parser.add_argument(
@@ -128,13 +128,13 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def _text(given: str) -> str:
+def _text(text: str) -> str:
     """Return what was typed: in the C locale Python takes UTF-8 for bytes without meaning."""
     try:
-        return os.fsencode(given).decode("utf-8")
+        return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
         raise argparse.ArgumentTypeError(
-            f"{printable(given)} is no text in UTF-8, which tokenizers read"
+            f"{printable(text)} is not UTF-8 text, which tokenizers read"
         ) from error
 
 
@@ -142,8 +142,8 @@ def _export(args: argparse.Namespace) -> int:
     beside = tokenizer_beside(args.output)
     if not args.folder.is_dir():
         raise FolderError(
-            f"{args.folder} is no folder, expected one of a Hugging Face model, as `hf download "
-            "NAME --local-dir FOLDER` or save_pretrained writes it"
+            f"{args.folder} is not a folder, expected one of a Hugging Face model, as `hf "
+            "download NAME --local-dir FOLDER` or save_pretrained writes it"
         )
     # A file may be written into the folder, but over none of the model's.
     models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
@@ -153,10 +153,10 @@ def _export(args: argparse.Namespace) -> int:
     tokenizer = tokenizer_json(args.folder)
     words = _parsed(tokenizer, args.folder / TOKENIZER)
     prompt = None if args.check is None else words.encode(args.check).ids
-    steps = Steps(shown=not args.quiet)
+    steps = Steps(visible=not args.quiet)
     bits = None if args.quantize_embedding == "none" else int(args.quantize_embedding)
     with without_bars() if args.quiet else nullcontext():
-        made = prepared(
+        prepared_model = prepared(
             args.folder,
             quantize=args.quantize,
             group=args.group,
@@ -169,29 +169,29 @@ def _export(args: argparse.Namespace) -> int:
             steps=steps,
         )
     if prompt is not None:
-        check_prompt(prompt, made.context)
-    lowered = lower_decoder(made, steps)
+        check_prompt(prompt, prepared_model.context)
+    lowered = lower_decoder(prepared_model, steps)
     with writing(args.output), steps.step("write", f"writing {args.output}"):
         size = lowered.save(args.output)
     with writing(beside):
         beside.write_text(tokenizer, encoding="utf-8")
     delegates = sum(lowered.delegation("forward").delegates.values())
     say(
-        f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to {made.context} tokens, "
-        f"{made.chunk} at once; tokenizer in {beside}",
+        f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to "
+        f"{prepared_model.context} tokens, {prepared_model.chunk} at once; tokenizer in {beside}",
         "time           "
-        + ", ".join(f"{one} {spent:.2f} s" for one, spent in steps.seconds.items()),
+        + ", ".join(f"{step} {spent:.2f} s" for step, spent in steps.seconds.items()),
     )
-    if made.context < args.context:
-        say(f"context        {made.context}, all that the model was made for, not {args.context}")
-    if made.quantized is not None:
-        say(f"quantised      {made.quantized.line()}")
-    if made.kernels:
-        say(f"needs kernels  {', '.join(sorted(made.kernels))}: link their libraries")
+    if prepared_model.context < args.context:
+        say(f"context        {prepared_model.context}, the model's limit, not {args.context}")
+    if prepared_model.quantized is not None:
+        say(f"quantised      {prepared_model.quantized.line()}")
+    if prepared_model.kernels:
+        say(f"needs kernels  {', '.join(sorted(prepared_model.kernels))}: link their libraries")
     if prompt is None:
         return ExitStatus.DONE
     with steps.step("check", "checking its tokens"):
-        alike, lines = check_lines(made.decoder, open_model(args.output), prompt)
+        alike, lines = check_lines(prepared_model.decoder, open_model(args.output), prompt)
     say(*lines)
     return ExitStatus.DONE if alike else ExitStatus.DIFFERS
 
@@ -208,18 +208,18 @@ def _run(args: argparse.Namespace) -> int:
     tokenizer = _tokenizer(args.tokenizer, args.file)
     model = open_model(args.file)
     timing = Timing()
-    found: list[int] = []
-    shown = ""
+    tokens_out: list[int] = []
+    printed = ""
     for token in generate(
         model, tokenizer.encode(args.prompt).ids, args.tokens, official=official, timing=timing
     ):
-        found.append(token)
-        text = tokenizer.decode(found)
+        tokens_out.append(token)
+        text = tokenizer.decode(tokens_out)
         # A letter may take several tokens: it is shown when it is whole.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            print(printable(text[len(shown) :]), end="", flush=True)
-            shown = text
-    print(printable(tokenizer.decode(found)[len(shown) :]))
+            print(printable(text[len(printed) :]), end="", flush=True)
+            printed = text
+    print(printable(tokenizer.decode(tokens_out)[len(printed) :]))
     rate = timing.tokens / timing.seconds if timing.seconds else 0.0
     say(
         f"{timing.prompt_tokens} tokens read in {timing.prompt_seconds * 1e3:.1f} ms, "
@@ -229,19 +229,19 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def tokenizer_beside(file: Path) -> Path:
-    """Return where the tokenizer of a model's file lies.
+    """Return the path of the tokenizer of a model's file.
 
     Raises:
-        FolderError: It is no name of a file.
+        FolderError: It is not the name of a file.
     """
     if not file.name:
         raise FolderError(f"{str(file)!r} is a folder, expected a model's file")
     return file.with_name(f"{file.stem}.tokenizer.json")
 
 
-def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
-    if given is None:
-        given = tokenizer_beside(file)
+def _tokenizer(path: Path | None, file: Path) -> Tokenizer:
+    if path is None:
+        path = tokenizer_beside(file)
         if file.is_dir():
             raise FolderError(
                 f"{file} is a folder, expected a .pte file: `lowerdeck lm export {file}` makes one"
@@ -251,10 +251,10 @@ def _tokenizer(given: Path | None, file: Path) -> Tokenizer:
         with file.open("rb") as opened:
             if opened.read(8)[4:] != _KIND:
                 raise FolderError(f"{file} is no .pte file, expected one of `lowerdeck lm export`")
-        if not given.is_file():
-            raise FolderError(f"there is no {given}: name the model's folder with --tokenizer")
-    text = tokenizer_json(given) if given.is_dir() else _read(given)
-    return _parsed(text, given)
+        if not path.is_file():
+            raise FolderError(f"there is no {path}: name the model's folder with --tokenizer")
+    text = tokenizer_json(path) if path.is_dir() else _read(path)
+    return _parsed(text, path)
 
 
 def _parsed(text: str, file: Path) -> Tokenizer:

@@ -22,7 +22,7 @@ NAME = "lowerdeck_custom_sdpa"
 """Name of the attention among those of transformers."""
 
 KERNELS = frozenset({"llama::custom_sdpa.out", "llama::update_cache.out"})
-"""What a file needs of the runtime beside the kernels that it always has."""
+"""Kernels that a file needs in addition to the runtime's portable ones."""
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, SymInt start_pos, Tensor? attn_mask=None, "
@@ -51,7 +51,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the keys and values of some tokens; return all, as they lie.
+        """Keep the keys and values of some tokens; return all, in memory order.
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.
@@ -96,13 +96,13 @@ def _attention(
             )
     if start_position is None:
         raise UnsupportedModelError(
-            "the model does not tell its attention where the tokens stand, as llama::custom_sdpa "
-            "must know: leave attention to the delegate"
+            "the model does not pass its attention the positions of the tokens, which "
+            "llama::custom_sdpa needs: leave attention to the delegate"
         )
-    found = torch.ops.llama.custom_sdpa(
+    attended = torch.ops.llama.custom_sdpa(
         query.transpose(1, 2), key, value, start_position, None, 0.0, True, scaling
     )
-    return found, None
+    return attended, None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -110,7 +110,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def _write(value: torch.Tensor, cache: torch.Tensor, start_pos: int) -> torch.Tensor:
-    """Write what the kernel writes; what it returns nobody reads."""
+    """Write what the kernel writes; its result is unused."""
     if isinstance(start_pos, int) and not value.is_meta:
         cache[:, start_pos : start_pos + value.shape[1]] = value
     return value.new_empty(1)
@@ -129,12 +129,12 @@ def _eager(
     """Compute what the kernel computes, from its description."""
     del attn_mask, drpout_p, is_causal
     if query.is_meta or not isinstance(start_pos, int):
-        # While it is traced, nobody knows how much is filled.
+        # While it is traced, the filled length is unknown.
         return torch.empty_like(query, memory_format=torch.contiguous_format)
     count = query.shape[1]
     filled = start_pos + count
     seen = torch.arange(filled) <= torch.arange(start_pos, filled).unsqueeze(1)
-    found = nn.functional.scaled_dot_product_attention(
+    attended = nn.functional.scaled_dot_product_attention(
         query.transpose(1, 2),
         key[:, :filled].transpose(1, 2),
         value[:, :filled].transpose(1, 2),
@@ -142,4 +142,4 @@ def _eager(
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
-    return found.transpose(1, 2).contiguous()
+    return attended.transpose(1, 2).contiguous()

@@ -62,7 +62,7 @@ class CachedDecoder(nn.Module):
     """Computes logits of the token after the last one given, and keeps keys and values.
 
     Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; gives
-    logits, ``float[1, 1, vocabulary]``. What lies in the cache at and after the first position
+    logits, ``float[1, 1, vocabulary]``. The content of the cache at and after the first position
     given is forgotten, so that a new text begins at position 0.
 
     Args:
@@ -94,8 +94,8 @@ class CachedDecoder(nn.Module):
         kind = FilledLayer if custom_kernel else PositionedLayer
         self.cache: StaticCache = _cache_of(model, context, kind)
         # transformers 5.24 renamed the argument and warns of the old name.
-        known = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in known else "past_key_values"
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._tells_positions = True
         self._try_once()
         for index, layer in enumerate(self.cache.layers):
@@ -107,11 +107,11 @@ class CachedDecoder(nn.Module):
     def _try_once(self) -> None:
         """Compute short texts with and without the cache, as ``forward`` will.
 
-        The first token tells the sizes of keys and values, which no configuration tells of all:
+        The first token gives the sizes of keys and values, which not every configuration has:
         heads that are shared have other names in other families, and compressed keys are wider
-        than values. That both give the same tells whether the family keeps nothing else, and how
+        than values. That both give the same shows whether the family keeps nothing else, and how
         it counts: to some a position is a row of a table that has others before the first, which
-        they add where nobody tells them positions.
+        they add without given positions.
         """
         faults = []
         for self._tells_positions in (True, False):
@@ -178,10 +178,10 @@ class CachedDecoder(nn.Module):
             return (
                 f"does not compute a text with {way}: {type(error).__name__}: {first_line(error)}"
             ), error
-        wanted = whole[:, [end - 1 for end in ends]]
-        largest = float(wanted.abs().max())
-        off = float((torch.cat(parts, 1) - wanted).abs().max())
-        if off <= _bound(wanted):
+        expected = whole[:, [end - 1 for end in ends]]
+        largest = float(expected.abs().max())
+        off = float((torch.cat(parts, 1) - expected).abs().max())
+        if off <= _bound(expected):
             return None, None
         return (
             f"computes something else with {way} than without: logits of {largest:.3g} differ by "
@@ -193,7 +193,7 @@ class CachedDecoder(nn.Module):
         early = self.without_cache(text[:, :1])
         if float((whole[:, :1] - early).abs().max()) > _bound(whole):
             raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model looks at the tokens that follow, too: "
+                f"a {self.model.config.model_type!r} model also looks at the tokens that follow: "
                 "it is an encoder, and generates no text"
             )
 
@@ -211,8 +211,8 @@ class CachedDecoder(nn.Module):
             more["position_ids"] = positions.unsqueeze(0)
         if self._custom:
             more["start_position"] = start
-        found = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **more)
-        logits: torch.Tensor = found.logits
+        outputs = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **more)
+        logits: torch.Tensor = outputs.logits
         return logits
 
     def without_cache(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
         not hasattr(model, "lm_head") and (model.get_output_embeddings() is None)
     ):
         raise UnsupportedModelError(
-            f"{family!r} is no decoder-only language model: lower it with `lowerdeck lower`"
+            f"{family!r} is not a decoder-only language model: lower it with `lowerdeck lower`"
         )
     try:
         cache = StaticCache(config=config, max_cache_len=context)
@@ -292,7 +292,7 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     varies = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
     shapes = {"tokens": {1: varies}, "positions": {0: varies}} if varies else None
     try:
-        # torch prints the whole graph beside its error.
+        # torch prints the whole graph with its error.
         with torch.no_grad(), redirect_stderr(io.StringIO()):
             return torch.export.export(decoder.eval(), example, dynamic_shapes=shapes)
     except UnsupportedModelError:

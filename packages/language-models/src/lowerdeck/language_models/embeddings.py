@@ -19,7 +19,7 @@ KERNELS = {
     8: "quantized_decomposed::embedding_byte.out",
     4: "quantized_decomposed::embedding_4bit.out",
 }
-"""What a file needs of the runtime beside the kernels that it always has, by bits."""
+"""Kernels that a file needs in addition to the runtime's portable ones, by bits."""
 
 GROUP = 32
 """How many weights of a row share a scale in 4 bits; in 8 bits a row has one."""
@@ -76,8 +76,8 @@ class QuantizedEmbedding(nn.Module):
         """Return the rows of some tokens."""
         ops = torch.ops.quantized_decomposed
         look_up = ops.embedding_byte if self._bits == 8 else ops.embedding_4bit
-        found: torch.Tensor = look_up(self.weight, self.scales, None, *self._limits, tokens)
-        return found
+        rows: torch.Tensor = look_up(self.weight, self.scales, None, *self._limits, tokens)
+        return rows
 
 
 def quantize_embedding(model: Any, bits: int) -> None:
@@ -86,13 +86,13 @@ def quantize_embedding(model: Any, bits: int) -> None:
     Raises:
         LanguageModelError: It has another kind of embedding, or one that cannot be quantised.
     """
-    found = model.get_input_embeddings()
-    if type(found) not in (nn.Embedding, StoredEmbedding):
+    embedding = model.get_input_embeddings()
+    if type(embedding) not in (nn.Embedding, StoredEmbedding):
         raise LanguageModelError(
-            f"the model's embedding is a {type(found).__name__}, which computes more than a row "
-            "of its weights: leave it unquantised"
+            f"the model's embedding is a {type(embedding).__name__}, which computes more than a "
+            "row of its weights: leave it unquantised"
         )
-    weight = found.stored if isinstance(found, StoredEmbedding) else found.weight
+    weight = embedding.stored if isinstance(embedding, StoredEmbedding) else embedding.weight
     model.set_input_embeddings(QuantizedEmbedding(weight, bits))
 
 

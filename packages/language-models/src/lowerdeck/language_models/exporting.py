@@ -67,10 +67,10 @@ def export_language_model(
 
     Raises:
         FolderError: The folder cannot be loaded.
-        UnsupportedModelError: The model is no decoder that can be exported with a static cache.
+        UnsupportedModelError: The model is not a decoder that can be exported with a static cache.
         LanguageModelError: An argument makes no sense.
     """
-    made = prepared(
+    prepared_model = prepared(
         model,
         quantize=quantize,
         group=group,
@@ -81,11 +81,13 @@ def export_language_model(
         prefill_chunk=prefill_chunk,
         separate_decode=separate_decode,
     )
-    if made.quantized is not None and made.quantized.is_little:
+    if prepared_model.quantized is not None and prepared_model.quantized.is_little:
         warnings.warn(
-            f"{quantize} quantised only {made.quantized.line()}", UserWarning, stacklevel=2
+            f"{quantize} quantised only {prepared_model.quantized.line()}",
+            UserWarning,
+            stacklevel=2,
         )
-    return lower_decoder(made)
+    return lower_decoder(prepared_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ class Prepared:
     Attributes:
         context: How many tokens a text may have.
         chunk: How many are taken at once at most.
-        kernels: Kernels that the runtime must have beside those that it always has.
+        kernels: Kernels that the runtime must have in addition to the portable ones.
         partitioners: Who chooses what goes to a backend.
-        separate_decode: Whether single tokens have a method of their own.
+        separate_decode: Whether single tokens have a separate method.
         quantized: How much of the linear layers was quantised, None if nothing was to be.
     """
 
@@ -126,7 +128,7 @@ def prepared(
     """Return the decoder that ``export_language_model`` exports, from the same arguments.
 
     Args:
-        steps: Where it is told what goes on; None for nowhere.
+        steps: Receives the progress; None for no report.
     """
     steps = steps or Steps()
     _check("quantize", quantize, QUANTIZATIONS)
@@ -147,12 +149,12 @@ def prepared(
             _beside(model)
             if isinstance(model, PreTrainedModel)
             # A delegate takes weights as they are; the runtime's own kernels would convert them
-            # anew for each token.
+            # again for each token.
             else load_folder(Path(model), mapped=backend == "xnnpack")
         )
     context = min([context, *_made_for(loaded)])
     kernels: set[str] = set()
-    # First what keeps the weights as they are: what cannot be exported is then told at once.
+    # Export before the weights are changed: a model that cannot be exported fails at once.
     _check_positions(loaded.config.get_text_config(), context)
     _keep_frequencies(loaded)
     custom = attention == "custom-kernel"
@@ -177,31 +179,35 @@ def prepared(
     )
 
 
-def lower_decoder(made: Prepared, steps: Steps | None = None) -> LoweredProgram:
+def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> LoweredProgram:
     """Return the program of a decoder.
 
     Args:
-        steps: Where it is told what goes on; None for nowhere.
+        steps: Receives the progress; None for no report.
 
     Raises:
         UnsupportedModelError: It computes what the runtime has no kernel for, or tensors whose
             sizes have no bound.
     """
     steps = steps or Steps()
-    counts = {"forward": made.chunk} | ({DECODE: 1} if made.separate_decode else {})
+    counts = {"forward": prepared_model.chunk} | (
+        {DECODE: 1} if prepared_model.separate_decode else {}
+    )
     programs = {}
     for name, count in counts.items():
         with steps.step(f"export {name}", f"exporting {name}, {count} tokens at once"):
-            programs[name] = export_decoder(made.decoder, count)
-    model: Any = made.decoder.model
+            programs[name] = export_decoder(prepared_model.decoder, count)
+    model: Any = prepared_model.decoder.model
     layers = model.config.get_text_config().num_hidden_layers
     try:
         with steps.step("lower", "lowering"):
             return lower(
                 programs,
-                made.partitioners,
-                constant_methods=metadata(vocabulary_of(model), made.context, made.chunk, layers),
-                config=EmitConfig(custom_kernels=made.kernels),
+                prepared_model.partitioners,
+                constant_methods=metadata(
+                    vocabulary_of(model), prepared_model.context, prepared_model.chunk, layers
+                ),
+                config=EmitConfig(custom_kernels=prepared_model.kernels),
             )
     except EmitterError as error:
         raise UnsupportedModelError(
@@ -211,18 +217,23 @@ def lower_decoder(made: Prepared, steps: Steps | None = None) -> LoweredProgram:
 
 def _check_positions(config: Any, context: int) -> None:
     """Refuse texts in the middle of which a model turns the keys that it has kept otherwise."""
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for rope in (told, *(one for one in told.values() if isinstance(one, dict))):
+    rope_settings = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    for rope in (
+        rope_settings,
+        *(setting for setting in rope_settings.values() if isinstance(setting, dict)),
+    ):
         if rope.get("rope_type", rope.get("type")) != "longrope":
             continue
         first = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        # transformers computes all keys anew then; a cache has those of before.
+        # transformers computes all keys again then; a cache has the old ones.
         if first is not None and context > first:
             raise UnsupportedModelError(
                 f"the model's positions (longrope) are other ones for texts of more than {first} "
-                f"tokens, for which the cache would have to be made anew, and the context is "
+                f"tokens, for which the cache would have to be computed again, and the context is "
                 f"{context}: give a context of at most {first}"
             )
 
@@ -247,19 +258,21 @@ def _keep_frequencies(model: PreTrainedModel) -> None:
     transformers looks at each token whether a text has grown so long, which a context never is;
     that is a condition on data, which torch.export cannot take.
     """
-    each: Any
-    for each in model.modules():
-        kind = getattr(each, "rope_type", None)
+    layer_: Any
+    for layer_ in model.modules():
+        kind = getattr(layer_, "rope_type", None)
         if kind == "dynamic":
-            each.rope_type = "default"
+            layer_.rope_type = "default"
         elif isinstance(kind, dict):  # by the type of a layer
-            kind.update({layer: "default" for layer, one in kind.items() if one == "dynamic"})
+            kind.update(
+                {layer: "default" for layer, rope_type in kind.items() if rope_type == "dynamic"}
+            )
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of a model whose modules can be replaced, with the same weights."""
-    held = [*model.parameters(), *model.buffers()]
-    copied: PreTrainedModel = copy.deepcopy(model, {id(one): one for one in held})
+    tensors = [*model.parameters(), *model.buffers()]
+    copied: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     return copied.eval()
 
 
@@ -285,8 +298,8 @@ def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> M
     return said
 
 
-def _check(name: str, found: object, expected: tuple[object, ...]) -> None:
-    if found not in expected:
+def _check(name: str, value: object, expected: tuple[object, ...]) -> None:
+    if value not in expected:
         raise LanguageModelError(
-            f"{name} is {found!r}, expected one of {', '.join(map(str, expected))}"
+            f"{name} is {value!r}, expected one of {', '.join(map(str, expected))}"
         )

@@ -50,7 +50,7 @@ def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
             ``keep_stored`` says.
 
     Raises:
-        FolderError: It is no folder of a model.
+        FolderError: It is not a folder of a model.
         UnsupportedModelError: transformers knows no decoder of that kind.
     """
     config = load_config(folder)
@@ -73,14 +73,14 @@ def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
 
 def _stored_dtype(folder: Path) -> torch.dtype | None:
     """Return the dtype of all weights of a folder, None if they are not all halves of one kind."""
-    found: set[str] = set()
+    dtypes: set[str] = set()
     try:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, framework="pt") as weights:
-                found |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+                dtypes |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
     except Exception:
         return None  # transformers says what is wrong
-    return _HALVES.get(found.pop()) if len(found) == 1 else None
+    return _HALVES.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def _made_in(dtype: torch.dtype, model: PreTrainedModel) -> bool:
@@ -89,15 +89,17 @@ def _made_in(dtype: torch.dtype, model: PreTrainedModel) -> bool:
     They were rounded when the model was made: the factor of Gemma's embedding, for one.
     """
     read = {*model.state_dict()}
-    made = [one for name, one in model.named_buffers() if name not in read]
+    computed = [buffer for name, buffer in model.named_buffers() if name not in read]
     for module in model.modules():
-        made += [one for one in vars(module).values() if isinstance(one, torch.Tensor)]
-    return any(one.dtype == dtype for one in made)
+        computed += [
+            buffer for buffer in vars(module).values() if isinstance(buffer, torch.Tensor)
+        ]
+    return any(buffer.dtype == dtype for buffer in computed)
 
 
 def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -115,16 +117,16 @@ def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTr
             f"{folder} cannot be loaded ({type(error).__name__}: {first_line(error)}): is it "
             "whole?"
         ) from error
-    _check_whole(folder, model, told)
-    found: PreTrainedModel = model
-    return found.eval()
+    _check_whole(folder, model, loading_info)
+    loaded: PreTrainedModel = model
+    return loaded.eval()
 
 
 def _check_whole(
-    folder: Path, model: PreTrainedModel, told: Mapping[str, Collection[object]]
+    folder: Path, model: PreTrainedModel, loading_info: Mapping[str, Collection[object]]
 ) -> None:
     """Refuse a folder that lacks weights: transformers draws them at random and only logs it."""
-    missing = sorted(map(str, told["missing_keys"]))
+    missing = sorted(map(str, loading_info["missing_keys"]))
     saved = next(iter(model.config.architectures or ()), None)
     if missing and saved not in {None, type(model).__name__}:
         raise FolderError(
@@ -166,17 +168,17 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
         model: A decoder; its generation config goes before its config.
 
     Raises:
-        FolderError: What they say is no number of a token.
+        FolderError: They do not contain the number of a token.
     """
     text, generation = model.config.get_text_config(), model.generation_config
 
     def said(name: str) -> Any:
-        found = getattr(generation, name, None)
-        return getattr(text, name, None) if found is None else found
+        setting = getattr(generation, name, None)
+        return getattr(text, name, None) if setting is None else setting
 
     eos = said("eos_token_id")
     several = eos if isinstance(eos, list | tuple) else [] if eos is None else [eos]
-    if not all(isinstance(one, int) for one in several):
+    if not all(isinstance(token, int) for token in several):
         raise FolderError(
             f"eos_token_id of the model's configuration is {eos!r}, expected the number of a "
             "token or a list of them: mend generation_config.json or config.json"

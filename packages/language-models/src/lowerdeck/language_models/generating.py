@@ -106,7 +106,7 @@ def generate(
     Args:
         prompt: The tokens of the text.
         count: How many to add at most; a token that ends texts is not yielded.
-        official: Whether the official runtime generates, in a process of its own.
+        official: Whether the official runtime generates, in a separate process.
         timing: Where it is written how long it took.
 
     Raises:

@@ -21,8 +21,8 @@ def define(namespace: str, name: str, arguments: str, computed: Callable[..., An
         return
 
     def written(*args: Any, out: torch.Tensor, **named: Any) -> torch.Tensor:
-        found = computed(*args, **named)
-        return out.resize_(found.shape).copy_(found)
+        result = computed(*args, **named)
+        return out.resize_(result.shape).copy_(result)
 
     library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(f"{name}({arguments}) -> Tensor")

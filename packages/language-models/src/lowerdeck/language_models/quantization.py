@@ -49,11 +49,11 @@ class Quantized:
     def line(self) -> str:
         """Return it in words."""
         most = sum(self.left.values()) + self.weights
-        told = f"{self.weights / most:.1%} of {most:,} weights"
+        text = f"{self.weights / most:.1%} of {most:,} weights"
         if not self.left:
-            return told
-        rest = (f"{count / most:.1%} of {what}" for what, count in self.left.items())
-        return f"{told}; floats stay {', '.join(rest)}"
+            return text
+        rest = (f"{count / most:.1%} of {label}" for label, count in self.left.items())
+        return f"{text}; floats stay {', '.join(rest)}"
 
 
 def quantize_linears(
@@ -82,7 +82,9 @@ def quantize_linears(
             f"group is {group}, expected a multiple of {GROUPS.step} from {GROUPS.start} to "
             f"{GROUPS.stop - 1}"
         )
-    rows = [_row(one) for one in model.modules() if isinstance(one, nn.Linear | Conv1D)]
+    rows = [
+        _row(module_) for module_ in model.modules() if isinstance(module_, nn.Linear | Conv1D)
+    ]
     odd = [row for row in rows if row % group]
     if len(odd) == len(rows):
         raise LanguageModelError(
@@ -130,19 +132,19 @@ def _quantize(
 
 
 def _held(layer: nn.Linear | Conv1D) -> int:
-    held = layer.stored if isinstance(layer, StoredLinear) else layer.weight
-    return int(held.numel())
+    weight = layer.stored if isinstance(layer, StoredLinear) else layer.weight
+    return int(weight.numel())
 
 
 def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | None) -> nn.Module:
     """Return a layer quantised, a piece after the other.
 
     All at once, the floats of a large layer and as much again several times over would be in
-    memory. Rows have scales of their own, so that the pieces are what the whole would be.
+    memory. Each row has its own scale, so that pieces give the same as the whole.
     """
-    held = layer.stored if isinstance(layer, StoredLinear) else layer.weight
-    rows = held.detach() if isinstance(layer, nn.Linear) else held.detach().t()
-    dtype = torch.float32 if isinstance(layer, StoredLinear) else held.dtype
+    weight = layer.stored if isinstance(layer, StoredLinear) else layer.weight
+    rows = weight.detach() if isinstance(layer, nn.Linear) else weight.detach().t()
+    dtype = torch.float32 if isinstance(layer, StoredLinear) else weight.dtype
     parts: list[dict[str, torch.Tensor]] = []
     kind: Any = None
     context: Any = None
@@ -159,10 +161,10 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     if scales is not None:
         inner["scale"] = inner["scale"].to(scales).to(inner["scale"].dtype)
     whole = kind.__tensor_unflatten__(inner, context, rows.shape, (rows.shape[1], 1))
-    made = _linear(nn.Parameter(whole, requires_grad=False))
-    made.bias = layer.bias
-    alone = nn.ModuleDict({"layer": made.train(layer.training)})
-    # Of plain tensors each distinct layer is taken apart once; of its own classes torch traces
+    linear_layer = _linear(nn.Parameter(whole, requires_grad=False))
+    linear_layer.bias = layer.bias
+    alone = nn.ModuleDict({"layer": linear_layer.train(layer.training)})
+    # Of plain tensors each distinct layer is decomposed once; of its own classes torch traces
     # the whole program, which takes seven times as long.
     unwrap_tensor_subclass(alone)
     give_back()
@@ -170,31 +172,31 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
 
 
 def _linear(weight: nn.Parameter) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = weight
-    return made
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = weight
+    return layer
 
 
 def _left(model: nn.Module, done: set[nn.Module], odd: str) -> Mapping[str, int]:
     """Return how many weights stayed floats, by what they are of."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     seen: set[torch.Tensor] = set()
     for module in _outside(model, done):
         if isinstance(module, QuantizedEmbedding):
             continue
-        for held in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            # Norms and biases are floats to XNNPACK, too.
-            if held.dim() < 2 or not held.is_floating_point() or held in seen:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            # Norms and biases are floats in XNNPACK as well.
+            if tensor.dim() < 2 or not tensor.is_floating_point() or tensor in seen:
                 continue
-            seen.add(held)
+            seen.add(tensor)
             if isinstance(module, nn.Embedding):
-                what = _EMBEDDINGS
+                label = _EMBEDDINGS
             elif isinstance(module, nn.Linear | Conv1D):
-                what = odd
+                label = odd
             else:
-                what = f"{type(module).__name__}, which are no linear layers"
-            found[what] += held.numel()
-    return dict(found.most_common())
+                label = f"{type(module).__name__}, which are not linear layers"
+            counts[label] += tensor.numel()
+    return dict(counts.most_common())
 
 
 def _outside(module: nn.Module, done: set[nn.Module]) -> Iterator[nn.Module]:

@@ -1,4 +1,4 @@
-"""What a long export is at, told while it goes on."""
+"""Progress of a long export."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from lowerdeck.serializer import printable
 
 
 class Steps:
-    """Times the steps of an export, and tells each on standard error when it begins.
+    """Times the steps of an export, and prints each to standard error when it begins.
 
-    A line for each, in a pipe as on a terminal: whoever reads a log wants to know it, too.
+    One line for each, in a pipe as on a terminal.
 
     Args:
-        shown: Whether they are told.
+        visible: Whether they are printed.
 
     Attributes:
         seconds: Wall time of each step that is done.
 
     Example:
-        >>> steps = Steps(shown=False)
+        >>> steps = Steps(visible=False)
         >>> with steps.step("load", "loading a folder"):
         ...     pass
         >>> list(steps.seconds)
         ['load']
     """
 
-    def __init__(self, *, shown: bool = False) -> None:
+    def __init__(self, *, visible: bool = False) -> None:
         self.seconds: dict[str, float] = {}
-        self._shown = shown and not is_closed("stderr")
+        self._shown = visible and not is_closed("stderr")
         self._began = time.perf_counter()
 
     @contextmanager
-    def step(self, name: str, what: str) -> Iterator[None]:
-        """Tell and time one step."""
+    def step(self, name: str, message: str) -> Iterator[None]:
+        """Print and time one step."""
         start = time.perf_counter()
         if self._shown:
-            # Nobody who reads it is no reason to stop.
+            # A closed stderr does not stop the export.
             with suppress(OSError, ValueError):
-                line = f"{start - self._began:7.1f} s  {printable(what)}"
+                line = f"{start - self._began:7.1f} s  {printable(message)}"
                 print(line, file=sys.stderr, flush=True)
         yield
         self.seconds[name] = time.perf_counter() - start
@@ -54,7 +54,7 @@ class Steps:
 def without_bars() -> Iterator[None]:
     """Hold back the bars that transformers draws while it loads a model."""
     # Not by its switch, which is one for all libraries of Hugging Face and forgets how it stood.
-    before = logging.set_tqdm_hook(lambda _, given, __: logging.EmptyTqdm(*given))
+    before = logging.set_tqdm_hook(lambda _, arguments, __: logging.EmptyTqdm(*arguments))
     try:
         yield
     finally:

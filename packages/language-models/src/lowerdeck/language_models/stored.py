@@ -1,6 +1,6 @@
 """Weights that stay as their files have them, and become floats where they are used.
 
-Most folders are in bfloat16. Their weights are mapped, not read, as long as nobody converts them:
+Most folders are in bfloat16. Their weights are mapped, not read, until they are converted:
 a model of them takes no memory, however large it is. What is computed is float32 all the same.
 """
 
@@ -30,7 +30,7 @@ class StoredLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # a parameter there
-        """The weight in float32, made anew each time."""
+        """The weight in float32, converted each time."""
         return self.stored.float()
 
 
@@ -41,7 +41,7 @@ class StoredEmbedding(nn.Embedding):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]  # a parameter there
-        """All rows in float32, made anew each time."""
+        """All rows in float32, converted each time."""
         return self.stored.float()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
@@ -76,7 +76,7 @@ def keep_stored(model: nn.Module) -> None:
         del module.weight
         module.__class__ = kind
         module.register_buffer("stored", stored, persistent=False)
-    stays = {id(one) for one in kept.values()}
+    stays = {id(tensor) for tensor in kept.values()}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.dtype in HALVES:
@@ -94,7 +94,7 @@ def _renorms(module: nn.Module) -> bool:
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return parts of a tensor as one, by their first dimension.
 
-    A large one lies out of memory, in a file without a name, unless none can be written.
+    A large one is stored in an unlinked file, unless none can be written.
 
     Args:
         parts: At least one; a single large one is moved to such a file, a small one returned.
@@ -115,7 +115,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def give_back() -> None:
     """Let the C library give memory that was freed back to the system, where it knows how.
 
-    glibc keeps what is freed of less than 32 MB, and what small allocations lie between cannot
+    glibc keeps freed blocks of less than 32 MB, and blocks between small allocations cannot
     be used for as large ones again.
     """
     trim = _trim()
@@ -126,7 +126,7 @@ def give_back() -> None:
 @cache
 def _trim() -> Callable[[int], object] | None:
     try:
-        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
         return None  # another C library, or another system
-    return found
+    return trim

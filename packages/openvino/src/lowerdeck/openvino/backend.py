@@ -47,7 +47,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
             ExecuTorch's own backend: a processor with bfloat16 takes that, which is up to twice
             as fast, with errors of up to a hundredth of the largest result.
         dynamic_sizes: Whether to take tensors whose sizes are known at run time alone. The
-            official runtime up to 1.5 does not tell the program how large a result became, and
+            official runtime up to 1.5 does not report the size of a result to the program, and
             gives all of its memory instead: only ``lowerdeck.runner`` runs such files rightly.
         min_nodes: Partitions with fewer nodes are left to the program.
     """
@@ -76,9 +76,9 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         Args:
             node: A call in the program, or in a nested graph.
         """
-        for one in node.all_input_nodes:
-            if isinstance(one.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-                return f"{one.name} is computed at run time, and payloads take tensors alone"
+        for source in node.all_input_nodes:
+            if isinstance(source.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+                return f"{source.name} is computed at run time, and payloads take tensors alone"
         reason = super().objection(node)
         if reason is not None:
             return reason
@@ -87,9 +87,9 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         ):
             # 2025.4.1: convolution(constant), transposed, times a matrix, is off by any amount.
             return "OpenVINO folds convolutions of constants wrongly"
-        for one in (*node.all_input_nodes, node):
-            if one.name not in self.known:
-                reason = self._refused_value(one)
+        for source in (*node.all_input_nodes, node):
+            if source.name not in self.known:
+                reason = self._refused_value(source)
                 if reason is not None:
                     return reason
         return None
@@ -98,12 +98,12 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         """Return whether ``node`` is computed of constants alone."""
         seen, waiting = {node}, [node]
         while waiting:
-            one = waiting.pop()
-            if one.name in self.known:
+            node_ = waiting.pop()
+            if node_.name in self.known:
                 continue
-            if one.op != "call_function":
+            if node_.op != "call_function":
                 return False
-            new = [source for source in one.all_input_nodes if source not in seen]
+            new = [source for source in node_.all_input_nodes if source not in seen]
             seen.update(new)
             waiting += new
         return True
@@ -117,6 +117,6 @@ class OpenvinoPartitioner(DeclarativePartitioner):
             if not self.dynamic_sizes and any(not isinstance(size, int) for size in leaf.shape):
                 return (
                     f"size {tuple(leaf.shape)} is dynamic, of which the official runtime does "
-                    "not tell the program; dynamic_sizes=True takes it for ours"
+                    "not report to the program; dynamic_sizes=True compiles it for this runner"
                 )
         return None

@@ -31,14 +31,14 @@ def device_of(compile_specs: Mapping[str, bytes]) -> str:
         DeviceError: It is not on this machine.
     """
     # Other than the text, the runtime takes a trailing zero byte for a part of the name.
-    wanted = bytes(compile_specs.get(DEVICE, b"CPU")).decode(errors="replace")
-    found = core().available_devices
-    if wanted.partition(".")[0] not in found:
+    name = bytes(compile_specs.get(DEVICE, b"CPU")).decode(errors="replace")
+    available = core().available_devices
+    if name.partition(".")[0] not in available:
         raise DeviceError(
-            f"found device {wanted!r}, expected one of {', '.join(found)}: payloads are compiled "
-            "on the device that runs them"
+            f"found device {name!r}, expected one of {', '.join(available)}: payloads are "
+            "compiled on the device that runs them"
         )
-    return wanted
+    return name
 
 
 def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = True) -> bytes:
@@ -59,7 +59,7 @@ def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = Tru
         "MatMul",
         "Softmax",
     }:
-        # Attention would become a kernel of its own, which in bfloat16 is of two precisions and
+        # Attention would become a fused kernel, which in bfloat16 has two precisions and
         # cannot be compiled; without such kernels models of attention are as fast (within 3 %).
         settings |= _NO_KERNELS_OF_ITS_OWN
     payload = _exported(model, device, settings)

@@ -1,4 +1,4 @@
-"""Images whose channels lie last in memory, which OpenVINO is handed by their sizes alone."""
+"""Channels-last images, passed to OpenVINO by their sizes alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openvino import Output, Type, opset13
 
 from lowerdeck.torch_base import is_channels_last
 
-# Ends the name of a result whose bytes lie so.
+# Suffix of the names of channels-last results.
 CHANNELS_LAST = "channels_last"
 
 
@@ -19,7 +19,7 @@ def whole(numbers: int | Sequence[int]) -> Output:
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the runtime hands it over: its bytes as they lie, under its own sizes."""
+    """Return a tensor as the runtime passes it: its bytes in memory order, with its own sizes."""
     if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
@@ -27,14 +27,14 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what ``memory_order`` was given, which lay channels-last."""
+    """Return the channels-last argument of ``memory_order``."""
     batch, channels, *image = tensor.shape
     order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
     return tensor.reshape(batch, *image, channels).permute(order)
 
 
 def with_channels_first(value: Output) -> Output:
-    """Return an input of the model that lies channels-last, in torch's order of dimensions.
+    """Return a channels-last input of the model, in torch's order of dimensions.
 
     Args:
         value: A parameter with torch's sizes.
@@ -46,7 +46,7 @@ def with_channels_first(value: Output) -> Output:
 
 
 def with_channels_last(value: Output) -> Output:
-    """Return a result of the model so that its bytes lie channels-last, under torch's sizes.
+    """Return a result of the model with channels-last bytes and torch's sizes.
 
     Args:
         value: A value in torch's order of dimensions.

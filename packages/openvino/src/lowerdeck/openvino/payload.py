@@ -1,4 +1,4 @@
-"""What is inside a payload, read without OpenVINO and without trust.
+"""Checked reader of payloads, without OpenVINO.
 
 A payload of the device ``CPU`` holds the graph that OpenVINO made of a model: three parts behind a
 header, of which the last is the graph's text, in OpenVINO's own form of XML.
@@ -18,7 +18,7 @@ from lowerdeck.openvino.errors import BlobError
 
 HEADER = struct.Struct("<6Q")
 """Offset and size of three parts: what belongs to the device, constants, and the graph's text."""
-# With these OpenVINO makes the text unreadable for whoever looks at a payload in passing.
+# With these OpenVINO obfuscates the text.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _BEGIN = b"<?xml"
 _NOTHING = "unspecified"
@@ -39,7 +39,7 @@ _Port = tuple[str, str]
 
 
 def decode_payload(blob: memoryview) -> PayloadGraph:
-    """Return the operators in a payload of the device ``CPU``, whoever compiled it.
+    """Return the operators in a payload of the device ``CPU``, by any compiler.
 
     They are those that OpenVINO runs, which has joined some that the model had, and precedes its
     own kernels: which of them it chooses is known where it runs alone.
@@ -65,7 +65,7 @@ def operator_numbers(blob: memoryview) -> dict[str, int]:
     return _read(blob, _Reader.numbers)
 
 
-def _read(blob: memoryview, told: Callable[[_Reader], _Told]) -> _Told:
+def _read(blob: memoryview, read_part: Callable[[_Reader], _Told]) -> _Told:
     blob = memoryview(blob).cast("B")
     start, constants, text = _parts(blob)
     reader = _Reader(constants)
@@ -74,7 +74,7 @@ def _read(blob: memoryview, told: Callable[[_Reader], _Told]) -> _Told:
         for piece in _pieces(blob[start : start + text]):
             parser.feed(piece)
         parser.close()
-        return told(reader)
+        return read_part(reader)
     except (ElementTree.ParseError, KeyError, ValueError) as error:
         if isinstance(error, BlobError):
             raise
@@ -96,7 +96,7 @@ def crossed(text: bytes) -> bytes:
 
 
 def begins_with_text(blob: memoryview) -> bool:
-    """Tell whether a payload is laid out in the way that is known.
+    """Return whether a payload has the known layout.
 
     Args:
         blob: The bytes of the delegate.
@@ -104,8 +104,8 @@ def begins_with_text(blob: memoryview) -> bool:
     if len(blob) < HEADER.size:
         return False
     begin, size = HEADER.unpack_from(blob)[4:]
-    known = bytes(blob[begin : begin + len(_BEGIN)]) if begin < len(blob) else b""
-    return begin + size == len(blob) and crossed(known) == _BEGIN
+    start = bytes(blob[begin : begin + len(_BEGIN)]) if begin < len(blob) else b""
+    return begin + size == len(blob) and crossed(start) == _BEGIN
 
 
 def _parts(blob: memoryview) -> tuple[int, int, int]:
@@ -144,7 +144,7 @@ class _Layer:
 
     @property
     def detail(self) -> str:
-        """What is said of it beside what it reads and makes."""
+        """Attributes of the layer."""
         return f"joins {', '.join(self.inside[:_MOST_INSIDE])}" if self.inside else self.limits
 
 
@@ -173,7 +173,7 @@ class _Reader:
         self._text: list[str] = []
 
     def doctype(self, name: str, _public: str, _system: str) -> None:
-        """Refuse what could declare texts of its own, which no graph of OpenVINO does."""
+        """Refuse document type declarations, which no graph of OpenVINO has."""
         raise BlobError(f"found a document type {name!r} in the graph's text, expected none")
 
     def start(self, tag: str, about: dict[str, str]) -> None:
@@ -198,9 +198,9 @@ class _Reader:
     def end(self, _tag: str) -> None:
         """Take the end of an element."""
         if len(self._path) == _DEEPEST and self._path[-1] == "dim":
-            found = "".join(self._text).strip()
+            text = "".join(self._text).strip()
             self._text = []
-            self._sizes.append(int(found) if found.isdecimal() else found.replace("-1", "?"))
+            self._sizes.append(int(text) if text.isdecimal() else text.replace("-1", "?"))
         elif self._path == _OUTPUT:
             number = len(self._values)
             self._layer.outputs[self._port] = number
@@ -253,8 +253,8 @@ class _Reader:
         nodes = []
         for name, layer in self._layers.items():
             read = [self._source(self._edges[name, port]) for port in layer.inputs]
-            # What stands for a bias that is not there is no value.
-            taken = tuple(one for one in read if self._values[one].dtype != _NOTHING)
+            # The placeholder of a missing bias is not a value.
+            taken = tuple(value for value in read if self._values[value].dtype != _NOTHING)
             made = tuple(layer.outputs.values())
             if layer.kind == "Parameter":
                 inputs += made
@@ -271,11 +271,11 @@ class _Reader:
 
     def numbers(self) -> dict[str, int]:
         """Return the numbers of the operators by their names."""
-        taken = [one for one in self._layers.values() if one.kind not in _NO_OPERATORS]
-        return {one.name: number for number, one in enumerate(taken)}
+        layers = [layer for layer in self._layers.values() if layer.kind not in _NO_OPERATORS]
+        return {layer.name: number for number, layer in enumerate(layers)}
 
     def _place(self, about: dict[str, str]) -> int:
-        """Take where a constant lies, and return how many bytes it has."""
+        """Record the place of a constant, and return its size in bytes."""
         offset, size = int(about["offset"]), int(about["size"])
         if min(offset, size) < 0 or offset + size > self._constants:
             raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")

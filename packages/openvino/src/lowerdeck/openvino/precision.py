@@ -1,4 +1,4 @@
-"""What lets each operator be computed in the precision that it has: marks in a payload.
+"""Marks in a payload that keep the precision of each operator.
 
 The official runtime imports payloads without settings, and a processor with bfloat16 then
 chooses that for float32. No setting survives the export. What does is a mark on operators, but
@@ -25,11 +25,11 @@ def rounded_to_float16(value: Output) -> Output:
     OpenVINO computes float16 in float32 there, and so drops conversions to it and back.
     """
 
-    def number(found: float) -> Output:
-        return opset13.constant(found, Type.f32).output(0)
+    def number(value: float) -> Output:
+        return opset13.constant(value, Type.f32).output(0)
 
     size = opset13.abs(value)
-    # The upper 11 bits: those below are lost beside a number that is 2**13 times as large.
+    # The upper 11 bits: lower ones are lost when added to a number 2**13 times as large.
     larger = opset13.multiply(value, number(2.0**13 + 1))
     normal = opset13.subtract(larger, opset13.subtract(larger, value))
     # Beneath the normal numbers, multiples of the least.
@@ -69,8 +69,8 @@ def multiplies_in_subgraphs(payload: bytes) -> bool:
         CompileError: It is laid out otherwise than those of the versions that are known.
     """
     net = ElementTree.fromstring(text_of(payload))
-    made = net.iterfind(".//layer[@type='Subgraph']")
-    return any(one.find(".//layer[@type='MatMul']") is not None for one in made)
+    subgraphs = net.iterfind(".//layer[@type='Subgraph']")
+    return any(layer.find(".//layer[@type='MatMul']") is not None for layer in subgraphs)
 
 
 def text_of(payload: bytes) -> bytes:

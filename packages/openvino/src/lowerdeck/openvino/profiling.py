@@ -1,4 +1,4 @@
-"""What each operator of a payload takes, as OpenVINO itself measures it."""
+"""Times of the operators of a payload, measured by OpenVINO."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Watched:
     def names(self) -> dict[int | str, str]:
         """What each operator computes, with the kernel that OpenVINO chose for it."""
         return {
-            self._identifier(one): f"{one.node_type} ({one.exec_type})"
-            for one in self.request.get_profiling_info()
+            self._identifier(info): f"{info.node_type} ({info.exec_type})"
+            for info in self.request.get_profiling_info()
         }
 
     def spent(self) -> Iterator[tuple[int | str, int]]:
         """Yield each operator that the last call ran, and its nanoseconds."""
-        for one in self.request.get_profiling_info():
-            if one.status == _RUN:
-                yield self._identifier(one), round(one.real_time.total_seconds() * 1e9)
+        for info in self.request.get_profiling_info():
+            if info.status == _RUN:
+                yield self._identifier(info), round(info.real_time.total_seconds() * 1e9)
 
-    def _identifier(self, one: openvino.ProfilingInfo) -> int | str:
-        # What the device does beside, such as moving channels, bears only a name. Profiles have
+    def _identifier(self, info: openvino.ProfilingInfo) -> int | str:
+        # Additional work of the device, such as moving channels, has only a name. Profiles have
         # slashes between a delegate and its parts.
-        name: str = one.node_name
+        name: str = info.node_name
         return self.numbers.get(name, name.replace("/", "."))
 
 

@@ -100,12 +100,12 @@ class OpenvinoRuntime:
     ) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``, and report what OpenVINO measured of each operator.
 
-        Operators that another has taken in are not reported, and what they compute is not told.
+        Operators fused into another are not reported, nor are their results.
 
         Args:
             inputs: The arguments of the call.
             log: Called with the operator's number in the payload, or the name of what the device
-                does beside them, and the start and the end in nanoseconds.
+                does in addition, and the start and the end in nanoseconds.
 
         Returns:
             New tensors, in order.
@@ -118,7 +118,7 @@ class OpenvinoRuntime:
         start = time.perf_counter_ns()
         results = _run(measured.request, measured.compiled, inputs)
         for identifier, spent in measured.spent():
-            # How long, but not when, is measured: they are told one after the other.
+            # Durations are measured, but no start times: events are logged one after the other.
             log(identifier, start, start + spent)
             start += spent
         return results
@@ -129,10 +129,10 @@ def _run(
     compiled: openvino.CompiledModel,
     inputs: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    wanted = compiled.inputs
-    if len(inputs) != len(wanted):
-        raise DelegateInputError(f"{len(wanted)} inputs are needed, found {len(inputs)}")
-    for number, (given, port) in enumerate(zip(inputs, wanted, strict=True)):
+    ports = compiled.inputs
+    if len(inputs) != len(ports):
+        raise DelegateInputError(f"{len(ports)} inputs are needed, found {len(inputs)}")
+    for number, (given, port) in enumerate(zip(inputs, ports, strict=True)):
         _check(number, given, port)
         tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
         request.set_input_tensor(number, tensor)
@@ -154,19 +154,20 @@ def _last_line(error: RuntimeError) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _check(number: int, given: object, port: openvino.ConstOutput) -> None:
+def _check(number: int, tensor: object, port: openvino.ConstOutput) -> None:
     dtype = _DTYPES.get(port.get_element_type())
     fits = (
-        isinstance(given, torch.Tensor)
-        and given.dtype == dtype
-        and port.get_partial_shape().compatible(openvino.PartialShape(list(given.shape)))
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype == dtype
+        and port.get_partial_shape().compatible(openvino.PartialShape(list(tensor.shape)))
     )
     if not fits:
-        found = (
-            f"a {given.dtype} tensor of {tuple(given.shape)}"
-            if isinstance(given, torch.Tensor)
-            else f"a {type(given).__name__}"
+        actual = (
+            f"a {tensor.dtype} tensor of {tuple(tensor.shape)}"
+            if isinstance(tensor, torch.Tensor)
+            else f"a {type(tensor).__name__}"
         )
         raise DelegateInputError(
-            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}, found {found}"
+            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}, "
+            f"found {actual}"
         )

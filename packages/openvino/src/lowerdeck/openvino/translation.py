@@ -1,4 +1,4 @@
-"""What every visitor needs: OpenVINO's value of each node, and the model that becomes of them."""
+"""Base of all visitors: OpenVINO's value of each node, and the model made of them."""
 
 from __future__ import annotations
 
@@ -54,47 +54,47 @@ class Translation(DeclarativeBackend):
         for node, tensor in part.constants.items():
             # A view of the program's memory, which OpenVINO copies when it compiles. By way of its
             # bytes, as ``tensor.numpy()`` would make a lazy copy of weights a true one.
-            held = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
-            self._values[node] = opset13.constant(held, TYPES[tensor.dtype]).output(0)
+            array = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
+            self._values[node] = opset13.constant(array, TYPES[tensor.dtype]).output(0)
             self._known.add(self._values[node])
 
     def _parameter(self, node: Node) -> openvino.Node:
         tensor = tensor_of(node)
         sizes = [size if isinstance(size, int) else -1 for size in tensor.shape]
-        made = opset13.parameter(sizes, TYPES[tensor.dtype], name=node.name)
-        value = made.output(0)
+        parameter = opset13.parameter(sizes, TYPES[tensor.dtype], name=node.name)
+        value = parameter.output(0)
         self._values[node] = with_channels_first(value) if is_channels_last(tensor) else value
         self._known.add(self._values[node])
-        return made
+        return parameter
 
-    def read(self, found: Any, dtype: torch.dtype | None = None) -> Output:
+    def read(self, argument: Any, dtype: torch.dtype | None = None) -> Output:
         """Return the value of an argument.
 
         Args:
             found: A node, or a number.
             dtype: Which the value shall have; that of the node, or float32, if None.
         """
-        if not isinstance(found, Node):
-            return opset13.constant(found, TYPES[dtype or torch.float32]).output(0)
-        value = self._values[found]
-        if dtype is None or tensor_of(found).dtype == dtype:
+        if not isinstance(argument, Node):
+            return opset13.constant(argument, TYPES[dtype or torch.float32]).output(0)
+        value = self._values[argument]
+        if dtype is None or tensor_of(argument).dtype == dtype:
             return value
         if dtype == torch.bool:
             # As a conversion, OpenVINO takes the least int32 for 0.
-            exact = self.read(found, torch.float32)
+            exact = self.read(argument, torch.float32)
             return opset13.not_equal(exact, self.read(0.0)).output(0)
         if dtype == torch.float16 and self._keeps_float32:
-            value = rounded_to_float16(self.read(found, torch.float32))
+            value = rounded_to_float16(self.read(argument, torch.float32))
         return opset13.convert(value, TYPES[dtype]).output(0)
 
-    def give(self, part: PartitionView, node: Node, made: openvino.Node | Output) -> None:
+    def give(self, part: PartitionView, node: Node, output: openvino.Node | Output) -> None:
         """Note what a node became, under its name.
 
         Args:
             node: The node being visited, or the ``getitem`` that takes one of its values.
             made: OpenVINO's operator, or one of its outputs.
         """
-        value = made.output(0) if isinstance(made, openvino.Node) else made
+        value = output.output(0) if isinstance(output, openvino.Node) else output
         # A value that was given before keeps the name that it has.
         if value not in self._known and value.get_index() == 0:
             value.get_node().set_friendly_name(node.name)
@@ -132,7 +132,7 @@ class Translation(DeclarativeBackend):
         if not is_channels_last(tensor_of(node)):
             return value
         value = with_channels_last(value)
-        # Its name alone tells the runtime half, which is handed elements without an order.
+        # The runtime half gets elements without a dim order: only the name records it.
         value.get_tensor().set_names({f"{node.name} {CHANNELS_LAST}"})
         return value
 
@@ -143,8 +143,8 @@ def tensor_of(node: Node) -> torch.Tensor:
     Args:
         node: A node whose value is one tensor.
     """
-    found: torch.Tensor = node.meta["val"]
-    return found
+    tensor: torch.Tensor = node.meta["val"]
+    return tensor
 
 
 def axis_of(node: Node, dim: int) -> int:

@@ -76,15 +76,15 @@ _LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
 
 def _forms(names: Iterable[str], *overloads: str) -> list[str]:
     """Return names with each overload, and those that torch has for writing in place."""
-    found = []
+    forms = []
     for name in names:
         short = name.partition(".")[2]
         for form in (short, f"{short}_"):
             packet = getattr(torch.ops.aten, form, None)
             for overload in overloads:
                 if packet is not None and overload in packet.overloads():
-                    found.append(f"aten.{form}.{overload}")
-    return found
+                    forms.append(f"aten.{form}.{overload}")
+    return forms
 
 
 _UNARY_FORMS = _forms(_UNARY, "default")
@@ -104,23 +104,23 @@ _RECIPROCALS = _forms(("aten.reciprocal", "aten.rsqrt"), "default")
 
 
 def _same_dtype(node: Node) -> bool | str:
-    found = arguments_of(node)
+    arguments = arguments_of(node)
     kept = all(
-        tensor_of(one).dtype == tensor_of(node).dtype
-        for one in (found["self"], found["other"])
-        if isinstance(one, Node)
+        tensor_of(operand).dtype == tensor_of(node).dtype
+        for operand in (arguments["self"], arguments["other"])
+        if isinstance(operand, Node)
     )
     return kept or "its operands are of another dtype than its result"
 
 
 def _compared(node: Node) -> bool | str:
-    """Refuse int32 beside numbers that float32, which it is compared in, takes for others."""
-    found = arguments_of(node)
-    sides = found["self"], found["other"]
-    dtypes = {tensor_of(one).dtype for one in sides if isinstance(one, Node)}
+    """Refuse int32 with numbers that float32, the type of the comparison, does not represent."""
+    arguments = arguments_of(node)
+    sides = arguments["self"], arguments["other"]
+    dtypes = {tensor_of(side).dtype for side in sides if isinstance(side, Node)}
     if torch.int32 not in dtypes or dtypes & FLOATS:
         return True
-    if len(dtypes) == 1 and all(isinstance(one, Node) or abs(one) >= 2**24 for one in sides):
+    if len(dtypes) == 1 and all(isinstance(side, Node) or abs(side) >= 2**24 for side in sides):
         return "it compares int32 in float32, for which 2**24 and 2**24 + 1 are one"
     return True
 
@@ -132,14 +132,16 @@ def _chosen(node: Node) -> bool | str:
 
 
 def _exponential_linear(node: Node) -> bool | str:
-    found = arguments_of(node)
-    plain = found["scale"] == 1 and found["input_scale"] == 1
+    arguments = arguments_of(node)
+    plain = arguments["scale"] == 1 and arguments["input_scale"] == 1
     return plain or "it scales its input or its result"
 
 
 def _softplus(node: Node) -> bool | str:
-    found = arguments_of(node)
-    return (found["beta"] == 1 and found["threshold"] >= 20) or "its beta or threshold is unusual"
+    arguments = arguments_of(node)
+    return (
+        arguments["beta"] == 1 and arguments["threshold"] >= 20
+    ) or "its beta or threshold is unusual"
 
 
 def _plain(name: str) -> str:
@@ -160,42 +162,47 @@ class Elementwise(Translation):
     @visits(*_QUOTIENT_FORMS, dtypes=FLOATS)
     def arithmetic(self, part: PartitionView, node: Node) -> None:
         """Visit a function of two numbers, the second perhaps scaled."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        left, right = self.read(found["self"], dtype), self.read(found["other"], dtype)
-        if found.get("alpha", 1) != 1:
-            right = opset13.multiply(right, self.read(found["alpha"], dtype)).output(0)
+        left, right = self.read(arguments["self"], dtype), self.read(arguments["other"], dtype)
+        if arguments.get("alpha", 1) != 1:
+            right = opset13.multiply(right, self.read(arguments["alpha"], dtype)).output(0)
         self.give(part, node, _ARITHMETIC[_plain(operator_name(node))](left, right))
 
     @visits("aten.rsub.Scalar", dtypes=FLOATS)
     def reversed_difference(self, part: PartitionView, node: Node) -> None:
         """Visit a number minus each element, perhaps scaled."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        taken = self.read(found["self"])
-        if found["alpha"] != 1:
-            taken = opset13.multiply(taken, self.read(found["alpha"], dtype)).output(0)
-        self.give(part, node, opset13.subtract(self.read(found["other"], dtype), taken))
+        subtrahend = self.read(arguments["self"])
+        if arguments["alpha"] != 1:
+            subtrahend = opset13.multiply(subtrahend, self.read(arguments["alpha"], dtype)).output(
+                0
+            )
+        self.give(part, node, opset13.subtract(self.read(arguments["other"], dtype), subtrahend))
 
     @visits("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", dtypes=FLOATS)
     def power(self, part: PartitionView, node: Node) -> None:
         """Visit a power."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        base, exponent = self.read(found["self"], dtype), self.read(found["exponent"], dtype)
+        base, exponent = (
+            self.read(arguments["self"], dtype),
+            self.read(arguments["exponent"], dtype),
+        )
         self.give(part, node, opset13.power(base, exponent))
 
     @visits(*_COMPARISON_FORMS, dtypes=VALUES, when=_compared)
     def comparison(self, part: PartitionView, node: Node) -> None:
         """Visit a comparison, in the dtype that torch compares in."""
-        found = arguments_of(node)
-        left, right = found["self"], found["other"]
+        arguments = arguments_of(node)
+        left, right = arguments["self"], arguments["other"]
         dtype = torch.result_type(
             *(tensor_of(x) if isinstance(x, Node) else x for x in (left, right))
         )
         if dtype in (torch.int16, torch.int32):
             # Bytes with and without a sign meet in 16 bits, which OpenVINO lacks. It compares
-            # integers in float32 anyway, and is told so: what computes them stays in integers.
+            # integers in float32 in any case: their producers stay in integers.
             dtype = torch.float32
         compare = _COMPARISONS[_plain(operator_name(node))]
         self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
@@ -214,12 +221,12 @@ class Elementwise(Translation):
     @visits(*_CLAMPS, dtypes=FLOATS)
     def clamp(self, part: PartitionView, node: Node) -> None:
         """Visit a limit on either side, or both."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         lower, upper = (
-            found.get("min", found.get("min_val")),
-            found.get("max", found.get("max_val")),
+            arguments.get("min", arguments.get("min_val")),
+            arguments.get("max", arguments.get("max_val")),
         )
-        value, dtype = self.read(found["self"]), tensor_of(node).dtype
+        value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
         # Two operators, as torch gives the upper limit where the lower is above it.
         if lower is not None:
             value = opset13.maximum(value, self.read(lower, dtype)).output(0)
@@ -230,21 +237,23 @@ class Elementwise(Translation):
     @visits(*_LEAKY, dtypes=FLOATS)
     def leaky(self, part: PartitionView, node: Node) -> None:
         """Visit a rectifier with a slope below zero."""
-        found = arguments_of(node)
-        slope = self.read(found["negative_slope"], tensor_of(node).dtype)
-        self.give(part, node, opset13.prelu(self.read(found["self"]), slope))
+        arguments = arguments_of(node)
+        slope = self.read(arguments["negative_slope"], tensor_of(node).dtype)
+        self.give(part, node, opset13.prelu(self.read(arguments["self"]), slope))
 
     @visits("aten.prelu", dtypes=FLOATS)
     def learned_slopes(self, part: PartitionView, node: Node) -> None:
         """Visit a rectifier with a slope for each channel."""
-        found = arguments_of(node)
-        self.give(part, node, opset13.prelu(self.read(found["self"]), self.read(found["weight"])))
+        arguments = arguments_of(node)
+        self.give(
+            part, node, opset13.prelu(self.read(arguments["self"]), self.read(arguments["weight"]))
+        )
 
     @visits(*_ELU, dtypes=FLOATS, when=_exponential_linear)
     def exponential_linear(self, part: PartitionView, node: Node) -> None:
         """Visit an exponential linear unit."""
-        found = arguments_of(node)
-        self.give(part, node, opset13.elu(self.read(found["self"]), float(found["alpha"])))
+        arguments = arguments_of(node)
+        self.give(part, node, opset13.elu(self.read(arguments["self"]), float(arguments["alpha"])))
 
     @visits(*_SELU, dtypes=FLOATS)
     def self_normalising(self, part: PartitionView, node: Node) -> None:
@@ -257,9 +266,9 @@ class Elementwise(Translation):
     @visits(*_GELU, dtypes=FLOATS)
     def gelu(self, part: PartitionView, node: Node) -> None:
         """Visit a Gaussian error linear unit, exact or by tanh."""
-        found = arguments_of(node)
-        form = "tanh" if found["approximate"] == "tanh" else "erf"
-        self.give(part, node, opset13.gelu(self.read(found["self"]), form))
+        arguments = arguments_of(node)
+        form = "tanh" if arguments["approximate"] == "tanh" else "erf"
+        self.give(part, node, opset13.gelu(self.read(arguments["self"]), form))
 
     @visits("aten.softplus", dtypes=FLOATS, when=_softplus)
     def softplus(self, part: PartitionView, node: Node) -> None:
@@ -283,25 +292,27 @@ class Elementwise(Translation):
     @visits("aten.addcmul", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
         """Visit a product of elements, perhaps scaled, that is added."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        made = opset13.multiply(self.read(found["tensor1"]), self.read(found["tensor2"]))
-        if found["value"] != 1:
-            made = opset13.multiply(made, self.read(found["value"], dtype))
-        self.give(part, node, opset13.add(self.read(found["self"]), made))
+        product = opset13.multiply(
+            self.read(arguments["tensor1"]), self.read(arguments["tensor2"])
+        )
+        if arguments["value"] != 1:
+            product = opset13.multiply(product, self.read(arguments["value"], dtype))
+        self.give(part, node, opset13.add(self.read(arguments["self"]), product))
 
     @visits(*_CHOICES, dtypes=VALUES, when=_chosen)
     def choice(self, part: PartitionView, node: Node) -> None:
         """Visit a choice between two elements."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        chosen = self.read(found["self"], dtype), self.read(found["other"], dtype)
-        self.give(part, node, opset13.select(self.read(found["condition"]), *chosen))
+        chosen = self.read(arguments["self"], dtype), self.read(arguments["other"], dtype)
+        self.give(part, node, opset13.select(self.read(arguments["condition"]), *chosen))
 
     @visits("aten.masked_fill.Scalar", dtypes=VALUES, when=_chosen)
     def masked(self, part: PartitionView, node: Node) -> None:
         """Visit a number written where a mask says."""
-        found = arguments_of(node)
-        filling = self.read(found["value"], tensor_of(node).dtype)
-        kept = self.read(found["self"])
-        self.give(part, node, opset13.select(self.read(found["mask"]), filling, kept))
+        arguments = arguments_of(node)
+        filling = self.read(arguments["value"], tensor_of(node).dtype)
+        kept = self.read(arguments["self"])
+        self.give(part, node, opset13.select(self.read(arguments["mask"]), filling, kept))

@@ -17,17 +17,17 @@ from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 _ATTENTION = "aten.scaled_dot_product_attention"
 # A number of a mask that is less leaves nothing of a score that is added to it.
 _BEYOND = -1e30
-# OpenVINO holds constants within the bounds of bfloat16, and computes what is less beside them.
+# OpenVINO clamps constants to the range of bfloat16, but computes smaller numbers.
 _LEAST = torch.finfo(torch.bfloat16).min
 
 
 def _attention(node: Node) -> bool | str:
-    found = arguments_of(node)
-    if found["dropout_p"]:
+    arguments = arguments_of(node)
+    if arguments["dropout_p"]:
         return "it drops at random"
-    if found["enable_gqa"]:
+    if arguments["enable_gqa"]:
         return "heads share keys"
-    return tensor_of(found["query"]).dim() == 4 or "it is not of batches of heads"
+    return tensor_of(arguments["query"]).dim() == 4 or "it is not of batches of heads"
 
 
 class Matrices(Translation):
@@ -36,69 +36,75 @@ class Matrices(Translation):
     @visits("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", dtypes=FLOATS)
     def product(self, part: PartitionView, node: Node) -> None:
         """Visit a product, with torch's rules for vectors and batches."""
-        left, right = (self.read(one) for one in node.args)
+        left, right = (self.read(operand) for operand in node.args)
         self.give(part, node, opset13.matmul(left, right, False, False))
 
     @visits("aten.linear", dtypes=FLOATS)
     def linear(self, part: PartitionView, node: Node) -> None:
         """Visit a layer."""
-        found = arguments_of(node)
-        made = opset13.matmul(self.read(found["input"]), self.read(found["weight"]), False, True)
-        if found["bias"] is not None:
-            made = opset13.add(made, self.read(found["bias"]))
-        self.give(part, node, made)
+        arguments = arguments_of(node)
+        product = opset13.matmul(
+            self.read(arguments["input"]), self.read(arguments["weight"]), False, True
+        )
+        if arguments["bias"] is not None:
+            product = opset13.add(product, self.read(arguments["bias"]))
+        self.give(part, node, product)
 
     @visits("aten.addmm", "aten.baddbmm", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
         """Visit a product with something added, both perhaps scaled."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        names = ("mat1", "mat2") if "mat1" in found else ("batch1", "batch2")
-        made = opset13.matmul(*(self.read(found[name]) for name in names), False, False)
-        if found["alpha"] != 1:
-            made = opset13.multiply(made, self.read(found["alpha"], dtype))
-        if found["beta"] == 0:  # whatever is there is not looked at, not even where it is NaN
-            self.give(part, node, made)
+        names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
+        product = opset13.matmul(*(self.read(arguments[name]) for name in names), False, False)
+        if arguments["alpha"] != 1:
+            product = opset13.multiply(product, self.read(arguments["alpha"], dtype))
+        if arguments["beta"] == 0:  # whatever is there is not looked at, not even where it is NaN
+            self.give(part, node, product)
             return
-        added = self.read(found["self"])
-        if found["beta"] != 1:
-            added = opset13.multiply(added, self.read(found["beta"], dtype)).output(0)
-        self.give(part, node, opset13.add(made, added))
+        added = self.read(arguments["self"])
+        if arguments["beta"] != 1:
+            added = opset13.multiply(added, self.read(arguments["beta"], dtype)).output(0)
+        self.give(part, node, opset13.add(product, added))
 
     @visits(_ATTENTION, dtypes=FLOATS | {torch.bool}, when=_attention)
     def attention(self, part: PartitionView, node: Node) -> None:
         """Visit attention, with a mask of truths, of floats, or none.
 
-        OpenVINO's own operator for it takes the processor's precision, whatever it is told.
+        OpenVINO's own operator uses the processor's precision, whatever the model asks for.
         """
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        scale = found["scale"]
+        scale = arguments["scale"]
         if scale is None:
-            scale = float(tensor_of(found["query"]).shape[-1]) ** -0.5
-        # In float32, as in torch: beside the least float16 a score is no rounding error.
-        query, key, value = (self.read(found[x], torch.float32) for x in ("query", "key", "value"))
+            scale = float(tensor_of(arguments["query"]).shape[-1]) ** -0.5
+        # In float32, as in torch: next to the least float16 a score is not a rounding error.
+        query, key, value = (
+            self.read(arguments[x], torch.float32) for x in ("query", "key", "value")
+        )
         scores = opset13.multiply(query, self.read(scale))
         scores = opset13.matmul(scores, key, False, True)
-        bias, seen = self._bias(found)
+        bias, seen = self._bias(arguments)
         if bias is not None:
             scores = opset13.add(scores, bias)
-        made = opset13.matmul(opset13.softmax(scores, -1), value, False, False)
+        attended = opset13.matmul(opset13.softmax(scores, -1), value, False, False)
         if seen is not None:
-            made = opset13.multiply(made, opset13.convert(seen, Type.f32))
+            attended = opset13.multiply(attended, opset13.convert(seen, Type.f32))
         self.give(
-            part, node, made if dtype == torch.float32 else opset13.convert(made, TYPES[dtype])
+            part,
+            node,
+            attended if dtype == torch.float32 else opset13.convert(attended, TYPES[dtype]),
         )
 
-    def _bias(self, found: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
+    def _bias(self, arguments: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
         """Return what is added to scores, as finite numbers, and which rows have any that count.
 
         torch leaves nothing of a row that is minus infinity alone, and 0 is its result; the least
         finite number says otherwise: a row of it alone is a mean. A softmax without infinities
-        tells the two apart as they are different here, and as a sum with any score stays finite.
+        separates the two: they differ here, and a sum with any score stays finite.
         """
         zero, never = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
-        mask = found["attn_mask"]
+        mask = arguments["attn_mask"]
         if mask is not None:
             if tensor_of(mask).dtype == torch.bool:
                 counts = self.read(mask)
@@ -107,7 +113,7 @@ class Matrices(Translation):
                 value = self.read(mask, torch.float32)
                 counts = opset13.not_equal(value, self.read(float("-inf"))).output(0)
                 # What is beyond any score is halved, all of it beyond this bound: what was less
-                # is less, and no score is told beside either.
+                # is less, and both absorb every score.
                 bound = self.read(_BEYOND)
                 excess = opset13.clamp(value, _LEAST, _BEYOND)
                 excess = opset13.multiply(excess, self.read(0.5))
@@ -116,12 +122,12 @@ class Matrices(Translation):
                 bias = opset13.select(counts, bias, never)
             seen = opset13.reduce_logical_or(counts, whole([-1]), keep_dims=True)
             return bias.output(0), seen.output(0)
-        if not found["is_causal"]:
+        if not arguments["is_causal"]:
             return None, None
         rows, columns = (
             opset13.range(
                 whole(0),
-                opset13.gather(opset13.shape_of(self.read(found[name])), whole(-2), whole(0)),
+                opset13.gather(opset13.shape_of(self.read(arguments[name])), whole(-2), whole(0)),
                 whole(1),
                 "i64",
             )

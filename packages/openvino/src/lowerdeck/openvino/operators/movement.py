@@ -70,15 +70,15 @@ def _asserted(node: Node) -> bool | str:
 
 def _numbered(node: Node) -> bool | str:
     """Take a table and positions in it, with whatever the table holds."""
-    found = arguments_of(node)
-    table = tensor_of(found["weight"] if "weight" in found else found["self"])
+    arguments = arguments_of(node)
+    table = tensor_of(arguments["weight"] if "weight" in arguments else arguments["self"])
     return table.dtype in VALUES or f"dtype {table.dtype} is not taken"
 
 
 def _sizes(node: Node) -> list[tuple[Any, Any]]:
     """Return how long the dimensions of a tensor are, and those of positions in it."""
-    found = arguments_of(node)
-    shapes = tensor_of(found["self"]).shape, tensor_of(found["index"]).shape
+    arguments = arguments_of(node)
+    shapes = tensor_of(arguments["self"]).shape, tensor_of(arguments["index"]).shape
     return list(zip(*shapes, strict=True))
 
 
@@ -86,16 +86,16 @@ def _gathered(node: Node) -> bool | str:
     """Take as many positions as elements, or fewer, in dimensions that are known."""
     axis = axis_of(node, arguments_of(node)["dim"])
     for dim, pair in enumerate(_sizes(node)):
-        known = all(isinstance(size, int) for size in pair)
-        if dim != axis and not known and str(pair[0]) != str(pair[1]):
+        is_static = all(isinstance(size, int) for size in pair)
+        if dim != axis and not is_static and str(pair[0]) != str(pair[1]):
             return f"dimension {dim} is {pair[0]} long for {pair[1]} positions: both must be known"
     return _numbered(node)
 
 
 def _one_index(node: Node) -> bool | str:
     """Take positions in one dimension; a mask's result is as long as it has truths."""
-    given = [one for one in arguments_of(node)["indices"] if one is not None]
-    if len(given) != 1 or tensor_of(given[0]).dtype not in (torch.int32, torch.int64):
+    indices = [index for index in arguments_of(node)["indices"] if index is not None]
+    if len(indices) != 1 or tensor_of(indices[0]).dtype not in (torch.int32, torch.int64):
         return "it takes something else than positions in one dimension"
     return _numbered(node)
 
@@ -123,13 +123,15 @@ class Movement(Translation):
         Where sizes are dynamic, OpenVINO would take another shape for a shuffle of channels, and
         fail to compile it: there the one place is looked up.
         """
-        found = arguments_of(node)
-        sizes = tensor_of(found["self"]).shape
-        axes = [axis for axis in axes_of(found["self"], found.get("dim")) if sizes[axis] == 1]
-        value = self.read(found["self"])
+        arguments = arguments_of(node)
+        sizes = tensor_of(arguments["self"]).shape
+        axes = [
+            axis for axis in axes_of(arguments["self"], arguments.get("dim")) if sizes[axis] == 1
+        ]
+        value = self.read(arguments["self"])
         if all(isinstance(size, int) for size in sizes):
-            wanted = whole(list(tensor_of(node).shape))
-            value = opset13.reshape(value, wanted, special_zero=False).output(0)
+            shape = whole(list(tensor_of(node).shape))
+            value = opset13.reshape(value, shape, special_zero=False).output(0)
         else:
             for axis in sorted(axes, reverse=True):
                 value = opset13.gather(value, whole(0), whole(axis)).output(0)
@@ -152,14 +154,14 @@ class Movement(Translation):
     @visits(*_ORDERS, dtypes=VALUES)
     def reordered(self, part: PartitionView, node: Node) -> None:
         """Visit another order of dimensions."""
-        found = arguments_of(node)
-        source = found["self"]
+        arguments = arguments_of(node)
+        source = arguments["self"]
         order = list(range(tensor_of(source).dim()))
         short = operator_name(node).split(".")[1]
         if short == "permute":
-            order = [axis_of(source, dim) for dim in found["dims"]]
+            order = [axis_of(source, dim) for dim in arguments["dims"]]
         elif short == "transpose":
-            first, second = axis_of(source, found["dim0"]), axis_of(source, found["dim1"])
+            first, second = axis_of(source, arguments["dim0"]), axis_of(source, arguments["dim1"])
             order[first], order[second] = order[second], order[first]
         elif short == "mT":
             order[-1], order[-2] = order[-2], order[-1]
@@ -170,35 +172,38 @@ class Movement(Translation):
     @visits(*_PARTS, dtypes=VALUES, static=True)
     def parted(self, part: PartitionView, node: Node) -> None:
         """Visit a tensor that is cut along one dimension."""
-        found = arguments_of(node)
-        axis = axis_of(found["self"], found["dim"])
+        arguments = arguments_of(node)
+        axis = axis_of(arguments["self"], arguments["dim"])
         single = operator_name(node) == "aten.unbind.int"
         lengths = [1 if single else int(one.shape[axis]) for one in node.meta["val"]]
-        made = opset13.variadic_split(self.read(found["self"]), whole(axis), whole(lengths))
-        for number, taken in enumerate(part.parts(node)):
-            if taken is not None:
-                value: Any = made.output(number)
+        split = opset13.variadic_split(self.read(arguments["self"]), whole(axis), whole(lengths))
+        for number, output in enumerate(part.parts(node)):
+            if output is not None:
+                value: Any = split.output(number)
                 if single:
                     value = opset13.squeeze(value, whole([axis]))
-                self.give(part, taken, value)
+                self.give(part, output, value)
 
     @visits("aten.cat", dtypes=VALUES)
     def joined(self, part: PartitionView, node: Node) -> None:
         """Visit tensors one behind the other."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         # torch lets an empty vector stand among tensors of any rank.
-        given = [one for one in found["tensors"] if tuple(tensor_of(one).shape) != (0,)]
-        values = [self.read(one, dtype) for one in given or found["tensors"]]
-        self.give(part, node, opset13.concat(values, axis_of(node, found["dim"])))
+        nonempty = [
+            tensor for tensor in arguments["tensors"] if tuple(tensor_of(tensor).shape) != (0,)
+        ]
+        values = [self.read(tensor, dtype) for tensor in nonempty or arguments["tensors"]]
+        self.give(part, node, opset13.concat(values, axis_of(node, arguments["dim"])))
 
     @visits("aten.stack", dtypes=VALUES)
     def stacked(self, part: PartitionView, node: Node) -> None:
         """Visit tensors along a new dimension."""
-        found = arguments_of(node)
-        dtype, axis = tensor_of(node).dtype, axis_of(node, found["dim"])
+        arguments = arguments_of(node)
+        dtype, axis = tensor_of(node).dtype, axis_of(node, arguments["dim"])
         values = [
-            opset13.unsqueeze(self.read(one, dtype), whole([axis])) for one in found["tensors"]
+            opset13.unsqueeze(self.read(tensor, dtype), whole([axis]))
+            for tensor in arguments["tensors"]
         ]
         self.give(part, node, opset13.concat(values, axis))
 
@@ -211,83 +216,89 @@ class Movement(Translation):
     @visits("aten.repeat", dtypes=VALUES, when=_static)
     def repeated(self, part: PartitionView, node: Node) -> None:
         """Visit a tensor several times along each dimension."""
-        found = arguments_of(node)
-        self.give(part, node, opset13.tile(self.read(found["self"]), whole(found["repeats"])))
+        arguments = arguments_of(node)
+        self.give(
+            part, node, opset13.tile(self.read(arguments["self"]), whole(arguments["repeats"]))
+        )
 
     @visits("aten.slice.Tensor", "aten.narrow", dtypes=VALUES)
     def sliced(self, part: PartitionView, node: Node) -> None:
         """Visit a stretch of a dimension."""
-        found = arguments_of(node)
-        start, step = found["start"] or 0, found.get("step", 1)
-        end = start + found["length"] if "length" in found else found["end"]
-        if end is None or ("length" in found and start < 0 and end == 0):
+        arguments = arguments_of(node)
+        start, step = arguments["start"] or 0, arguments.get("step", 1)
+        end = start + arguments["length"] if "length" in arguments else arguments["end"]
+        if end is None or ("length" in arguments and start < 0 and end == 0):
             end = torch.iinfo(torch.int64).max
-        bounds = (whole([one]) for one in (start, end, step))
-        axis = whole([axis_of(node, found["dim"])])
-        self.give(part, node, opset13.slice(self.read(found["self"]), *bounds, axis))
+        bounds = (whole([bound]) for bound in (start, end, step))
+        axis = whole([axis_of(node, arguments["dim"])])
+        self.give(part, node, opset13.slice(self.read(arguments["self"]), *bounds, axis))
 
     @visits("aten.select.int", dtypes=VALUES)
     def selected(self, part: PartitionView, node: Node) -> None:
         """Visit one place of a dimension."""
-        found = arguments_of(node)
-        axis = axis_of(found["self"], found["dim"])
-        value = self.read(found["self"])
-        self.give(part, node, opset13.gather(value, whole(found["index"]), whole(axis)))
+        arguments = arguments_of(node)
+        axis = axis_of(arguments["self"], arguments["dim"])
+        value = self.read(arguments["self"])
+        self.give(part, node, opset13.gather(value, whole(arguments["index"]), whole(axis)))
 
     @visits("aten.flip", dtypes=VALUES)
     def flipped(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions from their end to their beginning."""
-        found = arguments_of(node)
-        dims = [axis_of(node, dim) for dim in found["dims"]]
+        arguments = arguments_of(node)
+        dims = [axis_of(node, dim) for dim in arguments["dims"]]
         least = torch.iinfo(torch.int64).min
-        made: Any = self.read(found["self"])
+        value: Any = self.read(arguments["self"])
         if dims:
-            bounds = (whole([one] * len(dims)) for one in (-1, least, -1))
-            made = opset13.slice(made, *bounds, whole(dims))
-        self.give(part, node, made)
+            bounds = (whole([bound] * len(dims)) for bound in (-1, least, -1))
+            value = opset13.slice(value, *bounds, whole(dims))
+        self.give(part, node, value)
 
     @visits("aten.roll", dtypes=VALUES, when=lambda node: len(node.args) > 2 or "it has no dims")
     def rolled(self, part: PartitionView, node: Node) -> None:
         """Visit dimensions that begin elsewhere."""
-        found = arguments_of(node)
-        shifts, dims = ([x] if isinstance(x, int) else x for x in (found["shifts"], found["dims"]))
-        value = self.read(found["self"])
+        arguments = arguments_of(node)
+        shifts, dims = (
+            [x] if isinstance(x, int) else x for x in (arguments["shifts"], arguments["dims"])
+        )
+        value = self.read(arguments["self"])
         self.give(part, node, opset13.roll(value, whole(shifts), whole(dims)))
 
     @visits("aten.embedding", dtypes=WITH_POSITIONS, when=_numbered)
     def looked_up(self, part: PartitionView, node: Node) -> None:
         """Visit rows of a table."""
-        found = arguments_of(node)
-        rows = self.read(found["indices"])
-        self.give(part, node, opset13.gather(self.read(found["weight"]), rows, whole(0)))
+        arguments = arguments_of(node)
+        rows = self.read(arguments["indices"])
+        self.give(part, node, opset13.gather(self.read(arguments["weight"]), rows, whole(0)))
 
     @visits("aten.index_select", dtypes=WITH_POSITIONS | VALUES, when=_numbered)
     def chosen(self, part: PartitionView, node: Node) -> None:
         """Visit places of a dimension, known at run time."""
-        found = arguments_of(node)
-        axis = whole(axis_of(found["self"], found["dim"]))
+        arguments = arguments_of(node)
+        axis = whole(axis_of(arguments["self"], arguments["dim"]))
         self.give(
-            part, node, opset13.gather(self.read(found["self"]), self.read(found["index"]), axis)
+            part,
+            node,
+            opset13.gather(self.read(arguments["self"]), self.read(arguments["index"]), axis),
         )
 
     @visits("aten.index.Tensor", dtypes=WITH_POSITIONS | VALUES, when=_one_index)
     def indexed(self, part: PartitionView, node: Node) -> None:
-        """Visit places of a dimension, which may be told in several."""
-        found = arguments_of(node)
-        (dim,) = (i for i, one in enumerate(found["indices"]) if one is not None)
-        places = self.read(found["indices"][dim])
-        self.give(part, node, opset13.gather(self.read(found["self"]), places, whole(dim)))
+        """Visit an index into one dimension, which may have several dimensions."""
+        arguments = arguments_of(node)
+        (dim,) = (i for i, index in enumerate(arguments["indices"]) if index is not None)
+        places = self.read(arguments["indices"][dim])
+        self.give(part, node, opset13.gather(self.read(arguments["self"]), places, whole(dim)))
 
     @visits("aten.gather", dtypes=WITH_POSITIONS | VALUES, when=_gathered)
     def gathered(self, part: PartitionView, node: Node) -> None:
         """Visit one place of a dimension for each element."""
-        found = arguments_of(node)
-        value, places = self.read(found["self"]), self.read(found["index"])
-        axis = axis_of(node, found["dim"])
+        arguments = arguments_of(node)
+        value, places = self.read(arguments["self"]), self.read(arguments["index"])
+        axis = axis_of(node, arguments["dim"])
         # torch takes fewer positions than there are elements in the other dimensions. Not cut by
         # a slice: OpenVINO takes one for idle there, and fails to compile what is left.
-        for dim, (size, taken) in enumerate(_sizes(node)):
-            if dim != axis and size != taken:
-                first = whole(list(range(int(taken))))
+        for dim, (size, length) in enumerate(_sizes(node)):
+            if dim != axis and size != length:
+                first = whole(list(range(int(length))))
                 value = opset13.gather(value, first, whole(dim)).output(0)
         self.give(part, node, opset13.gather_elements(value, places, axis))

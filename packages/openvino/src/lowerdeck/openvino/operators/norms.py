@@ -14,16 +14,16 @@ from lowerdeck.openvino.translation import TYPES, Translation, axis_of, tensor_o
 
 
 def _first_alone(node: Node) -> bool | str:
-    """Take a norm whose mean and deviation nobody reads."""
+    """Accept a norm whose mean and deviation are unread."""
     read = [user for user in node.users if user.args[1:] != (0,) and user.users]
     return not read or f"{read[0].name} reads its mean or its deviation"
 
 
 def _trained(node: Node) -> bool | str:
-    found = arguments_of(node)
-    if found.get("training"):
+    arguments = arguments_of(node)
+    if arguments.get("training"):
         return "it is trained"
-    return found["running_mean"] is not None or "it has no running mean"
+    return arguments["running_mean"] is not None or "it has no running mean"
 
 
 def _batch(node: Node) -> bool | str:
@@ -38,89 +38,97 @@ _BATCH = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training")
 class Norms(Translation):
     """Norms."""
 
-    def give_first(self, part: PartitionView, node: Node, made: openvino.Node) -> None:
-        """Give a node its value, or the first of its values, where nobody reads the others."""
+    def give_first(self, part: PartitionView, node: Node, output: openvino.Node) -> None:
+        """Set the value of a node, or the first of its values where the others are unread."""
         if isinstance(node.meta["val"], torch.Tensor):
-            self.give(part, node, made)
+            self.give(part, node, output)
         elif (first := part.parts(node)[0]) is not None:
-            self.give(part, first, made)
+            self.give(part, first, output)
 
     @visits(*_BATCH, dtypes=FLOATS, when=_batch)
     def batch_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm with the running mean and variance."""
-        found = arguments_of(node)
-        mean, variance = self.read(found["running_mean"]), self.read(found["running_var"])
-        channels = tensor_of(found["running_mean"])
-        made = opset13.batch_norm_inference(
-            self.read(found["input"]),
-            self._filled(found["weight"], 1.0, channels),
-            self._filled(found["bias"], 0.0, channels),
-            *(mean, variance, float(found["eps"])),
+        arguments = arguments_of(node)
+        mean, variance = self.read(arguments["running_mean"]), self.read(arguments["running_var"])
+        channels = tensor_of(arguments["running_mean"])
+        normalized = opset13.batch_norm_inference(
+            self.read(arguments["input"]),
+            self._filled(arguments["weight"], 1.0, channels),
+            self._filled(arguments["bias"], 0.0, channels),
+            *(mean, variance, float(arguments["eps"])),
         )
-        self.give_first(part, node, made)
+        self.give_first(part, node, normalized)
 
     @visits("aten.layer_norm", dtypes=FLOATS)
     @visits("aten.native_layer_norm", dtypes=FLOATS, when=_first_alone)
     def layer_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm over the last dimensions."""
-        found = arguments_of(node)
-        axes = list(range(-len(found["normalized_shape"]), 0))
-        made = opset13.mvn(
-            self.read(found["input"]),
+        arguments = arguments_of(node)
+        axes = list(range(-len(arguments["normalized_shape"]), 0))
+        normalized = opset13.mvn(
+            self.read(arguments["input"]),
             whole(axes),
-            *(True, float(found["eps"]), "inside_sqrt"),
+            *(True, float(arguments["eps"]), "inside_sqrt"),
         )
-        if found["weight"] is not None:
-            made = opset13.multiply(made, self.read(found["weight"]))
-        if found["bias"] is not None:
-            made = opset13.add(made, self.read(found["bias"]))
-        self.give_first(part, node, made)
+        if arguments["weight"] is not None:
+            normalized = opset13.multiply(normalized, self.read(arguments["weight"]))
+        if arguments["bias"] is not None:
+            normalized = opset13.add(normalized, self.read(arguments["bias"]))
+        self.give_first(part, node, normalized)
 
     @visits("aten.group_norm", dtypes=FLOATS)
     @visits("aten.native_group_norm", dtypes=FLOATS, when=_first_alone)
     def group_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm over groups of channels."""
-        found = arguments_of(node)
-        tensor = tensor_of(found["input"])
+        arguments = arguments_of(node)
+        tensor = tensor_of(arguments["input"])
         channels = torch.empty(int(tensor.shape[1]), dtype=tensor.dtype)
-        groups = found["num_groups"] if "num_groups" in found else found["group"]
-        made = opset13.group_normalization(
-            self.read(found["input"]),
-            self._filled(found["weight"], 1.0, channels),
-            self._filled(found["bias"], 0.0, channels),
-            *(int(groups), float(found["eps"])),
+        groups = arguments["num_groups"] if "num_groups" in arguments else arguments["group"]
+        normalized = opset13.group_normalization(
+            self.read(arguments["input"]),
+            self._filled(arguments["weight"], 1.0, channels),
+            self._filled(arguments["bias"], 0.0, channels),
+            *(int(groups), float(arguments["eps"])),
         )
-        self.give_first(part, node, made)
+        self.give_first(part, node, normalized)
 
     @visits("aten.rms_norm", dtypes=FLOATS)
     def rms_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm by the root of the mean square, in float32, as torch computes it."""
-        found = arguments_of(node)
-        eps = torch.finfo(torch.float32).eps if found["eps"] is None else found["eps"]
-        value = self.read(found["input"], torch.float32)
-        axes = whole(list(range(-len(found["normalized_shape"]), 0)))
+        arguments = arguments_of(node)
+        eps = torch.finfo(torch.float32).eps if arguments["eps"] is None else arguments["eps"]
+        value = self.read(arguments["input"], torch.float32)
+        axes = whole(list(range(-len(arguments["normalized_shape"]), 0)))
         mean = opset13.reduce_mean(opset13.multiply(value, value), axes, True)
-        made = opset13.divide(value, opset13.sqrt(opset13.add(mean, self.read(eps))))
-        if found["weight"] is not None:
-            made = opset13.multiply(made, self.read(found["weight"], torch.float32))
-        wanted = tensor_of(node).dtype
+        normalized = opset13.divide(value, opset13.sqrt(opset13.add(mean, self.read(eps))))
+        if arguments["weight"] is not None:
+            normalized = opset13.multiply(
+                normalized, self.read(arguments["weight"], torch.float32)
+            )
+        dtype = tensor_of(node).dtype
         self.give(
-            part, node, made if wanted == torch.float32 else opset13.convert(made, TYPES[wanted])
+            part,
+            node,
+            normalized if dtype == torch.float32 else opset13.convert(normalized, TYPES[dtype]),
         )
 
     @visits("aten._weight_norm", dtypes=FLOATS)
     def weight_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a weight of given lengths: a constant, which OpenVINO computes ahead of time."""
-        found = arguments_of(node)
-        value = self.read(found["v"])
+        arguments = arguments_of(node)
+        value = self.read(arguments["v"])
         # -1 is torch's word for all dimensions, not for the last one.
-        kept = found["dim"] if found["dim"] == -1 else axis_of(found["v"], found["dim"])
-        axes = [axis for axis in range(tensor_of(found["v"]).dim()) if axis != kept]
-        made = opset13.divide(value, opset13.reduce_l2(value, whole(axes), True))
-        self.give(part, node, opset13.multiply(made, self.read(found["g"])))
+        kept = (
+            arguments["dim"]
+            if arguments["dim"] == -1
+            else axis_of(arguments["v"], arguments["dim"])
+        )
+        axes = [axis for axis in range(tensor_of(arguments["v"]).dim()) if axis != kept]
+        direction = opset13.divide(value, opset13.reduce_l2(value, whole(axes), True))
+        self.give(part, node, opset13.multiply(direction, self.read(arguments["g"])))
 
-    def _filled(self, found: Node | None, otherwise: float, like: torch.Tensor) -> Output:
-        if found is not None:
-            return self.read(found)
+    def _filled(self, tensor: Node | None, otherwise: float, like: torch.Tensor) -> Output:
+        if tensor is not None:
+            return self.read(tensor)
         filled = torch.full(tuple(like.shape), otherwise, dtype=like.dtype)
         return opset13.constant(filled.numpy()).output(0)

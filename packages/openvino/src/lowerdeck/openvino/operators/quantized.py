@@ -26,12 +26,16 @@ _ALLOWED = frozenset({torch.float32, torch.float64, torch.int64, torch.int32} | 
 
 
 def _of_bytes(node: Node) -> bool | str:
-    found = arguments_of(node)
-    integers = tensor_of(node) if "dtype" in found and _makes(node) else tensor_of(found["input"])
+    arguments = arguments_of(node)
+    integers = (
+        tensor_of(node) if "dtype" in arguments and _makes(node) else tensor_of(arguments["input"])
+    )
     if integers.dtype not in _INTEGERS:
         return f"it is quantised to {integers.dtype}"
-    numbers = [one for one in ("scale", "zero_point", "scales", "zero_points") if one in found]
-    computed = [one for one in numbers if isinstance(found[one], Node) and one[-1] != "s"]
+    numbers = [
+        name for name in ("scale", "zero_point", "scales", "zero_points") if name in arguments
+    ]
+    computed = [name for name in numbers if isinstance(arguments[name], Node) and name[-1] != "s"]
     return not computed or f"its {computed[0]} is computed at run time"
 
 
@@ -45,12 +49,12 @@ class Quantized(Translation):
     @visits(_QUANTIZE, _QUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
     def quantize(self, part: PartitionView, node: Node) -> None:
         """Visit floats that become bytes."""
-        found = arguments_of(node)
-        scale, zero = self._parameters_of(found)
-        value = opset13.round(opset13.divide(self.read(found["input"]), scale), "half_to_even")
+        arguments = arguments_of(node)
+        scale, zero = self._parameters_of(arguments)
+        value = opset13.round(opset13.divide(self.read(arguments["input"]), scale), "half_to_even")
         if zero is not None:
             value = opset13.add(value, zero)
-        lowest, highest = float(found["quant_min"]), float(found["quant_max"])
+        lowest, highest = float(arguments["quant_min"]), float(arguments["quant_max"])
         bounded = opset13.clamp(value, lowest, highest)
         self.give(part, node, opset13.convert(bounded, TYPES[tensor_of(node).dtype]))
 
@@ -61,40 +65,42 @@ class Quantized(Translation):
         Where the bytes were floats just before, the pair is one ``FakeQuantize``, which OpenVINO
         moves about until products are computed on integers.
         """
-        found = arguments_of(node)
-        source = found["input"]
+        arguments = arguments_of(node)
+        source = arguments["input"]
         if operator_name(node) == _DEQUANTIZE and operator_name(source) == _QUANTIZE:
             before = arguments_of(source)
             same = all(
-                before[name] == found[name]
+                before[name] == arguments[name]
                 for name in ("scale", "zero_point", "quant_min", "quant_max", "dtype")
             )
             if same:
                 self.give(part, node, self._rounded(before))
                 return
-        scale, zero = self._parameters_of(found)
+        scale, zero = self._parameters_of(arguments)
         value: Any = opset13.convert(self.read(source), Type.f32)
         if zero is not None:
             value = opset13.subtract(value, zero)
         self.give(part, node, opset13.multiply(value, scale))
 
-    def _rounded(self, found: dict[str, Any]) -> Any:
-        scale, zero = float(found["scale"]), int(found["zero_point"])
-        lowest, highest = int(found["quant_min"]), int(found["quant_max"])
+    def _rounded(self, arguments: dict[str, Any]) -> Any:
+        scale, zero = float(arguments["scale"]), int(arguments["zero_point"])
+        lowest, highest = int(arguments["quant_min"]), int(arguments["quant_max"])
         low, high = self.read((lowest - zero) * scale), self.read((highest - zero) * scale)
         levels = highest - lowest + 1
-        return opset13.fake_quantize(self.read(found["input"]), low, high, low, high, levels)
+        return opset13.fake_quantize(self.read(arguments["input"]), low, high, low, high, levels)
 
-    def _parameters_of(self, found: dict[str, Any]) -> tuple[Output, Output | None]:
-        if "scale" in found:
-            zero = int(found["zero_point"])
-            return self.read(float(found["scale"])), self.read(float(zero)) if zero else None
-        rank = tensor_of(found["input"]).dim()
+    def _parameters_of(self, arguments: dict[str, Any]) -> tuple[Output, Output | None]:
+        if "scale" in arguments:
+            zero = int(arguments["zero_point"])
+            return self.read(float(arguments["scale"])), self.read(float(zero)) if zero else None
+        rank = tensor_of(arguments["input"]).dim()
         sizes = [1] * rank
-        sizes[found["axis"] % rank] = -1
+        sizes[arguments["axis"] % rank] = -1
         return (
-            self._along(found["scales"], sizes),
-            None if found["zero_points"] is None else self._along(found["zero_points"], sizes),
+            self._along(arguments["scales"], sizes),
+            None
+            if arguments["zero_points"] is None
+            else self._along(arguments["zero_points"], sizes),
         )
 
     def _along(self, node: Node, sizes: list[int]) -> Output:

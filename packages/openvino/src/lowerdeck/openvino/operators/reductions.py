@@ -50,10 +50,10 @@ def _has_elements(node: Node) -> bool | str:
 
 def _degrees(node: Node) -> float:
     """Return what a sum of squares is divided by."""
-    found = arguments_of(node)
-    correction = found.get("correction", 1 if found.get("unbiased", True) else 0)
-    sizes = tensor_of(found["self"]).shape
-    count = prod(int(sizes[axis]) for axis in axes_of(found["self"], found["dim"]))
+    arguments = arguments_of(node)
+    correction = arguments.get("correction", 1 if arguments.get("unbiased", True) else 0)
+    sizes = tensor_of(arguments["self"]).shape
+    count = prod(int(sizes[axis]) for axis in axes_of(arguments["self"], arguments["dim"]))
     return count - (1 if correction is None else correction)
 
 
@@ -73,46 +73,46 @@ class Reductions(Translation):
     @visits(*_TRUTHS, dtypes={torch.bool}, when=_has_elements)
     def reduction(self, part: PartitionView, node: Node) -> None:
         """Visit a sum, a mean, a product or an extreme."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         reduce = {**_REDUCTIONS, **_TRUTHS}[operator_name(node)]
-        axes = whole(axes_of(found["self"], found.get("dim")))
-        value = self.read(found["self"], tensor_of(node).dtype)
-        self.give(part, node, reduce(value, axes, bool(found.get("keepdim"))))
+        axes = whole(axes_of(arguments["self"], arguments.get("dim")))
+        value = self.read(arguments["self"], tensor_of(node).dtype)
+        self.give(part, node, reduce(value, axes, bool(arguments.get("keepdim"))))
 
     @visits(*_SOFTMAX, dtypes=FLOATS)
     def softmax(self, part: PartitionView, node: Node) -> None:
         """Visit a softmax, or its logarithm."""
-        found = arguments_of(node)
-        value = self.read(found["self"], tensor_of(node).dtype)
+        arguments = arguments_of(node)
+        value = self.read(arguments["self"], tensor_of(node).dtype)
         function = _SOFTMAX[operator_name(node)]
-        self.give(part, node, function(value, axis_of(found["self"], found["dim"])))
+        self.give(part, node, function(value, axis_of(arguments["self"], arguments["dim"])))
 
     @visits(*_VARIANCES, dtypes=FLOATS, static=True, when=_varied)
     def variance(self, part: PartitionView, node: Node) -> None:
         """Visit a variance, or its root."""
-        found = arguments_of(node)
-        axes = axes_of(found["self"], found["dim"])
-        value, dtype = self.read(found["self"]), tensor_of(node).dtype
+        arguments = arguments_of(node)
+        axes = axes_of(arguments["self"], arguments["dim"])
+        value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
         mean = opset13.reduce_mean(value, whole(axes), True)
         squares = opset13.squared_difference(value, mean)
-        total = opset13.reduce_sum(squares, whole(axes), bool(found["keepdim"]))
-        made = opset13.divide(total, self.read(_degrees(node), dtype))
+        total = opset13.reduce_sum(squares, whole(axes), bool(arguments["keepdim"]))
+        quotient = opset13.divide(total, self.read(_degrees(node), dtype))
         if operator_name(node).startswith("aten.std"):
-            made = opset13.sqrt(made)
-        self.give(part, node, made)
+            quotient = opset13.sqrt(quotient)
+        self.give(part, node, quotient)
 
     @visits("aten.linalg_vector_norm", dtypes=FLOATS, when=_norm)
     def vector_norm(self, part: PartitionView, node: Node) -> None:
         """Visit a norm of vectors."""
-        found = arguments_of(node)
-        reduce = opset13.reduce_l1 if found["ord"] == 1 else opset13.reduce_l2
-        axes = whole(axes_of(found["self"], found["dim"]))
-        value = self.read(found["self"], tensor_of(node).dtype)
-        self.give(part, node, reduce(value, axes, bool(found["keepdim"])))
+        arguments = arguments_of(node)
+        reduce = opset13.reduce_l1 if arguments["ord"] == 1 else opset13.reduce_l2
+        axes = whole(axes_of(arguments["self"], arguments["dim"]))
+        value = self.read(arguments["self"], tensor_of(node).dtype)
+        self.give(part, node, reduce(value, axes, bool(arguments["keepdim"])))
 
     @visits("aten.cumsum", dtypes=NUMBERS)
     def running_sum(self, part: PartitionView, node: Node) -> None:
         """Visit a running sum."""
-        found = arguments_of(node)
-        value = self.read(found["self"], tensor_of(node).dtype)
-        self.give(part, node, opset13.cumsum(value, whole(axis_of(node, found["dim"]))))
+        arguments = arguments_of(node)
+        value = self.read(arguments["self"], tensor_of(node).dtype)
+        self.give(part, node, opset13.cumsum(value, whole(axis_of(node, arguments["dim"]))))

@@ -42,14 +42,14 @@ _PADS = ("aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.repl
 
 def _batched(node: Node) -> bool | str:
     """Take images in a batch: a single one has one dimension less."""
-    image = next(int(one) for one in operator_name(node) if one.isdigit())
+    image = next(int(character) for character in operator_name(node) if character.isdigit())
     rank = tensor_of(node.all_input_nodes[0]).dim()
     return rank == image + 2 or "it is of one image, not of a batch"
 
 
 def _pool(node: Node) -> bool | str:
-    found = arguments_of(node)
-    if found.get("divisor_override") is not None:
+    arguments = arguments_of(node)
+    if arguments.get("divisor_override") is not None:
         return "it is divided by another number than its window has elements"
     if isinstance(node.meta["val"], list | tuple):
         read = [user for user in node.users if user.args[1] == 1 and user.users]
@@ -58,7 +58,7 @@ def _pool(node: Node) -> bool | str:
     batched = _batched(node)
     if batched is True and _larger_than_image(node):
         return "its window is larger than the image"
-    if batched is True and _hangs_over(found):
+    if batched is True and _hangs_over(arguments):
         source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
         if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
             return "its windows reach beyond the border of sizes that are dynamic"
@@ -66,12 +66,16 @@ def _pool(node: Node) -> bool | str:
 
 
 def _larger_than_image(node: Node) -> bool:
-    """Tell whether a window is larger than the image and its border, as ``ceil_mode`` allows."""
-    found = arguments_of(node)
+    """Return whether a window is larger than the padded image, as ``ceil_mode`` allows."""
+    arguments = arguments_of(node)
     sizes = tensor_of(node.all_input_nodes[0]).shape[2:]
     kernel, padding, dilation = (
-        _each(one, len(sizes))
-        for one in (found["kernel_size"], found["padding"], found.get("dilation", 1))
+        _each(setting, len(sizes))
+        for setting in (
+            arguments["kernel_size"],
+            arguments["padding"],
+            arguments.get("dilation", 1),
+        )
     )
     return any(
         isinstance(size, int) and step * (width - 1) + 1 > size + 2 * border
@@ -79,28 +83,28 @@ def _larger_than_image(node: Node) -> bool:
     )
 
 
-def _hangs_over(found: dict[str, Any]) -> bool:
-    """Tell whether windows of means may reach beyond a border that counts."""
-    border = any(_each(found["padding"], 1))
-    return border and bool(found["ceil_mode"] and found.get("count_include_pad"))
+def _hangs_over(arguments: dict[str, Any]) -> bool:
+    """Return whether averaged windows may reach beyond counted padding."""
+    border = any(_each(arguments["padding"], 1))
+    return border and bool(arguments["ceil_mode"] and arguments.get("count_include_pad"))
 
 
 def _padded(node: Node) -> bool | str:
-    found = arguments_of(node)
-    mode, filling = found.get("mode", "constant"), found.get("value") or 0
+    arguments = arguments_of(node)
+    mode, filling = arguments.get("mode", "constant"), arguments.get("value") or 0
     if tensor_of(node).dtype == torch.int32 and abs(filling) > 2**24:
         return "it would fill with a float32, which rounds beyond 2**24"
     return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
 
 
 def _resized(node: Node) -> bool | str:
-    source, wanted = tensor_of(node.all_input_nodes[0]).shape[2:], tensor_of(node).shape[2:]
+    source, target = tensor_of(node.all_input_nodes[0]).shape[2:], tensor_of(node).shape[2:]
     factors = arguments_of(node)["scale_factors"]
-    if not all(isinstance(size, int) for size in (*source, *wanted)):
+    if not all(isinstance(size, int) for size in (*source, *target)):
         return "its sizes are dynamic"
     if factors is None or "nearest" in operator_name(node):
         return True
-    exact = all(a * f == b for a, f, b in zip(source, factors, wanted, strict=True))
+    exact = all(a * f == b for a, f, b in zip(source, factors, target, strict=True))
     return exact or "its factors do not give whole sizes"
 
 
@@ -111,48 +115,48 @@ class Windows(Translation):
     @visits("aten.convolution", dtypes=FLOATS, ranks={1, 3, 4, 5})
     def convolution(self, part: PartitionView, node: Node) -> None:
         """Visit a convolution: plain, in groups, transposed."""
-        found = arguments_of(node)
-        weight = tensor_of(found["weight"])
+        arguments = arguments_of(node)
+        weight = tensor_of(arguments["weight"])
         image = weight.dim() - 2
-        stride, dilation = _each(found["stride"], image), _each(found["dilation"], image)
-        groups = int(found["groups"])
-        transposed = found.get("transposed", operator_name(node) in _TRANSPOSED)
-        begin, end = _padding(found["padding"], weight.shape[2:], dilation)
-        value, filters = self.read(found["input"]), self.read(found["weight"])
+        stride, dilation = _each(arguments["stride"], image), _each(arguments["dilation"], image)
+        groups = int(arguments["groups"])
+        transposed = arguments.get("transposed", operator_name(node) in _TRANSPOSED)
+        begin, end = _padding(arguments["padding"], weight.shape[2:], dilation)
+        value, filters = self.read(arguments["input"]), self.read(arguments["weight"])
         if groups > 1:
             filters = _grouped(filters, weight.shape, groups)
         if transposed:
-            more = _each(found["output_padding"], image)
+            more = _each(arguments["output_padding"], image)
             make = (
                 opset13.group_convolution_backprop_data
                 if groups > 1
                 else opset13.convolution_backprop_data
             )
-            made = make(value, filters, stride, None, begin, end, dilation, "explicit", more)
+            convolved = make(value, filters, stride, None, begin, end, dilation, "explicit", more)
         else:
             make = opset13.group_convolution if groups > 1 else opset13.convolution
-            made = make(value, filters, stride, begin, end, dilation)
-        if found["bias"] is not None:
+            convolved = make(value, filters, stride, begin, end, dilation)
+        if arguments["bias"] is not None:
             shape = whole([1, -1, *([1] * image)])
-            bias = opset13.reshape(self.read(found["bias"]), shape, special_zero=False)
-            made = opset13.add(made, bias)
-        self.give(part, node, made)
+            bias = opset13.reshape(self.read(arguments["bias"]), shape, special_zero=False)
+            convolved = opset13.add(convolved, bias)
+        self.give(part, node, convolved)
 
     @visits(*_AVERAGES, dtypes=FLOATS, when=_pool)
     def average(self, part: PartitionView, node: Node) -> None:
         """Visit means over windows."""
-        found = arguments_of(node)
+        arguments = arguments_of(node)
         image = tensor_of(node).dim() - 2
-        kernel = _each(found["kernel_size"], image)
-        stride = _each(found["stride"] or kernel, image)
-        padding = _each(found["padding"], image)
-        alone = not found["count_include_pad"]
-        value = self.read(found["self"])
-        if _hangs_over(found):
+        kernel = _each(arguments["kernel_size"], image)
+        stride = _each(arguments["stride"] or kernel, image)
+        padding = _each(arguments["padding"], image)
+        alone = not arguments["count_include_pad"]
+        value = self.read(arguments["self"])
+        if _hangs_over(arguments):
             # torch counts the border in a window's size, but nothing beyond it: the border is
-            # written out, as far as windows reach, and what lies beyond is left out of the count.
+            # explicit, as far as windows reach, and elements beyond it are not counted.
             sizes = zip(
-                *(tensor_of(found["self"]).shape[2:], tensor_of(node).shape[2:]),
+                *(tensor_of(arguments["self"]).shape[2:], tensor_of(node).shape[2:]),
                 *(kernel, stride, padding),
                 strict=True,
             )
@@ -166,7 +170,7 @@ class Windows(Translation):
             *(part, node),
             opset14.avg_pool(
                 *(value, stride, padding, padding, kernel, alone),
-                rounding_type=_rounding(found),
+                rounding_type=_rounding(arguments),
             ),
         )
 
@@ -174,134 +178,138 @@ class Windows(Translation):
     @visits(_MAXIMA[-1], dtypes=FLOATS | {torch.int64}, when=_pool)
     def maximum_of_windows(self, part: PartitionView, node: Node) -> None:
         """Visit maxima over windows."""
-        found = arguments_of(node)
-        image = tensor_of(found["self"]).dim() - 2
-        kernel = _each(found["kernel_size"], image)
-        stride = _each(found["stride"] or kernel, image)
-        padding, dilation = _each(found["padding"], image), _each(found["dilation"], image)
-        made = opset14.max_pool(
-            *(self.read(found["self"]), stride, dilation, padding, padding, kernel),
-            rounding_type=_rounding(found),
+        arguments = arguments_of(node)
+        image = tensor_of(arguments["self"]).dim() - 2
+        kernel = _each(arguments["kernel_size"], image)
+        stride = _each(arguments["stride"] or kernel, image)
+        padding, dilation = _each(arguments["padding"], image), _each(arguments["dilation"], image)
+        pooled = opset14.max_pool(
+            *(self.read(arguments["self"]), stride, dilation, padding, padding, kernel),
+            rounding_type=_rounding(arguments),
         )
         several = isinstance(node.meta["val"], list | tuple)
-        taken = part.parts(node)[0] if several else node
-        if taken is not None:
-            self.give(part, taken, made.output(0))
+        output = part.parts(node)[0] if several else node
+        if output is not None:
+            self.give(part, output, pooled.output(0))
 
     @visits(*_ADAPTIVE, dtypes=FLOATS, when=_batched)
     def adaptive(self, part: PartitionView, node: Node) -> None:
         """Visit means over as many windows as are wanted."""
-        found = arguments_of(node)
-        wanted = whole(list(tensor_of(node).shape[2:]))
-        self.give(part, node, opset13.adaptive_avg_pool(self.read(found["self"]), wanted))
+        arguments = arguments_of(node)
+        shape = whole(list(tensor_of(node).shape[2:]))
+        self.give(part, node, opset13.adaptive_avg_pool(self.read(arguments["self"]), shape))
 
     @visits(*_PADS, dtypes=NUMBERS, when=_padded)
     def padded(self, part: PartitionView, node: Node) -> None:
         """Visit a border, or what is cut off where it is negative."""
-        found = arguments_of(node)
-        pads = found["pad"] if "pad" in found else found["padding"]
+        arguments = arguments_of(node)
+        pads = arguments["pad"] if "pad" in arguments else arguments["padding"]
         rank = tensor_of(node).dim()
         # torch counts from the last dimension, and begins before it ends.
         begin = [0] * (rank - len(pads) // 2) + list(reversed(pads[::2]))
         end = [0] * (rank - len(pads) // 2) + list(reversed(pads[1::2]))
         short = operator_name(node).split(".")[1]
         mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(
-            short, found.get("mode", "constant")
+            short, arguments.get("mode", "constant")
         )
         filling = None
         if mode == "constant":
-            filling = self.read(found["value"] or 0, tensor_of(node).dtype)
+            filling = self.read(arguments["value"] or 0, tensor_of(node).dtype)
         form = "edge" if mode == "replicate" else mode
         self.give(
             *(part, node),
-            opset13.pad(self.read(found.get("self")), whole(begin), whole(end), form, filling),
+            opset13.pad(self.read(arguments.get("self")), whole(begin), whole(end), form, filling),
         )
 
     @visits("aten.upsample_nearest2d.vec", dtypes=FLOATS, when=_resized)
     def nearest(self, part: PartitionView, node: Node) -> None:
         """Visit an image of another size, whose pixels are those of the source."""
-        found = arguments_of(node)
-        value = self.read(found["input"])
-        sizes = tensor_of(found["input"]).shape[2:], tensor_of(node).shape[2:]
-        factors = found["scale_factors"] or (None, None)
-        places = [_nearest(*one) for one in zip(*sizes, factors, strict=True)]
+        arguments = arguments_of(node)
+        value = self.read(arguments["input"])
+        sizes = tensor_of(arguments["input"]).shape[2:], tensor_of(node).shape[2:]
+        factors = arguments["scale_factors"] or (None, None)
+        places = [
+            _nearest(*sizes_and_factor) for sizes_and_factor in zip(*sizes, factors, strict=True)
+        ]
         if all(
-            torch.equal(one, _nearest_of_openvino(*pair))
-            for one, pair in zip(places, zip(*sizes, strict=True), strict=True)
+            torch.equal(sizes_and_factor, _nearest_of_openvino(*pair))
+            for sizes_and_factor, pair in zip(places, zip(*sizes, strict=True), strict=True)
         ):
-            made = opset13.interpolate(
+            resized_ = opset13.interpolate(
                 *(value, whole(list(sizes[1])), "nearest", "sizes"),
                 coordinate_transformation_mode="asymmetric",
                 nearest_mode="floor",
                 axes=whole([2, 3]),
             )
         else:
-            made = value
-            for axis, taken in enumerate(places, start=2):
-                made = opset13.gather(made, whole(taken.tolist()), whole(axis))
-        self.give(part, node, made)
+            resized_ = value
+            for axis, indices in enumerate(places, start=2):
+                resized_ = opset13.gather(resized_, whole(indices.tolist()), whole(axis))
+        self.give(part, node, resized_)
 
     @visits("aten.upsample_bilinear2d.vec", dtypes=FLOATS, when=_resized)
     def resized(self, part: PartitionView, node: Node) -> None:
-        """Visit an image of another size, whose pixels lie between those of the source."""
-        found = arguments_of(node)
-        corners = "align_corners" if found["align_corners"] else "half_pixel"
-        made = opset13.interpolate(
-            *(self.read(found["input"]), whole(list(tensor_of(node).shape[2:]))),
+        """Visit a resized image, interpolated between the pixels of the source."""
+        arguments = arguments_of(node)
+        corners = "align_corners" if arguments["align_corners"] else "half_pixel"
+        interpolated = opset13.interpolate(
+            *(self.read(arguments["input"]), whole(list(tensor_of(node).shape[2:]))),
             *("linear_onnx", "sizes"),
             coordinate_transformation_mode=corners,
             axes=whole([2, 3]),
         )
-        self.give(part, node, made)
+        self.give(part, node, interpolated)
 
     @visits("aten.pixel_shuffle", "aten.pixel_unshuffle", dtypes=FLOATS, ranks={4})
     def shuffled(self, part: PartitionView, node: Node) -> None:
         """Visit channels that become pixels, or pixels that become channels."""
-        found = arguments_of(node)
-        value = self.read(found["self"])
-        if "upscale_factor" in found:
-            made = opset13.depth_to_space(value, "depth_first", int(found["upscale_factor"]))
+        arguments = arguments_of(node)
+        value = self.read(arguments["self"])
+        if "upscale_factor" in arguments:
+            image = opset13.depth_to_space(value, "depth_first", int(arguments["upscale_factor"]))
         else:
-            made = opset13.space_to_depth(value, "depth_first", int(found["downscale_factor"]))
-        self.give(part, node, made)
+            image = opset13.space_to_depth(
+                value, "depth_first", int(arguments["downscale_factor"])
+            )
+        self.give(part, node, image)
 
 
-def _rounding(found: dict[str, Any]) -> str:
+def _rounding(arguments: dict[str, Any]) -> str:
     """Return how many windows there are: with torch's rule, none that begins in the border."""
-    return "ceil_torch" if found["ceil_mode"] else "floor"
+    return "ceil_torch" if arguments["ceil_mode"] else "floor"
 
 
-def _each(found: int | Sequence[int], count: int) -> list[int]:
+def _each(setting: int | Sequence[int], count: int) -> list[int]:
     """Return a number for each dimension, where torch takes one for all."""
-    given = [found] if isinstance(found, int) else list(found)
-    return given * count if len(given) == 1 else given
+    values = [setting] if isinstance(setting, int) else list(setting)
+    return values * count if len(values) == 1 else values
 
 
 def _padding(
-    found: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+    setting: str | int | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    if found == "valid":
+    if setting == "valid":
         return [0] * len(kernel), [0] * len(kernel)
-    if found == "same":
+    if setting == "same":
         total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-        return [one // 2 for one in total], [one - one // 2 for one in total]
-    each = _each(found, len(kernel)) if not isinstance(found, str) else []
-    return each, list(each)
+        return [amount // 2 for amount in total], [amount - amount // 2 for amount in total]
+    per_side = _each(setting, len(kernel)) if not isinstance(setting, str) else []
+    return per_side, list(per_side)
 
 
-def _nearest(source: int, wanted: int, factor: float | None) -> torch.Tensor:
+def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
     """Return which pixels torch takes along a dimension: it is asked, as its rule is its own."""
     line = torch.arange(source, dtype=torch.float32).view(1, 1, source, 1)
-    sizes, factors = ([wanted, 1], None) if factor is None else (None, [factor, 1.0])
-    found: torch.Tensor = torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors)
-    return found.flatten().long()
+    sizes, factors = ([target, 1], None) if factor is None else (None, [factor, 1.0])
+    indices: torch.Tensor = torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors)
+    return indices.flatten().long()
 
 
-def _nearest_of_openvino(source: int, wanted: int) -> torch.Tensor:
+def _nearest_of_openvino(source: int, target: int) -> torch.Tensor:
     """Return which pixels OpenVINO takes: it divides by a rounded factor, torch multiplies."""
-    factor = torch.tensor(float(wanted)) / source
-    places = torch.arange(wanted, dtype=torch.float32)
-    return (places if source == wanted else places / factor).long().clamp(max=source - 1)
+    factor = torch.tensor(float(target)) / source
+    places = torch.arange(target, dtype=torch.float32)
+    return (places if source == target else places / factor).long().clamp(max=source - 1)
 
 
 def _grouped(filters: Output, shape: torch.Size, groups: int) -> openvino.Node:
