@@ -99,7 +99,7 @@ def page(rows: Iterable[Record]) -> str:
         f"What `nox -s families -- --write` found with transformers {transformers.__version__}:",
         f"each of its {count} families of decoders as a small model with random weights, exported",
         "for XNNPACK, and its file compared in `lowerdeck.runner` with the model itself, which",
-        "reads the whole text anew for each of 16 tokens.",
+        "reads the whole text again for each of 16 tokens.",
     ]
     for outcome, said in SAID.items():
         if not by[outcome]:
