@@ -69,3 +69,20 @@ def test_a_name_that_another_node_has_stays_away() -> None:
     other.name = "input"
     copied = repair_program(copied)
     assert first.name == changed
+
+
+def test_specialized_sizes_are_numbers() -> None:
+    auto = torch.export.Dim.AUTO
+    exported = torch.export.export(
+        nn.Linear(4, 2), (torch.ones(3, 4),), dynamic_shapes={"input": {0: auto, 1: auto}}
+    )
+    value = exported.graph.find_nodes(op="placeholder")[-1].meta["val"]
+    assert isinstance(value.shape[1], torch.SymInt), "torch is repaired: this can go"
+    guards = len(value.fake_mode.shape_env.guards)
+    copied = repair_program(exported)
+    sizes = copied.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
+    assert isinstance(sizes[0], torch.SymInt)
+    assert type(sizes[1]) is int
+    assert len(value.fake_mode.shape_env.guards) == guards
+    assert isinstance(value.shape[1], torch.SymInt)
+    assert repair_program(copied) is copied

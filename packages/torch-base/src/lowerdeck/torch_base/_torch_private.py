@@ -169,6 +169,17 @@ def plain_number(number: Any) -> Any:
     return number
 
 
+def with_plain_sizes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor of the same storage, with numbers for sizes that are one number."""
+    mode = getattr(tensor, "fake_mode", None)
+    if mode is None or not any(plain_number(size) is not size for size in tensor.shape):
+        return tensor
+    sizes, strides = ([*map(plain_number, values)] for values in (tensor.shape, tensor.stride()))
+    # The check of bounds would add guards to the program.
+    with mode, mode.shape_env.suppress_guards():
+        return tensor.as_strided(sizes, strides, plain_number(tensor.storage_offset()))
+
+
 def varies(number: object) -> bool:
     """Return whether ``number`` is a symbol that is not known to be one number.
 

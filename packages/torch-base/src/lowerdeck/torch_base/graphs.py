@@ -18,6 +18,7 @@ from lowerdeck.torch_base._torch_private import (
     reserve_name,
     restore_users,
     with_parts,
+    with_plain_sizes,
 )
 from lowerdeck.torch_base.sources import describe_node
 
@@ -97,21 +98,39 @@ def repair_program(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
 
     Missing ``Node.users`` are restored in place, which is not observable (see
-    :func:`restore_users`). Placeholders get the names by which the signature knows them back in a
-    copy: fx renames the copy of a node called "input" or "dict". O(edges).
+    :func:`restore_users`). The rest is done in a copy: placeholders get the names in the signature
+    (fx renames the copy of a node called "input" or "dict"), and sizes that torch has specialized
+    (``Dim.AUTO``) but still represents as symbols become numbers. O(edges).
 
     Returns:
         The program itself, or a copy on the same tensors.
     """
     for module in graphs_of(program.graph_module):
         restore_users(module.graph)
-    if not _misnamed_inputs(program):
+    plain_values = _plain_values(program)
+    if not plain_values and not _misnamed_inputs(program):
         return program
     copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
+    for node in copied.graph.nodes if plain_values else ():
+        if node.name in plain_values:
+            node.meta["val"] = plain_values[node.name]
     for node, name in _misnamed_inputs(copied).items():
         reserve_name(copied.graph, name)
         node.name = name
     return copied
+
+
+def _plain_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return tensors in place of those with specialized sizes, by the name of the node."""
+    if not program.range_constraints:
+        return {}
+    tensors = {
+        node.name: node.meta["val"]
+        for node in program.graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    plain = {name: with_plain_sizes(tensor) for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in plain.items() if tensor is not tensors[name]}
 
 
 def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
