@@ -18,7 +18,11 @@ import pytest
 from tools.workspace import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = {"lowerdeck.lowered_module.testing", "lowerdeck.xnnpack.quantizer"}
+PUBLIC = {
+    "lowerdeck.exir_compat.hugging_face",
+    "lowerdeck.lowered_module.testing",
+    "lowerdeck.xnnpack.quantizer",
+}
 # By reason: the test files, without ``packages/``, ``tests/`` and suffix.
 BEHIND = {
     "formats of bytes and text": (
