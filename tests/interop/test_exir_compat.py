@@ -9,6 +9,8 @@ import torch
 
 from lowerdeck.exir_compat import (
     EdgeCompileConfig,
+    ExecutorchBackendConfig,
+    SettingError,
     to_edge,
 )
 from lowerdeck.lowered_module import to_backend
@@ -88,3 +90,37 @@ def test_errors_are_those_that_exirs_callers_catch() -> None:
         manager.to_backend(Edits())
     with pytest.raises(NotImplementedError, match="Backend NoSuchOne was not found"):
         to_backend("NoSuchOne", manager.exported_program(), [])
+
+
+def test_settings_of_exirs_class_are_taken() -> None:
+    exir = pytest.importorskip("executorch.exir")
+    passes = pytest.importorskip("executorch.exir.passes")
+    program = exported(SCALED, torch.randn(3, 4))
+    expected = to_edge(program).to_executorch().buffer
+    assert to_edge(program).to_executorch(exir.ExecutorchBackendConfig()).buffer == expected
+    planning = passes.MemoryPlanningPass(alloc_graph_input=False)
+    config = exir.ExecutorchBackendConfig(memory_planning_pass=planning, emit_stacktrace=True)
+    method = to_edge(program).to_executorch(config).emitted.program.execution_plan[0]
+    assert method.values[method.inputs[0]].val.allocation_info is None
+    refused = exir.ExecutorchBackendConfig(external_mutable_weights=True)
+    with pytest.raises(SettingError, match="external_mutable_weights is True"):
+        to_edge(program).to_executorch(refused)
+
+
+def test_custom_kernels_keep_quantized_operators() -> None:
+    pytest.importorskip("executorch.kernels.quantized")
+    space = torch.ops.quantized_decomposed
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        numbers = (0.1, 0, -128, 127, torch.int8)
+        steps = space.quantize_per_tensor.default(x, *numbers)
+        result: torch.Tensor = space.dequantize_per_tensor.default(steps, *numbers)
+        return result
+
+    names = [f"quantized_decomposed::{name}_per_tensor" for name in ("quantize", "dequantize")]
+    config = ExecutorchBackendConfig(custom_kernels={f"{name}.out" for name in names})
+    program = exported(Of(rounded), torch.randn(3, 4))
+    for settings, is_kept in ((config, True), (None, False)):
+        emitted = to_edge(program).to_executorch(settings).emitted
+        operators = [operator.name for operator in emitted.program.execution_plan[0].operators]
+        assert (operators == names) == is_kept

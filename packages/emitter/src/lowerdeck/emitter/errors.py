@@ -52,7 +52,7 @@ class MissingKernelError(EmitterError):
         lines.append(
             "For each: rewrite the model or add a decomposition "
             "(EmitConfig.decompositions), give the nodes to a delegate before emitting, or, if "
-            "the target registers its own kernel, name it in EmitConfig.custom_kernels."
+            "the target registers its own kernel, name it in custom_kernels of the config."
         )
         super().__init__("\n".join(lines))
 

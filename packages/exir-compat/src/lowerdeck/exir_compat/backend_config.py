@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -79,6 +79,9 @@ class ExecutorchBackendConfig:
         external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
             placeholder of each and returns the stem of its file, or None.
         emit_mutable_buffer_names: Changes nothing: state always has its name.
+        custom_kernels: Not in exir: kernels of the target by full name, such as
+            ``"mylib::fused_gelu.out"``. With ``"quantized_decomposed::quantize_per_tensor.out"``
+            and its like, where these are registered with torch, those operators are kept.
     """
 
     passes: Sequence[Any] = field(default_factory=list)
@@ -100,6 +103,37 @@ class ExecutorchBackendConfig:
     run_reinplace_pass: bool = False
     enable_non_cpu_memory_planning: bool = True
     reinplace_extra_ops: Any = None
+    custom_kernels: Collection[str] = ()
+
+    @classmethod
+    def of(cls, config: Any) -> ExecutorchBackendConfig:
+        """Return settings of this class: ``config`` itself, its like of exir's, or the default.
+
+        Args:
+            config: Settings of this class or of exir's; None for the default.
+
+        Raises:
+            SettingError: It is something else, or changes a setting that this class lacks.
+        """
+        if config is None or isinstance(config, cls):
+            return config or cls()
+        kind = type(config)
+        if not is_exirs(kind) or kind.__name__ != cls.__name__:
+            raise SettingError(
+                f"found a {kind.__module__}.{kind.__name__} as config, expected an "
+                "ExecutorchBackendConfig of lowerdeck.exir_compat or executorch.exir"
+            )
+        default = kind()
+        changed = {}
+        for field_ in fields(config):
+            value, usual = getattr(config, field_.name), getattr(default, field_.name)
+            # Passes of exir have no equality.
+            is_default = value == usual or (is_exirs(value) and type(value) is type(usual))
+            if not is_default or field_.name == "memory_planning_pass":
+                changed[field_.name] = value
+        if unknown := sorted(changed.keys() - {field_.name for field_ in fields(cls)}):
+            raise SettingError(f"ExecutorchBackendConfig.{unknown[0]} of exir is not offered")
+        return cls(**changed)
 
     def check(self) -> None:
         """Refuse what cannot be honoured, and warn of what changes nothing.
@@ -151,6 +185,7 @@ class ExecutorchBackendConfig:
             weights_file=EXTERNAL_CONSTANTS if external is True else None,
             external_constants=None if isinstance(external, bool) else external,
             stack_traces=self.emit_stacktrace,
+            custom_kernels=frozenset(self.custom_kernels),
         )
 
     def shared_state(self, programs: Mapping[str, ExportedProgram]) -> bool:

@@ -11,7 +11,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.exir_compat._executorch import new_record
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
-from lowerdeck.exir_compat.errors import ExirCompatError, SettingError, UnknownMethodError
+from lowerdeck.exir_compat.errors import ExirCompatError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.exir_classes import TakenForExirs
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
@@ -177,19 +177,13 @@ class EdgeProgramManager(TakenForExirs):
         """Return the program of a file.
 
         Args:
-            config: Settings of the emission and of the file.
+            config: Settings of the emission and of the file: of this package's class or exir's.
 
         Raises:
             SettingError: A setting cannot be honoured.
             lowerdeck.emitter.EmitterError: The programs cannot be emitted.
         """
-        settings = ExecutorchBackendConfig() if config is None else config
-        kind = type(settings)
-        if not issubclass(kind, ExecutorchBackendConfig):
-            raise SettingError(
-                f"found a {kind.__module__}.{kind.__name__} as config, expected a "
-                "lowerdeck.exir_compat.ExecutorchBackendConfig: its fields have the same names"
-            )
+        settings = ExecutorchBackendConfig.of(config)
         settings.check()
         manager = self.transform(settings.passes) if settings.passes else self
         programs = manager._in_torchs()

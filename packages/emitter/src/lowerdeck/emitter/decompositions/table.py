@@ -120,18 +120,22 @@ class Decompositions:
     required: Mapping[Any, Callable[..., Any]]
 
 
-def decompositions(
-    extra: Mapping[OpOverload, Callable[..., Any]], *, complex_numbers: bool = False
-) -> Decompositions:
+def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> Decompositions:
     """Return torch's decompositions, changed where the runtime's kernels want it.
 
     Args:
-        extra: Entries of the user, which override all others.
+        settings: Its decompositions override all others, and its custom kernels keep quantized
+            operators.
         complex_numbers: Whether the program has any; the rules for them slow others down.
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
-    special = {**_RULES, **quantization_rules(), **expert_rules()}
+    quantized = {
+        target: rule
+        for target, rule in quantization_rules().items()
+        if find_kernel(target, settings.table)[0] is None
+    }
+    special = {**_RULES, **quantized, **expert_rules()}
     for target, rule in {**INTEGERS, **BATCH_NORMS}.items():
         if target in rules:
             special[target] = _first_of(rule, rules[target])
@@ -146,6 +150,7 @@ def decompositions(
             composites[target] = stay
     for target, rule in {**special, _ATTENTION: attention}.items():
         (composites if composite_parts(target) else rules)[target] = keeping_layouts(rule)
+    extra = settings.decompositions
     for target, rule in extra.items():
         (composites if composite_parts(target) else rules)[target] = rule
     return Decompositions(rules, composites, {**special, **extra})
@@ -176,7 +181,7 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
 
 
 def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
-    table = decompositions(settings.decompositions, complex_numbers=has_complex_numbers(exported))
+    table = decompositions(settings, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, table, settings.table):
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)

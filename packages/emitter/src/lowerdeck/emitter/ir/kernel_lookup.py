@@ -40,6 +40,6 @@ def _why_no_variant(name: str) -> str:
     if not name.startswith("aten::"):
         return (
             f"the operator has no out-variant; register one ({name}.out) with torch.library, and "
-            "name it in EmitConfig.custom_kernels"
+            "name it in custom_kernels of the config"
         )
     return "the operator has no out-variant"
