@@ -231,3 +231,15 @@ def test_what_only_a_kernel_writes_begins_as_the_model_has_it() -> None:
     (plan,) = emitted.program.execution_plan
     tensors = [one.val for one in plan.values if isinstance(one.val, StoredTensor)]
     assert [one.data_buffer_idx for one in tensors if one.data_buffer_idx] == [1]
+
+
+def test_an_out_variant_may_be_registered_after_an_error() -> None:
+    config = EmitConfig(custom_kernels=frozenset({"emitter_late::f.out"}))
+    with torch.library._scoped_library("emitter_late", "FRAGMENT") as library:
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", lambda x: x + 1, "CompositeExplicitAutograd")
+        program = exported(Of(torch.ops.emitter_late.f), torch.ones(4))
+        with pytest.raises(MissingKernelError, match="has no out-variant; register one"):
+            emit(program, config=config)
+        library.define("f.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        assert kernels(emit(program, config=config)) == ["emitter_late::f.out"]

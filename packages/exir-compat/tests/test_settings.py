@@ -30,7 +30,7 @@ from lowerdeck_zoo import Of
 HONOURED = {
     *("passes", "memory_planning_pass", "emit_stacktrace", "extract_delegate_segments"),
     *("segment_alignment", "constant_tensor_alignment", "delegate_alignment"),
-    *("external_constants", "emit_mutable_buffer_names"),
+    *("external_constants", "emit_mutable_buffer_names", "custom_kernels"),
 }
 OTHERS = [one.name for one in dataclasses.fields(ExecutorchBackendConfig)]
 OTHERS = sorted({*OTHERS} - HONOURED)

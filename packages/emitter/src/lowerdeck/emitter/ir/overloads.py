@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from lowerdeck.emitter._torch_private import operator_schemas
 from lowerdeck.emitter.ir.graph import Kernel
@@ -45,13 +44,23 @@ def copying_name(name: str) -> str:
     return f"{name}_copy" if short in _VIEWS else name
 
 
-@cache
+_OUT_VARIANTS: dict[OpOverload, OutVariant] = {}
+
+
 def out_variant(target: OpOverload) -> OutVariant | None:
     """Return the out-variant of a functional operator, or None when there is none.
 
     Args:
         target: The functional overload; for a view operator the copying one is looked up.
     """
+    variant = _OUT_VARIANTS.get(target) or _find_out_variant(target)
+    # A missing one may be registered later.
+    if variant is not None:
+        _OUT_VARIANTS[target] = variant
+    return variant
+
+
+def _find_out_variant(target: OpOverload) -> OutVariant | None:
     schema = schema_of(target)
     arguments = list(enumerate(schema.arguments))
     if {*_FACTORY} <= {argument.name for _, argument in arguments}:
