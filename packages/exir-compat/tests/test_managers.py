@@ -18,6 +18,7 @@ from lowerdeck.exir_compat import (
     EdgeCompileConfig,
     EdgeProgramManager,
     ExecutorchBackendConfig,
+    ExirCompatError,
     SettingError,
     UnknownMethodError,
     edge_manager,
@@ -243,3 +244,25 @@ def test_nodes_have_the_handles_that_the_file_tells(exported: ExportedProgram, w
     assert not any("debug_handle" in node.meta for node in exported.graph.nodes)
     assert made._emitter_output.program is made.executorch_program
     assert made._emitter_output.debug_handle_map == made.debug_handle_map
+
+
+def test_partitioners_transform_programs_before_they_are_decomposed(
+    exported: ExportedProgram,
+) -> None:
+    class WithTanh(WantsGelu):
+        def __init__(self, result: Any = None) -> None:
+            super().__init__()
+            self.result = result
+
+        def transform_for_pre_decomposition(self, program: ExportedProgram) -> Any:
+            copied = copy.deepcopy(program)
+            for node in copied.graph.find_nodes(op="call_function", target=aten.gelu.default):
+                node.target = aten.tanh.default
+            return self.result or copied
+
+    manager = to_edge_transform_and_lower(exported, partitioner=[WithTanh(), WantsGelu()])
+    assert aten.tanh.default in called(manager.exported_program())
+    assert not delegates(manager.exported_program())
+    assert aten.gelu.default in called(exported)
+    with pytest.raises(ExirCompatError, match=r"WithTanh\.transform_for_pre_.* returned a str"):
+        to_edge_transform_and_lower(exported, partitioner=WithTanh("program"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method, programs_by_method
+from lowerdeck.exir_compat.errors import ExirCompatError
 from lowerdeck.lowered_module import assign_debug_handles, decomposed_for
 
 
@@ -87,6 +88,9 @@ def to_edge_transform_and_lower(
         for name, entry in by_method(partitioner, methods).items()
         if entry is not None
     }
+    methods = {
+        name: _transformed(program, chosen.get(name, ())) for name, program in methods.items()
+    }
     taken_apart = decomposed_for(chosen, methods, keep=config.preserve_ops)
     for program in taken_apart.values():
         assign_debug_handles(program.graph_module)
@@ -102,3 +106,16 @@ def to_edge_transform_and_lower(
         }
         manager = manager.to_backend(partitioners)
     return manager
+
+
+def _transformed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
+    """Return a program after the transformations of partitioners, which exir 1.5.1 introduced."""
+    for partitioner in partitioners:
+        transform = getattr(partitioner, "transform_for_pre_decomposition", None)
+        program = program if transform is None else transform(program)
+        if not isinstance(program, ExportedProgram):
+            raise ExirCompatError(
+                f"{type(partitioner).__name__}.transform_for_pre_decomposition returned a "
+                f"{type(program).__name__}, expected an ExportedProgram"
+            )
+    return program
