@@ -5,16 +5,14 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Container, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import computing_nodes
+from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of, replace_input
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import attribute_of, graphs_of, is_getitem
+from lowerdeck.torch_base import attribute_of, is_getitem
 
 Groups = dict[str, list[Node]]
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
@@ -94,9 +92,8 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
 
 def strip_tags(graph_module: GraphModule) -> None:
     """Remove the tags from ``graph_module`` and all graphs nested in it, in place."""
-    for gm in graphs_of(graph_module):
-        for node in gm.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
+    for node in nodes_of(graph_module):
+        node.meta.pop(DELEGATION_TAG, None)
 
 
 def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:
@@ -119,14 +116,7 @@ def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
                 parts.insert(0, part)
         nodes.extend(parts)
         for reader in readers:
-            _replace_by_list(reader, node, parts)
-
-
-def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
-    def opened(argument: Node) -> Any:
-        return list(parts) if argument is node else argument
-
-    reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
+            replace_input(reader, node, list(parts))
 
 
 def _compute_numbers_outside(nodes: list[Node], tag_of: dict[Node, str]) -> None:

@@ -1,13 +1,66 @@
-"""What is in a program's graphs: delegates, elements of tuples, what computes."""
+"""What is in a program: its inputs and outputs, the nodes of all graphs, delegates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of, is_getitem
+from lowerdeck.torch_base import executorch_call_delegate, graphs_of, is_getitem
+
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+MUTATIONS = (*STATE_MUTATIONS, OutputKind.USER_INPUT_MUTATION)
+
+
+def nodes_of(graph_module: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a graph, then those of the graphs nested in it."""
+    for gm in graphs_of(graph_module):
+        yield from gm.graph.nodes
+
+
+def inputs_of(program: ExportedProgram) -> Iterator[tuple[Node, InputSpec]]:
+    """Yield the inputs of a program: placeholders with their specs, in order."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return zip(placeholders, program.graph_signature.input_specs, strict=True)
+
+
+def user_inputs(program: ExportedProgram) -> list[Node]:
+    """Return the placeholders of what the user passes in, in order."""
+    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]
+
+
+def outputs_of(program: ExportedProgram) -> Iterator[tuple[Any, OutputSpec]]:
+    """Yield the outputs of a program: nodes or constants with their specs, in order."""
+    values: Any = program.graph.output_node().args[0]
+    return zip(values, program.graph_signature.output_specs, strict=True)
+
+
+def new_values(program: ExportedProgram) -> dict[str, Any]:
+    """Return the new values of the parameters and buffers that a program changes, by name."""
+    return {
+        spec.target: value
+        for value, spec in outputs_of(program)
+        if spec.kind in STATE_MUTATIONS and spec.target is not None
+    }
+
+
+def replace_input(user: Node, node: Node, value: Any) -> None:
+    """Let a node read any argument, such as a number or a list of nodes, in place of another node.
+
+    Args:
+        user: The reader.
+        node: What it reads.
+        value: What it is to have instead.
+    """
+
+    def replaced(one: Node) -> Any:
+        return value if one is node else one
+
+    user.args, user.kwargs = map_arg((user.args, user.kwargs), replaced)
 
 
 def value_of(output: object) -> object:
@@ -15,28 +68,12 @@ def value_of(output: object) -> object:
     return output.meta.get("val") if isinstance(output, Node) else output
 
 
-def delegate_of(graph_module: GraphModule, call: Node) -> object:
-    """Return the delegate that a call of ``graph_module`` calls."""
-    return attribute_of(graph_module, cast("Node", call.args[0]))
-
-
-def delegate_calls(graph_module: GraphModule) -> list[Node]:
-    """Return the nodes of one graph that call delegates, in order."""
-    return graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
-
-
-def delegates_in(graph_module: GraphModule) -> list[Any]:
-    """Return the delegates that a graph and the graphs nested in it call, in order."""
-    return [delegate_of(gm, call) for gm in graphs_of(graph_module) for call in delegate_calls(gm)]
-
-
 def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:
     """Yield the nodes that compute in the program itself, nested graphs included.
 
     Calls of delegates and getitems are not among them.
     """
-    for gm in graphs_of(graph_module):
-        for node in gm.graph.nodes:
-            computes = node.op == "call_function" and not is_getitem(node)
-            if computes and node.target is not executorch_call_delegate:
-                yield node
+    for node in nodes_of(graph_module):
+        computes = node.op == "call_function" and not is_getitem(node)
+        if computes and node.target is not executorch_call_delegate:
+            yield node
