@@ -50,8 +50,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, int8
-from lowerdeck.xnnpack.payload.layout import layout_of, layout_text
+from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, TRUTH, int8, layout_of, layout_text
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
@@ -125,7 +124,7 @@ def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> R
         known = known_nodes(program.graph.nodes, constants)
         return {*constants, *(node.name for node in known)}
 
-    return recognised(program.graph_module, constants, lambda node: refusal(node, ahead()) is None)
+    return recognised(program.graph_module, lambda node: refusal(node, ahead()) is None)
 
 
 def emit_partition(
@@ -156,7 +155,7 @@ def emit_partition(
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name]
             emission.scratch.know(tensor)
-            emission.define(node, Tracked(tuple(tensor.shape), tensor))
+            emission.define(node, Tracked.of(tensor))
     for position, node in enumerate(inputs):
         # Positions of arguments that are no tensors, such as sizes, have no value.
         value = node.meta.get("val")
@@ -248,14 +247,14 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
 def _pass_on_rounding(emission: Emission, node: fx.Node) -> None:
     """Keep in mind that rows are to be rounded, past what leaves the rows as they are."""
     source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or not emission.is_rounded(source):
+    if not isinstance(source, fx.Node) or source not in emission.rounded:
         return
     entry = entry_of(node)
     if entry is not None and not entry.computes and isinstance(node.meta.get("val"), torch.Tensor):
         before, after = shape_of(source), shape_of(node)
         # A permutation of equal sizes would move rows; views and casts do not.
         if before and after and before[-1] == after[-1] and "permute" not in str(node.target):
-            emission.mark_rounded(node)
+            emission.rounded.add(node)
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
@@ -282,7 +281,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         holder, name = node.args
         tensor = getattr(emission.of(holder).data, str(name)).detach()  # type: ignore[arg-type]
         emission.scratch.know(tensor)
-        emission.define(node, Tracked(tuple(tensor.shape), tensor))
+        emission.define(node, Tracked.of(tensor))
         return
     quantized = _folded_integers(emission, node)
     if quantized is not None:
@@ -294,11 +293,11 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     else:
         result = note_function(emission, function, data(node.all_input_nodes[0]))
     if isinstance(result, torch.Tensor):
-        emission.define(node, Tracked(tuple(result.shape), result))
+        emission.define(node, Tracked.of(result))
         return
     for user in node.users:
         piece = result[user.args[1]]
-        emission.define(user, Tracked(tuple(piece.shape), piece))
+        emission.define(user, Tracked.of(piece))
 
 
 def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -24,7 +24,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
-from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
+from lowerdeck.xnnpack.compile.integer_weights import integer_weights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.errors import XnnpackError
@@ -96,7 +96,7 @@ class XnnpackPartitioner(Partitioner):
             known = known_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
+            reasons, partitions, in_float = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
             within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
             if len(within) == len(known):
@@ -106,10 +106,10 @@ class XnnpackPartitioner(Partitioner):
         taken = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
         self.in_float = {}
-        if weights is not None:
+        if in_float is not None:
             names, halves = {node.name for node in taken}, self.precision != "fp32"
             self.in_float = {
-                **{name: why for name, why in weights.in_float.items() if name in names},
+                **{name: why for name, why in in_float.items() if name in names},
                 **computed_in_float(taken, constants, halves=halves),
             }
             unseen = unseen_weights(taken, constants)
@@ -175,7 +175,7 @@ def _with_whole_calls(
     def accepts(node: Node) -> bool:
         return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
-    return recognised(program.graph_module, constants, accepts)
+    return recognised(program.graph_module, accepts)
 
 
 def _tag_pieces(whole: Recognised) -> None:
@@ -194,10 +194,10 @@ def _proposed(
     whole: Recognised,
     constants: Collection[str],
     known: Sequence[Node],
-) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights | None]:
-    """Return why nodes are left out, the partitions of the others, and weights of integers.
+) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
+    """Return why nodes are left out, the partitions of the others, and layers of floats.
 
-    There are no such weights in a program that quantises nothing.
+    Those are layers of integer weights, by name, with the reason; None where nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in known)}
@@ -206,12 +206,11 @@ def _proposed(
         node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
-    weights, groups = None, list[Sequence[Node]]()
+    in_float, groups = None, list[Sequence[Node]]()
     if any(name_of(node) in QUANTIZATION for node in nodes):
-        weights = IntegerWeights(
-            [node for node, reason in reasons.items() if reason is None], constants
-        )
-        reasons.update(weights.left)
+        taken = [node for node, reason in reasons.items() if reason is None]
+        in_float, left = integer_weights(taken, constants)
+        reasons.update(left)
         _leave_unread(reasons, constants, whole)
         taken = [node for node, reason in reasons.items() if not reason]
         groups = list(_inseparable(taken, constants))
@@ -223,7 +222,7 @@ def _proposed(
         lambda node: node in reasons and reasons[node] is None,
         groups=groups,
     )
-    return reasons, proposal.partitions, weights
+    return reasons, proposal.partitions, in_float
 
 
 def _take_known(known: Sequence[Node]) -> None:
@@ -300,51 +299,29 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: Recognise
     changed = True
     while changed:
         changed = False
-        for node in reversed(list(reasons)):
-            if reasons[node] is not None:
-                continue
-            left = _left_reader(node, reasons) if _serves(node, constants) else None
-            part = _left_part(node, reasons, whole)
-            weight = _left_weight(node, reasons, constants)
-            rounding = _left_rounding(node, reasons)
-            if left is not None:
-                reasons[node] = f"{left.name}, which reads it, is left to other kernels"
-            elif weight is not None:
-                reasons[node] = f"its weight {weight.name} is left to other kernels"
-            elif rounding is not None:
-                reasons[node] = f"{rounding.name}, which rounds it, is left to other kernels"
-            elif part is not None:
-                reasons[node] = reasons[part]
-            changed = changed or reasons[node] is not None
+        for node in reversed([node for node, reason in reasons.items() if reason is None]):
+            for other, why in _companions(node, constants, whole):
+                if reasons.get(other, "it is not taken") is not None:
+                    reasons[node], changed = why or reasons[other], True
+                    break
 
 
-def _left_reader(node: Node, reasons: Reasons) -> Node | None:
-    readers = (one for one in node.users if one.target is not ASSERTION)
-    return next((one for one in readers if reasons.get(one, "not taken") is not None), None)
-
-
-def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> Node | None:
+def _companions(
+    node: Node, constants: Collection[str], whole: Recognised
+) -> Iterator[tuple[Node, str | None]]:
+    """Yield what must be taken if a node is, each with the reason why it is left otherwise."""
+    for reader in node.users if _serves(node, constants) else ():
+        if reader.target is not ASSERTION:
+            yield reader, f"{reader.name}, which reads it, is left to other kernels"
     entry = entry_of(node)
-    if entry is None or not entry.packs:
-        return None
-    sources = (one for one in node.all_input_nodes if is_weight(one, constants))
-    return next((one for one in sources if reasons.get(one) is not None), None)
-
-
-def _left_rounding(node: Node, reasons: Reasons) -> Node | None:
-    """Return what quantises at run time what a node dequantises, if that is left."""
-    for source in node.all_input_nodes if is_dynamic(node) else ():
-        if reasons.get(source) is not None and is_dynamic(chosen_by(source)):
-            return source
-    return None
-
-
-def _left_part(node: Node, reasons: Reasons, whole: Recognised) -> Node | None:
-    """Return what was made for a recognised layer alone, if it is left after all."""
+    packs, dynamic = entry is not None and entry.packs, is_dynamic(node)
     for source in node.all_input_nodes:
-        if source in whole.sources and not whole.sources[source] and reasons[source] is not None:
-            return source
-    return None
+        if packs and is_weight(source, constants):
+            yield source, f"its weight {source.name} is left to other kernels"
+        if dynamic and source.op == "call_function" and is_dynamic(chosen_by(source)):
+            yield source, f"{source.name}, which rounds it, is left to other kernels"
+        if whole.sources.get(source) == ():
+            yield source, None  # made for a recognised layer alone
 
 
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:

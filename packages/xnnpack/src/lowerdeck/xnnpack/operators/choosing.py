@@ -14,7 +14,6 @@ from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Table, move, table
-from lowerdeck.xnnpack.operators.pieces import stretch
 
 _MOST_PIECES = 64
 """Pieces of a dimension that may each take a node; the runtime has no other way to choose."""
@@ -68,13 +67,13 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     parts: list[Tracked] = []
     for start, count, step in runs(indices):
         if step == 1:
-            parts.append(stretch(emission, tracked, axis, start, count))
+            parts.append(emission.stretch(tracked, axis, start, count))
         elif step == 0:
-            parts += _copies(emission, stretch(emission, tracked, axis, start, 1), axis, count)
+            parts += _copies(emission, emission.stretch(tracked, axis, start, 1), axis, count)
         elif count <= few:
-            parts += [stretch(emission, tracked, axis, start - one, 1) for one in range(count)]
+            parts += [emission.stretch(tracked, axis, start - one, 1) for one in range(count)]
         else:
-            piece = stretch(emission, tracked, axis, start - count + 1, count)
+            piece = emission.stretch(tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
     return joined(emission, parts, axis, layout)
 
@@ -110,7 +109,7 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     half, rest = divmod(int(size), 2)
 
     def piece(start: int, count: int) -> Tracked:
-        return stretch(emission, tracked, 1, start, count)
+        return emission.stretch(tracked, 1, start, count)
 
     if size <= _FEW:
         return joined(emission, [piece(one, 1) for one in range(int(size))[::-1]], 1)
@@ -135,10 +134,8 @@ def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _indices(call: Call) -> fx.Node:
     """Return the node that holds the indices, of which there is one where a call is taken."""
-    if "index" in call.args:
-        node: fx.Node = call.args["index"]
-        return node
-    found: fx.Node = next(one for one in call.args["indices"] if one is not None)
+    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    found: fx.Node = next(one for one in given if one is not None)
     return found
 
 
@@ -153,20 +150,20 @@ def _choose_refusal(call: Call) -> str | None:
     tensors = [one for one in given if one is not None]
     if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
         return "it chooses along several dimensions"
-    value = tensors[0].meta["val"]
+    value, shape = tensors[0].meta["val"], call.shape("self")
     if tensors[0].name not in call.constants:
         return "its indices are known only at run time"
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
         return "its indices are no list of numbers"
-    shape = call.shape("self")
-    if not shape or not is_fixed(shape[_chosen_axis(call)]):
+    size = shape[_chosen_axis(call)] if shape else None
+    if not isinstance(size, int):
         return "it cuts a symbolic size"
     if value.shape[0] <= _MOST_PIECES:
         return None
     indices = _computed(tensors[0])
     if indices is None:
         return f"it chooses more than {_MOST_PIECES} indices, each of which takes a node"
-    return choice_refusal(shape, [one % int(shape[_chosen_axis(call)]) for one in indices])
+    return choice_refusal(shape, [one % size for one in indices])
 
 
 def _computed(node: fx.Node) -> list[int] | None:
@@ -200,14 +197,11 @@ def _flipped(call: Call) -> list[int]:
 
 def _flip_refusal(call: Call) -> str | None:
     shape = call.shape("self")
-    for axis in _flipped(call):
-        size = shape[axis]
-        if not isinstance(size, int):
-            return "it turns a symbolic size round"
-        reason = choice_refusal(shape, range(size)[::-1])
-        if reason is not None:
-            return reason
-    return None
+    sizes = [shape[axis] for axis in _flipped(call)]
+    if not all(map(is_fixed, sizes)):
+        return "it turns a symbolic size round"
+    refusals = (choice_refusal(shape, range(int(size))[::-1]) for size in sizes)
+    return next(filter(None, refusals), None)
 
 
 CHOOSING: Table = table(

@@ -15,13 +15,12 @@ from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
-    Fields,
     Range,
     Tracked,
     is_fixed,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 
 class Window(NamedTuple):
@@ -62,9 +61,9 @@ def image_sizes(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def from_image(emission: Emission, image: Tracked, shape: Sequence[Dim]) -> Tracked:
-    """Return an image as a tensor of 3 or 4 dimensions."""
+    """Return an image as a tensor of 3 to 5 dimensions."""
     value = image.ids[Layout.CHANNELS_LAST]
-    if len(shape) == 3:
+    if len(shape) != 4:
         value = emission.reshaped(value, Layout.CHANNELS_LAST.arrange(shape))
     return emission.tracked(shape, value, Layout.CHANNELS_LAST)
 
@@ -129,37 +128,6 @@ def mean_of_images(
     return emission.tracked(shape, mean, layout)
 
 
-def padded(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    before: Sequence[int],
-    after: Sequence[int],
-    layout: Layout = Layout.PLAIN,
-    number: float | None = None,
-) -> int:
-    """Return a value with numbers added around it.
-
-    Args:
-        value: What to pad.
-        shape: The result's sizes, as torch counts them in a layout.
-        before: How many numbers precede each dimension of memory.
-        after: How many follow it.
-        number: The number, 0 if None.
-    """
-    fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
-    return emission.add(
-        XnnOperator.STATIC_CONSTANT_PAD,
-        shape,
-        layout,
-        None,
-        pre_paddings=tuple(before),
-        post_paddings=tuple(after),
-        input_id=value,
-        **fields,
-    )
-
-
 def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     """Return the largest number along the last dimension, which stays with size 1.
 
@@ -180,7 +148,7 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
 
 def line_refusal(call: Call) -> str | None:
     """Return why a tensor is no batch of lines that become images, or None."""
-    shape = call.shape(call.operand)
+    shape = call.shape()
     if len(shape) != 3:
         return "its input needs 3 dimensions"
     return symbols_refusal(shape)
@@ -188,7 +156,7 @@ def line_refusal(call: Call) -> str | None:
 
 def volume_refusal(call: Call) -> str | None:
     """Return why the operand of a call is no batch of volumes of fixed sizes, or None."""
-    shape = call.shape(call.operand)
+    shape = call.shape()
     if len(shape) != 5:
         return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
     if not all(is_fixed(size) for size in shape[1:]):

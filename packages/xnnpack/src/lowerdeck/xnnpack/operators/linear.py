@@ -20,10 +20,9 @@ from lowerdeck.xnnpack.operators.contract import (
     Table,
     table,
 )
-from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
-from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
+from lowerdeck.xnnpack.operators.quantized_layers import MOST_COARSE, quantized_linear
 from lowerdeck.xnnpack.operators.results import following_clamp
-from lowerdeck.xnnpack.payload.encoding import HALF
+from lowerdeck.xnnpack.payload import HALF
 
 
 def _fully_connected(
@@ -51,17 +50,9 @@ def _fully_connected(
     # The runtime frees what is constant of the two after the first packing, and packs again at
     # every call if the other is computed: a file that is mapped from a path dies of it.
     apart = bias is not None and len(set(constants)) > 1
-    filter_id, bias_id = _weights(emission, filters, None if apart else bias, flags, affine)
-    value = emission.add(
-        XnnOperator.FULLY_CONNECTED,
-        shape,
-        output_range=None if apart else limits,
-        input1_id=emission.id_of(emission.of(source)),
-        filter_id=filter_id,
-        bias_id=bias_id,
-        flags=flags,
-    )
-    result = emission.tracked(shape, value)
+    ids = _weights(emission, filters, None if apart else bias, flags, affine)
+    rows = emission.id_of(emission.of(source))
+    result = emission.layer(rows, shape, ids, None if apart else limits, flags)
     if bias is not None and apart:
         summand = emission.plain(emission.of(bias))
         result = emission.binary(XnnOperator.ADD, result, summand, limits, shape=shape)
@@ -114,20 +105,19 @@ def _packed(
 def _linear_refusal(call: Call) -> str | None:
     if call.rank("weight") != 2 or call.rank("input") < 1:
         return "its weight is no matrix"
-    if call.args["bias"] is not None and call.rank("bias") != 1:
+    if call.args["bias"] is None:
+        return None
+    if call.rank("bias") != 1:
         return "its bias is no vector"
-    if call.args["bias"] is not None and str(call.shape("bias")[0]) != str(
-        call.shape("weight")[0]
-    ):
-        return "its bias is not one number for each output"
-    return None
+    same = str(call.shape("bias")[0]) == str(call.shape("weight")[0])
+    return None if same else "its bias is not one number for each output"
 
 
 def _addmm_refusal(call: Call) -> str | None:
     if call.args["alpha"] != 1 or call.args["beta"] != 1:
         return "alpha and beta must be 1"
     # The rows may be in several dimensions where it was recognised with the views around it.
-    columns = shape_of(call.node)[-1]
+    columns = call.result[-1]
     shape = call.shape("self")
     if len(shape) > 2 or shape[-1:] != (columns,) or (len(shape) == 2 and shape[0] != 1):
         return "what it adds is not one row"
@@ -142,7 +132,7 @@ def _product(emission: Emission, call: Call) -> None:
         _fully_connected(emission, call.node, left, right, None, XnnNode.TRANSPOSE_WEIGHTS)
         return
     first, second = (emission.plain(emission.of(factor)) for factor in (left, right))
-    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
+    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, call.result
     emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 

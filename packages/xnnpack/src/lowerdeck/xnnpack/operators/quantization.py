@@ -12,9 +12,9 @@ from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
-from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator, Refusal
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
-from lowerdeck.xnnpack.payload.encoding import int8
+from lowerdeck.xnnpack.payload import int8
 
 # By name: the operators exist only once torchao, or torch's own quantisation, is imported.
 _PT2E = "quantized_decomposed."
@@ -189,7 +189,7 @@ def _unrounded(call: Call) -> str | None:
 
 def _round(emission: Emission, call: Call) -> None:
     emission.define(call.node, emission.of(call.args["input"]))
-    emission.mark_rounded(call.node)
+    emission.rounded.add(call.node)
 
 
 def _round_refusal(call: Call) -> str | None:
@@ -215,7 +215,8 @@ def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
 def _unround_refusal(call: Call) -> str | None:
     source = call.args["input"]
     if is_constant_source(source, call.constants):
-        return None
+        known = all(call.is_weight(one) for one in call.node.all_input_nodes)
+        return None if known else "its scales are not constant"
     if name_of(source) not in _ROUND:
         return "it dequantises what nothing before it quantised"
     if not is_dynamic(call.node):
@@ -230,23 +231,26 @@ def _one_of(args: Mapping[str, object], names: tuple[str, ...]) -> object:
     return next((args[name] for name in names if name in args), None)
 
 
-def _weight_refusal(call: Call) -> str | None:
-    constant = is_constant_source(call.args["input"], call.constants)
-    return None if constant else "its integers are not constant"
+def _constant_refusal(reason: str, name: str = "") -> Refusal:
+    def refusal(call: Call) -> str | None:
+        source = call.args[name] if name else call.node
+        return None if is_constant_source(source, call.constants) else reason
 
-
-def _inner_refusal(call: Call) -> str | None:
-    constant = is_constant_source(call.node, call.constants)
-    return None if constant else "it reads a part of what is not constant"
+    return refusal
 
 
 _ROUNDING = Operator(_round, _round_refusal, computes=False)
 _UNROUNDING = Operator(_round, _unround_refusal, computes=False)
-_WEIGHT = Operator(_nothing, _weight_refusal, computes=False)
+_WEIGHT = Operator(
+    _nothing, _constant_refusal("its integers are not constant", "input"), computes=False
+)
+_INNER = Operator(
+    _nothing, _constant_refusal("it reads a part of what is not constant"), computes=False
+)
 QUANTIZATION: Mapping[str, Operator] = {
     QUANTIZE: Operator(_quantize, _quantize_refusal),
     DEQUANTIZE: Operator(_dequantize, _dequantize_refusal),
-    INNER_TENSOR: Operator(_nothing, _inner_refusal, computes=False),
+    INNER_TENSOR: _INNER,
     **dict.fromkeys(_CHOOSE, Operator(_nothing, _choose_refusal, computes=False)),
     **dict.fromkeys(_ROUND, _ROUNDING),
     **dict.fromkeys(WEIGHTS[1:3], _WEIGHT),

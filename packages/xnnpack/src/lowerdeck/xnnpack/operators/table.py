@@ -15,11 +15,10 @@ from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
 from lowerdeck.xnnpack.operators.choosing import CHOOSING
-from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.composed import COMPOSED
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
-from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
+from lowerdeck.xnnpack.operators.elementwise import CLAMPS, ELEMENTWISE
 from lowerdeck.xnnpack.operators.linear import LINEAR
 from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.padding import PADDING
@@ -30,7 +29,6 @@ from lowerdeck.xnnpack.operators.rearranging import REARRANGING
 from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.operators.volumes import VOLUMES
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS: Table = {
@@ -51,7 +49,6 @@ OPERATORS: Table = {
     **RECURRENT,
     **REDUCTIONS,
     **SHAPES,
-    **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
 _aten = torch.ops.aten
 _LEFT: dict[object, str] = dict.fromkeys(

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, expression_of, schema_of
 from lowerdeck.xnnpack.emit import fake, named
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
@@ -23,13 +24,21 @@ _KEEPING = frozenset(
     )
 )
 """Operators that change nothing where the sizes and the dtype stay."""
+LAYING = frozenset(
+    named(
+        "view reshape _unsafe_view flatten.using_ints to.dtype _to_copy clone contiguous "
+        "alias detach"
+    )
+)
+"""What leaves numbers in their order, and those of integers as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Any tensor; the same one wherever its name stands in a pattern."""
+    """Any tensor, perhaps of one dtype; the same one wherever its name stands in a pattern."""
 
     name: str
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,6 @@ class LastAxis:
     """The last dimension, counted from either end, alone or as a list of one."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Piece:
     """A call of one of some operators.
 
@@ -61,19 +69,11 @@ class Piece:
         name: The name under which the call is found again, none by default.
     """
 
-    ops: frozenset[object]
-    args: tuple[Pattern, ...]
-    commutes: bool
-    name: str
-
     def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
-        for key, value in (
-            ("ops", frozenset(named(ops))),
-            ("args", args),
-            ("commutes", commutes),
-            ("name", name),
-        ):
-            object.__setattr__(self, key, value)
+        self.ops: frozenset[object] = frozenset(named(ops))
+        self.args: tuple[Pattern, ...] = args
+        self.commutes: bool = commutes
+        self.name: str = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +84,38 @@ class Both:
     second: Pattern
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Either:
-    """One of some patterns, the first that matches."""
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A tensor that may be laid out or cast otherwise, any number of times; of leaves the first.
 
-    patterns: tuple[Pattern, ...]
+    Where such a pattern is the whole one, who recognises compares dtypes.
+    """
 
-    def __init__(self, *patterns: Pattern) -> None:
-        object.__setattr__(self, "patterns", patterns)
+    pattern: Pattern
+
+    @property
+    def ops(self) -> frozenset[object]:
+        """What its last call may be."""
+        assert isinstance(self.pattern, Piece)
+        return LAYING | self.pattern.ops
 
 
 Pattern: TypeAlias = (
-    Leaf | Amount | Whatever | LastAxis | Piece | Both | Either | int | float | bool | None
+    Leaf
+    | Amount
+    | Whatever
+    | LastAxis
+    | Piece
+    | Both
+    | Laid
+    | tuple[Any, ...]
+    | list[int]
+    | int
+    | float
+    | bool
+    | None
 )
+"""What is matched; of a tuple of patterns, the first that matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +140,13 @@ class Match:
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
-    """Return whether a graph that calls no other operators may match a pattern."""
-    if isinstance(pattern, Either):
-        return any(is_possible(one, targets) for one in pattern.patterns)
+    """Return whether a graph of no other operators and dtypes may match a pattern."""
+    if isinstance(pattern, Leaf):
+        return pattern.dtype is None or pattern.dtype in targets
+    if isinstance(pattern, tuple):
+        return any(is_possible(one, targets) for one in pattern)
+    if isinstance(pattern, Laid):
+        return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
         return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
     if isinstance(pattern, Piece):
@@ -145,16 +168,18 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
         node: A call; it is not passed over itself.
     """
     last = fake(node)
-    if last is not None and isinstance(pattern, (Piece, Either)):
+    if last is not None:
         for match in _matches(pattern, node, Match({}, ())):
-            if match.pieces[0] is node and _is_closed(match) and _is_of_one_dtype(match, last):
+            one_dtype = isinstance(pattern, Laid) or _is_of_one_dtype(match, last)
+            if match.pieces[0] is node and _is_closed(match) and one_dtype:
                 yield match
 
 
 def _is_closed(match: Match) -> bool:
     """Return whether nobody else reads what is computed on the way."""
     inside = set(match.pieces)
-    return all(user in inside for node in match.pieces[1:] for user in node.users)
+    readers = (user for node in match.pieces[1:] for user in node.users)
+    return all(user in inside or user.target is ASSERTION for user in readers)
 
 
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
@@ -172,15 +197,21 @@ def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
 
 
 def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
-    if isinstance(pattern, Either):
-        for one in pattern.patterns:
+    if isinstance(pattern, tuple):
+        for one in pattern:
             yield from _matches(one, value, match)
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):
             yield from _matches(pattern.second, value, begun)
+    elif isinstance(pattern, Laid):
+        if isinstance(value, Node) and value.target in LAYING and isinstance(value.args[0], Node):
+            yield from _matches(pattern, value.args[0], match.with_piece(value))
+        yield from _matches(pattern.pattern, value, match)
     elif isinstance(pattern, Leaf):
         if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
-            yield match.with_found(pattern.name, value)
+            tensor = fake(value) if pattern.dtype else None
+            if pattern.dtype is None or (tensor is not None and tensor.dtype == pattern.dtype):
+                yield match.with_found(pattern.name, value)
     elif isinstance(pattern, Amount):
         if _is_number(value) and match.found.get(pattern.name, float(value)) == value:
             yield match.with_found(pattern.name, float(value))
