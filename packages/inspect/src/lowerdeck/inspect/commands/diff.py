@@ -14,7 +14,10 @@ from lowerdeck.inspect.commands.inspect import trace_text, write_page
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.commands.summary import summarise
-from lowerdeck.inspect.report import clip, html_diff, method_changes, pair_rows, stored_changes
+from lowerdeck.inspect.report.changes import method_changes, stored_changes
+from lowerdeck.inspect.report.documents import html_diff
+from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.pairing import pair_rows
 from lowerdeck.serializer import ContainerMetadata, PteFile, TraceError, open_pte
 
 _MOST_LINES = 40
@@ -70,12 +73,10 @@ class DiffCommand:
 
 
 def _page(old: PteFile, new: PteFile, args: argparse.Namespace) -> str:
-    titles = args.old.name, args.new.name
-    if args.traces is None:
-        return html_diff(old, new, titles=titles)
-    texts = trace_text(args.traces[0]), trace_text(args.traces[1])
+    old_trace, new_trace = map(trace_text, args.traces) if args.traces else (None, None)
+    traces = None if old_trace is None or new_trace is None else (old_trace, new_trace)
     try:
-        return html_diff(old, new, titles=titles, traces=texts)
+        return html_diff(old, new, titles=(args.old.name, args.new.name), traces=traces)
     except TraceError as error:
         raise CommandError(f"--traces: {error}") from error
 
@@ -118,7 +119,10 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         else:
             yield from _structure_differences(name, *(side[name] for side in structures))
             yield from _method_differences(methods[0][name], methods[1][name])
-            yield from _instruction_differences(name, changes.get(clip(name), []))
+            rows = changes.get(clip(name), [])
+            removed, added = sum(b < 0 for _, b in rows), sum(a < 0 for a, _ in rows)
+            if rows and removed + added:
+                yield f"method {name}: {removed} instructions removed, {added} added"
     yield from _payload_differences(left, right)
     before, after = _of_delegates(left), _of_delegates(right)
     for word, gone in (("removed", before - after), ("added", after - before)):
@@ -155,28 +159,17 @@ def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[st
             yield f"method {name}: {operator}: {counts[0]} -> {counts[1]} calls"
 
 
-def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
-    removed = sum(1 for row in rows if row[1] < 0)
-    added = sum(1 for row in rows if row[0] < 0)
-    if removed or added:
-        yield f"method {name}: {removed} instructions removed, {added} added"
-
-
 def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
     """Yield the operators of delegates that are not the same; those at one place are paired."""
-    for (name, number), old, new in _paired(_payloads(left), _payloads(right)):
+    olds, news = _payloads(left), _payloads(right)
+    for name, number in [key for key in olds if key in news and olds[key] != news[key]]:
+        old, new = olds[name, number], news[name, number]
         rows = pair_rows(old, new)
         lines = [f"- {old[a]}" if b < 0 else f"+ {new[b]}" for a, b in rows if a < 0 or b < 0]
         what = f"method {name}: delegate {number}"
         yield from (f"{what}: {line}" for line in lines[:_MOST_LINES])
         if len(lines) > _MOST_LINES:
             yield f"{what}: ... and {len(lines) - _MOST_LINES} operators more"
-
-
-def _paired(
-    old: dict[tuple[str, int], list[str]], new: dict[tuple[str, int], list[str]]
-) -> Iterator[tuple[tuple[str, int], list[str], list[str]]]:
-    yield from ((key, old[key], new[key]) for key in old if key in new and old[key] != new[key])
 
 
 def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:

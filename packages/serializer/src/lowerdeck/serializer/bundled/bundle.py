@@ -1,13 +1,15 @@
-"""What a ``.bpte`` file holds: a program and its test cases."""
+"""Contents of a ``.bpte`` file: a program and its test cases."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from lowerdeck.serializer.flatbuffer.storage import storage_size
+from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.pte.named_data import TensorLayout
-from lowerdeck.serializer.pte.schema import Bool, Double, Int, Storage
+from lowerdeck.serializer.pte.schema import Bool, Double, EValue, Int, Storage
 
 BUNDLE_VERSION = 2
 """The version of the schema that ExecuTorch writes."""
@@ -33,6 +35,14 @@ class BundledTensor:
     def layout(self) -> TensorLayout:
         """Return type and shape."""
         return TensorLayout(self.scalar_type, self.sizes, self.dim_order)
+
+    def problem(self) -> str:
+        """Return what is wrong with the shape, or with the number of bytes; ``""`` for nothing."""
+        size, expected = storage_size(self.data), self.layout
+        if expected.problem() or expected.nbytes == size:
+            return expected.problem()
+        what = f"{self.sizes} of {self.scalar_type!r}"
+        return f"found {size} bytes for sizes {what}, expected {expected.nbytes}"
 
 
 BundledValue: TypeAlias = BundledTensor | Int | Bool | Double
@@ -78,3 +88,14 @@ class BundledProgram:
     program: Storage
     method_test_suites: list[MethodTestSuite] = field(default_factory=list)
     version: int = BUNDLE_VERSION
+
+
+BUNDLE_FORMAT = parse_schema(
+    "bundled_program.fbs",
+    {
+        **{kind.__name__: kind for kind in (Int, Bool, Double, ScalarType)},
+        "Tensor": BundledTensor,
+        "Value": EValue,
+    },
+)
+"""The tables of a ``.bpte`` file; the root is ``BundledProgram``."""

@@ -5,32 +5,32 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lowerdeck.serializer.errors import (
     ContentError,
-    HeaderError,
     MagicError,
     MissingFieldError,
     SegmentError,
     TruncatedError,
 )
-from lowerdeck.serializer.flatbuffer.limits import MAX_RANK, OBJECT_COST
-from lowerdeck.serializer.flatbuffer.paths import require_path
+from lowerdeck.serializer.flatbuffer.limits import ENTRY_COST
+from lowerdeck.serializer.flatbuffer.objects import ObjectReader
 from lowerdeck.serializer.flatbuffer.storage import byte_view
-from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
-from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, EXTERNAL_TABLES
+from lowerdeck.serializer.flatbuffer.tables import root_position
+from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER
 from lowerdeck.serializer.ptd.external_write import (
+    EXTERNAL_FORMAT,
     HEADER_LENGTH,
     HEADER_MAGIC,
     HEADER_STRUCT,
     ExternalData,
     ExternalEntry,
 )
-from lowerdeck.serializer.pte.decoding import SCALAR_TYPES, member
+from lowerdeck.serializer.pte.header import check_range
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
+from lowerdeck.serializer.pte.read import Closing, map_file
 from lowerdeck.serializer.pte.resolve import check_overlap
 from lowerdeck.serializer.pte.schema import DataSegment
 
@@ -55,17 +55,17 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     """
     view = byte_view(data, "the file")
     fb_size, base, data_size = _read_header(view)
-    reader = TableReader(view[:fb_size], EXTERNAL_TABLES, strict=True)
+    objects = ObjectReader(view[:fb_size], EXTERNAL_FORMAT, strict=True)
+    reader = objects.tables
     version, segment_table, named_table = reader.fields(
         "FlatTensor", root_position(view[:fb_size])
     )
     for table, name in ((segment_table, "segments"), (named_table, "named_data")):
         if not table:
             raise MissingFieldError("found no vector", field=f"FlatTensor.{name}")
-    segments = []
-    for at in reader.tables(segment_table, "FlatTensor.segments"):
-        reader.spend(OBJECT_COST, "FlatTensor.segments", at)
-        segments.append(DataSegment(*reader.fields("DataSegment", at)))
+    segments: list[DataSegment] = objects.objects(
+        segment_table, "DataSegment", "FlatTensor.segments"
+    )
     for index, segment in enumerate(segments):
         if segment.offset + segment.size > data_size:
             raise SegmentError(
@@ -77,7 +77,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     entries: dict[str, ExternalEntry] = {}
     views: dict[int, memoryview] = {}
     for at in reader.tables(named_table, "FlatTensor.named_data"):
-        reader.spend(2 * OBJECT_COST, "FlatTensor.named_data", at)
+        reader.spend(2 * ENTRY_COST, "FlatTensor.named_data", at)
         key_at, number, layout_at = reader.fields("NamedData", at)
         key = reader.string(key_at, "NamedData.key")
         if key in numbers:
@@ -90,7 +90,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
             )
         numbers[key] = number
         start = base + segments[number].offset
-        layout = _layout(reader, layout_at, segments[number].size, key) if layout_at else None
+        layout = _layout(objects, layout_at, segments[number].size, key) if layout_at else None
         if number not in views:
             # One view for each segment, so that whoever compares contents sees that it is one.
             views[number] = view[start : start + segments[number].size]
@@ -115,14 +115,13 @@ def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
         ProgramError: What was given is no path.
         OSError: The file cannot be opened.
     """
-    with require_path(path).open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise TruncatedError("found an empty file", field="file")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = map_file(path)
+    if mapped is None:
+        raise TruncatedError("found an empty file", field="file")
     return PtdFile(mapped)
 
 
-class PtdFile:
+class PtdFile(Closing):
     """An open `.ptd` file.
 
     Attributes:
@@ -146,17 +145,6 @@ class PtdFile:
     def entries(self) -> dict[str, ExternalEntry]:
         """Return the entries by their keys."""
         return self.data.entries
-
-    def __enter__(self) -> PtdFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -183,44 +171,18 @@ def _read_header(view: memoryview) -> tuple[int, int, int]:
         raise MagicError(
             f"found {header_magic!r}, expected {HEADER_MAGIC!r}", field="header", offset=8
         )
-    if length < HEADER_LENGTH:
-        raise HeaderError(
-            f"found length {length}, expected at least {HEADER_LENGTH}",
-            field="header.length",
-            offset=12,
-        )
-    end = inserted + size
-    if not 8 + length <= end <= base or end > len(view):
-        raise HeaderError(
-            f"found a FlatBuffer of {inserted} + {size} bytes and segments from {base} on, in a "
-            f"file of {len(view)} bytes",
-            field="header.flatbuffer_size",
-            offset=24,
-        )
-    if base + data_size > len(view):
-        raise TruncatedError(
-            f"found {data_size} bytes from {base} on in a file of {len(view)}",
-            field="header.segment_data_size",
-            offset=40,
-        )
+    file_size, end = len(view), inserted + size
+    check_range(length, HEADER_LENGTH, file_size, file_size, "length", 12)
+    check_range(end, 8 + length, min(base, file_size), file_size, "flatbuffer_size", 24)
+    check_range(base + data_size, base, file_size, file_size, "segment_data_size", 40)
     return end, base, data_size
 
 
-def _layout(reader: TableReader, position: int, size: int, key: str) -> TensorLayout:
-    kind, sizes_at, order_at = reader.fields("TensorLayout", position)
+def _layout(objects: ObjectReader, position: int, size: int, key: str) -> TensorLayout:
     field = "TensorLayout"
-    layout = TensorLayout(
-        member(SCALAR_TYPES, kind, f"{field}.scalar_type", position),
-        reader.scalars(sizes_at, "i32", f"{field}.sizes", MAX_RANK),
-        reader.scalars(order_at, "u8", f"{field}.dim_order", MAX_RANK),
-    )
-    rank = len(layout.sizes)
-    if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):
-        raise ContentError(
-            f"found sizes {layout.sizes} and dim_order {layout.dim_order} for {key!r}",
-            field=field,
-            offset=position,
-        )
+    layout: TensorLayout = objects.object_at(position, field)
+    if layout.problem():
+        raise ContentError(f"{layout.problem()}, for {key!r}", field=field, offset=position)
     if layout.nbytes > size:
         raise SegmentError(
             f"found a tensor of {layout.nbytes} bytes in {size} for {key!r}",

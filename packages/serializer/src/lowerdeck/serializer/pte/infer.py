@@ -22,7 +22,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class SegmentAlignments:
-    """What the offsets of the segments tell.
+    """Alignments that explain the offsets of the segments.
 
     Attributes:
         shared: Alignment of all segments.
@@ -95,7 +95,11 @@ def file_layout(
     """
     inserted = _inserted(container)
     tensor = tensor_alignment(container, constants)
-    delegate = min(_common_bit(inline), inserted or _PAGE)
+    limit = inserted or _PAGE
+    # We align the end of the FlatBuffer as well: what both tell is no luck.
+    delegate = min(_common_bit((*inline, len(container.program))), limit)
+    if delegate < FileLayout().delegate_alignment or not inline:
+        delegate = min(_common_bit(inline), limit)
     if not inline and inserted <= HEADER_LENGTH:
         delegate = FileLayout().delegate_alignment
     return FileLayout(shared, tensor, delegate, extracted)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
 from lowerdeck.serializer.flatbuffer.alignment import common_alignment
 from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
-from lowerdeck.serializer.flatbuffer.pickling import pickled
-from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
+from lowerdeck.serializer.flatbuffer.storage import byte_view, pickled, same_bytes
 from lowerdeck.serializer.pte.enums import ScalarType
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TensorLayout:
-    """What a `.ptd` file says about a tensor, beside its bytes.
+    """Type and shape of a tensor in a `.ptd` file.
 
     Attributes:
         scalar_type: Element type.
@@ -35,6 +35,17 @@ class TensorLayout:
     def nbytes(self) -> int:
         """Return the size of the tensor in bytes."""
         return prod(self.sizes) * self.scalar_type.itemsize
+
+    def problem(self) -> str:
+        """Return what is wrong with the shape, ``""`` for nothing."""
+        rank = len(self.sizes)
+        is_order = sorted(self.dim_order) == list(range(rank))
+        if is_order and rank <= MAX_RANK and min(self.sizes, default=0) >= 0:
+            return ""
+        return (
+            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected an order of at "
+            f"most {MAX_RANK} dimensions"
+        )
 
 
 @dataclass(slots=True)
@@ -55,7 +66,7 @@ class DataEntry:
 
 @dataclass(slots=True)
 class NamedDataStoreOutput:
-    """What a store holds, ready to be written.
+    """Contents of a store, ready to be written.
 
     Attributes:
         buffers: The distinct blobs.
@@ -130,18 +141,11 @@ class NamedDataStore:
                 f"named data {key!r}: found alignment {alignment}, expected at least 1"
             )
         view = byte_view(data, f"named data {key!r}")
-        entry = self._entries.get(key)
+        entry = self._known(key, view, tensor_layout)
         if entry is None:
             self._entries[key] = DataEntry(self._buffer(view, data), alignment, tensor_layout)
             self._tags[key] = external_tag
             return
-        known = self._views[entry.buffer_index]
-        if not same_bytes(view, known):
-            raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
-            )
-        if tensor_layout is not None and entry.tensor_layout not in (None, tensor_layout):
-            raise NamedDataConflictError(key, f"{tensor_layout}", f"{entry.tensor_layout}")
         entry.alignment = common_alignment(entry.alignment, alignment)
         entry.tensor_layout = entry.tensor_layout or tensor_layout
 
@@ -164,14 +168,28 @@ class NamedDataStore:
             NamedDataConflictError: A key of both stores has different contents.
         """
         tagged = [(None, other.pte_data), *other.external_data.items()]
+        entries = [(tag, key, entry) for tag, named in tagged for key, entry in named.items()]
         # Check everything first: a half-merged store would be worse than an error.
-        for _, entries in tagged:
-            for key, entry in entries.items():
-                self._check(key, entry, other)
-        for tag, entries in tagged:
-            for key, entry in entries.items():
-                data = other.buffers[entry.buffer_index]
-                self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+        for _, key, entry in entries:
+            view = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
+            self._known(key, view, entry.tensor_layout)
+        for tag, key, entry in entries:
+            data = other.buffers[entry.buffer_index]
+            self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+
+    def _known(self, key: str, view: memoryview, layout: TensorLayout | None) -> DataEntry | None:
+        """Return the entry of a key, which must have the same contents; None for a new key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        known = self._views[entry.buffer_index]
+        if not same_bytes(view, known):
+            raise NamedDataConflictError(
+                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
+            )
+        if layout is not None and entry.tensor_layout not in (None, layout):
+            raise NamedDataConflictError(key, f"{layout}", f"{entry.tensor_layout}")
+        return entry
 
     def _buffer(self, view: memoryview, data: Storage) -> int:
         index = self._index.find(view)
@@ -181,17 +199,3 @@ class NamedDataStore:
             self._views.append(view)
             self._index.add(view, index)
         return index
-
-    def _check(self, key: str, entry: DataEntry, other: NamedDataStoreOutput) -> None:
-        mine = self._entries.get(key)
-        if mine is None:
-            return
-        theirs = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
-        known = self._views[mine.buffer_index]
-        if not same_bytes(theirs, known):
-            raise NamedDataConflictError(
-                key, f"{len(theirs)} bytes", f"{len(known)} bytes of other content"
-            )
-        layouts = {repr(each) for each in (mine.tensor_layout, entry.tensor_layout) if each}
-        if len(layouts) > 1:
-            raise NamedDataConflictError(key, f"{entry.tensor_layout}", f"{mine.tensor_layout}")

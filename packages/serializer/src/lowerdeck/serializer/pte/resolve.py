@@ -9,12 +9,11 @@ from itertools import zip_longest
 from math import lcm
 
 from lowerdeck.serializer.errors import ContentError, IndexRangeError, LimitError, SegmentError
-from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
 from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
 from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import Container
-from lowerdeck.serializer.pte.decoding import ProgramDecoder
+from lowerdeck.serializer.pte.decode import ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation, TensorDataLocation
 from lowerdeck.serializer.pte.infer import (
     SegmentAlignments,
@@ -27,7 +26,7 @@ _MAX_PADDING = 1 << 16
 
 @dataclass(slots=True)
 class DataUse:
-    """How many bytes of each constant and initial value the tensors use, by index."""
+    """Bytes of each constant and initial value that tensors use, by index."""
 
     constants: dict[int, int] = field(default_factory=dict)
     mutable: dict[int, int] = field(default_factory=dict)
@@ -57,7 +56,7 @@ class SegmentResolver:
         """
         self.container = container
         self.decoder = decoder
-        self.segments: list[schema.DataSegment] = decoder.segments()
+        self.segments: list[schema.DataSegment] = decoder.segments
         for index, segment in enumerate(self.segments):
             container.check_segment(index, segment)
         self._views: dict[tuple[int, int], memoryview] = {}
@@ -67,15 +66,10 @@ class SegmentResolver:
     def alignments(self) -> SegmentAlignments:
         """Return what the offsets of the segments tell about alignments."""
         count = len(self.segments)
-        named = [index for _, index in self.decoder.named_data() if index < count]
+        named = [index for _, index in self.decoder.named_data if index < count]
         base, size = self.container.segment_base, len(self.container.program)
         paddings = self._inner_padding(named)
         return segment_alignments(base, size, self.segments, named, paddings)
-
-    @cached_property
-    def inline_delegates(self) -> list[tuple[int, memoryview]]:
-        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
-        return self.decoder.inline_delegates()
 
     def segment(self, index: int, where: str) -> memoryview:
         """Return the bytes of one segment.
@@ -90,7 +84,7 @@ class SegmentResolver:
     def named_data(self) -> list[schema.NamedData]:
         """Return the named data with their bytes and alignments."""
         found = []
-        for number, (key, index) in enumerate(self.decoder.named_data()):
+        for number, (key, index) in enumerate(self.decoder.named_data):
             view = self.segment(index, f"Program.named_data[{number}].segment_index")
             found.append(schema.NamedData(key, view, self.alignments.own[index]))
         return found
@@ -101,7 +95,7 @@ class SegmentResolver:
         Raises:
             ContentError: The file has constants in the FlatBuffer and in a segment.
         """
-        offsets = self.decoder.constant_segment()
+        offsets = self.decoder.constant_segment
         if offsets is None or not offsets.offsets:
             return None
         if self.decoder.has_constant_buffer:
@@ -119,8 +113,8 @@ class SegmentResolver:
         """
         offsets = self.constant_offsets()
         if offsets is None:
-            inline = self.decoder.constant_buffer()
-            return [schema.Buffer(view) for view in inline] or [schema.Buffer(b"")]
+            inline = self.decoder.constant_buffer
+            return [schema.Buffer(view) for _, view in inline] or [schema.Buffer(b"")]
         return self._subsegments(offsets, use, "Program.constant_segment", padded=True)
 
     def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
@@ -129,7 +123,7 @@ class SegmentResolver:
         Raises:
             ContentError: The file has more than one segment of them.
         """
-        entries = self.decoder.mutable_data_segments()
+        entries = self.decoder.mutable_data_segments
         if not entries:
             return [schema.Buffer(b"")]
         if len(entries) > 1:
@@ -149,7 +143,7 @@ class SegmentResolver:
         """
         if reference.location is DataLocation.SEGMENT:
             return self.segment(reference.index, where)
-        inline = self.inline_delegates
+        inline = self.decoder.inline_delegates
         if reference.index >= len(inline):
             raise IndexRangeError(
                 f"found index {reference.index}, expected one of {len(inline)} inline delegates",
@@ -159,7 +153,7 @@ class SegmentResolver:
 
     def _inner_padding(self, named: Iterable[int]) -> dict[int, int]:
         """Return the zeros before each named blob that is a constant too: they may be padding."""
-        table = self.decoder.constant_segment()
+        table = self.decoder.constant_segment
         if table is None or table.segment_index >= len(self.segments):
             return {}
         outer = self.segments[table.segment_index]
@@ -194,7 +188,7 @@ class SegmentResolver:
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
         # Those that share an offset share their bytes: the longest use counts for all.
-        used_at = {offset: inner.size for offset, inner in aliases.items()}
+        used_at = {offset: size for offset, (size, _) in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
             if index in use:
@@ -205,20 +199,17 @@ class SegmentResolver:
                     field=f"{where}.offsets[{index}]",
                 )
         lengths: dict[int, int] = {}
-        loose: dict[int, int] = {}
         starts = sorted(set(offsets[1:]))
         for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
             used = used_at.get(offset, 0)
-            length, reach = len(whole) - offset, 1
+            length = len(whole) - offset
             # Nothing is padded after the last one.
             if follower < len(whole):
                 length = follower - offset
-                inner = aliases.get(follower)
-                reach = lcm(alignment, inner.alignment) if inner else alignment
-                if offset in used_at and _is_padding(whole[offset + used : follower], reach):
+                reach = lcm(alignment, aliases.get(follower, (0, 1))[1])
+                tail = whole[offset + used : follower]
+                if offset in used_at and len(tail) < reach and trailing_zeros(tail) == len(tail):
                     length = used
-                elif length > used:
-                    loose[offset] = max(used, length - reach + 1)
             lengths[offset] = max(length, used)
         if sum(lengths.values()) > MAX_OVERLAP * len(whole):
             raise LimitError(
@@ -226,23 +217,21 @@ class SegmentResolver:
                 f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
                 field=f"{where}.offsets",
             )
-        _tell_apart(whole, lengths, loose)
         # One view for each range, so that whoever compares contents sees that it is one.
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
-    def _inner_segments(self, outer: int) -> dict[int, _InnerSegment]:
-        """Return the segments that lie inside another, by their offset within it."""
+    def _inner_segments(self, outer: int) -> dict[int, tuple[int, int]]:
+        """Return size and alignment of segments inside another, by their offset within it."""
         whole = self.segments[outer]
-        found: dict[int, _InnerSegment] = {}
+        found: dict[int, tuple[int, int]] = {}
         for index, segment in enumerate(self.segments):
             start = segment.offset - whole.offset
             if index == outer or not segment.size or not 0 <= start <= whole.size - segment.size:
                 continue
             alignment = lcm(self.alignments.shared, self.alignments.own[index])
-            known = found.get(start)
-            size = max(segment.size, known.size if known else 0)
-            found[start] = _InnerSegment(size, alignment)
+            size, _ = found.get(start, (0, 1))
+            found[start] = (max(segment.size, size), alignment)
         return found
 
 
@@ -264,62 +253,3 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
             f"{MAX_OVERLAP} times its size",
             field=where,
         )
-
-
-def _is_padding(tail: memoryview, reach: int) -> bool:
-    """Return whether what follows the bytes in use may be padding to an alignment."""
-    return len(tail) < reach and trailing_zeros(tail) == len(tail)
-
-
-def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: Mapping[int, int]) -> None:
-    """Shorten what may be padding until no two contents are equal, for a writer would join them.
-
-    Args:
-        whole: The segment.
-        lengths: Length of each content by its offset; changed in place.
-        loose: For contents that nothing tells the length of, the least that they can have.
-    """
-    if not loose:
-        return
-    # Contents that differ in the number of zeros at their end only make a family.
-    families: BlobIndex[_Family] = BlobIndex()
-
-    def family(offset: int) -> tuple[_Family, int]:
-        view = whole[offset : offset + lengths[offset]]
-        filled = len(view) - trailing_zeros(view)
-        found = families.find(view[:filled])
-        if found is None:
-            found = _Family()
-            families.add(view[:filled], found)
-        return found, filled
-
-    for offset, length in lengths.items():
-        if offset not in loose:
-            family(offset)[0].taken.add(length)
-    for offset, least in loose.items():
-        members, filled = family(offset)
-        lengths[offset] = members.take(lengths[offset], max(least, filled))
-
-
-class _Family:
-    """The lengths that are taken among contents with the same bytes before their last zeros."""
-
-    def __init__(self) -> None:
-        self.taken: set[int] = set()
-        self._below: dict[int, int] = {}
-
-    def take(self, length: int, least: int) -> int:
-        """Take the longest free length that is at most ``length``; ``least`` if there is none."""
-        # What was found taken stays so: the next search from here goes on below it.
-        found = max(self._below.get(length, length), least)
-        while found > least and found in self.taken:
-            found -= 1
-        self._below[length] = found
-        self.taken.add(found)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _InnerSegment:
-    size: int
-    alignment: int

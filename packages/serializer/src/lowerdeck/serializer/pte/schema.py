@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from lowerdeck.serializer.flatbuffer.pickling import pickled
-from lowerdeck.serializer.flatbuffer.storage import FileRange
+from lowerdeck.serializer.flatbuffer.storage import FileRange, pickled
+from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import (
     DataLocation,
     DeviceType,
@@ -106,7 +106,7 @@ class OptionalTensorList:
 
 @dataclass(slots=True)
 class AllocationDetails:
-    """Where a tensor lies in planned memory.
+    """Place of a tensor in planned memory.
 
     Attributes:
         memory_id: Index into ``ExecutionPlan.non_const_buffer_sizes``; 0 is reserved.
@@ -136,7 +136,7 @@ class AllocationDetails:
 
 @dataclass(slots=True)
 class ExtraTensorInfo:
-    """What only some tensors need.
+    """Name, location and device of a tensor, where they matter.
 
     Attributes:
         mutable_data_segments_idx: Index of the mutable data segment; the runtime always uses 0.
@@ -337,7 +337,7 @@ class CompileSpec:
 
 @dataclass(slots=True)
 class BackendDelegateDataReference:
-    """Where the bytes of a delegate are.
+    """Place of the bytes of a delegate.
 
     In a logical program the location is ``INLINE`` and the index points into
     :attr:`Program.backend_delegate_data`.
@@ -372,7 +372,7 @@ class ContainerMetadata:
 
 @dataclass(slots=True)
 class NonConstBufferDevice:
-    """Which device one planned memory lives on."""
+    """Device of one planned memory."""
 
     buffer_idx: int
     device_type: DeviceType = DeviceType.CPU
@@ -445,7 +445,7 @@ class DataSegment:
 
 @dataclass(slots=True)
 class SubsegmentOffsets:
-    """Where the items of one segment start.
+    """Offsets of the items of one segment.
 
     Attributes:
         segment_index: Index into the segments of the file.
@@ -497,3 +497,10 @@ class Program:
     backend_delegate_data: list[BackendDelegateInlineData] = field(default_factory=list)
     named_data: list[NamedData] = field(default_factory=list)
     layout: FileLayout | None = field(default=None, compare=False)
+
+
+_LOGICAL = ("Program", "NamedData")
+PROGRAM_FORMAT = parse_schema(
+    "program.fbs", {name: kind for name, kind in globals().items() if name not in _LOGICAL}
+)
+"""The tables of a `.pte` file; the root is ``Program``, which segments make another than ours."""

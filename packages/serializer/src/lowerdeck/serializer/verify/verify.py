@@ -1,7 +1,8 @@
-"""Whether a file is safe to run: more than the runtime checks before it crashes."""
+"""Checks that a file is safe to run: more than the runtime checks before it crashes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,18 +20,14 @@ from lowerdeck.serializer.flatbuffer.limits import (
     MAX_TABLES,
 )
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
+from lowerdeck.serializer.kernels.limits import is_constant
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.decoding import PlanTable
+from lowerdeck.serializer.pte.decode import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
-from lowerdeck.serializer.verify.hazards import (
-    Hazard,
-    merged_moves,
-    missing_data,
-    newer_release,
-)
-from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
+from lowerdeck.serializer.verify.hazards import Hazard, hazards_of
+from lowerdeck.serializer.verify.verify_chains import ChainVerifier
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.payload import BACKEND, decode_payload
@@ -166,33 +163,16 @@ class ProgramVerifier:
 
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
-        if self._on_hazard is not None:
-            self._report_hazards(table, plan, payloads, self._on_hazard)
-
-    def _report_hazards(
-        self,
-        table: PlanTable,
-        plan: schema.ExecutionPlan,
-        payloads: list[XnnGraph | None],
-        report: Callable[[Hazard], object],
-    ) -> None:
-        """Report the hazards of XNNPACK's delegates of a method."""
         for number, payload in enumerate(payloads):
             index = plan.delegates[number].processed.index
             # Delegates may share a payload.
-            if payload is None or index in self._reported:
+            if payload is None or index in self._reported or self._on_hazard is None:
                 continue
             self._reported.add(index)
-            keys = [one.key for one in payload.constants if one.key]
             field = f"method {plan.name!r}.delegates[{number}]"
-            position = self._decoder.reader.entry(table.delegates, number)
-            for hazard in (
-                missing_data(keys, self._named, field, position),
-                merged_moves(payload, field, position),
-                newer_release(payload, field, position),
-            ):
-                if hazard is not None:
-                    report(hazard)
+            position = reader.entry(table.delegates, number)
+            for hazard in hazards_of(payload, self._named, field, position):
+                self._on_hazard(hazard)
 
     def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
         """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""
@@ -216,9 +196,9 @@ class ProgramVerifier:
         if offsets is not None:
             field = "Program.constant_segment"
             return self._stored(offsets, field, aligned=True, needed=True)
-        inline = self._decoder.constant_positions()
+        inline = self._decoder.constant_buffer or [(0, memoryview(b""))]
         starts = [start for start, _ in inline]
-        return StoredData(starts, [start + size for start, size in inline], aligned=True)
+        return StoredData(starts, [start + len(view) for start, view in inline], aligned=True)
 
     def _mutable(self) -> StoredData:
         tables = self._file.mutable_data_segments
@@ -251,18 +231,14 @@ class ProgramVerifier:
 
 
 def _verify_unique(program: schema.Program) -> None:
-    names: dict[str, set[str]] = {
-        "Program.execution_plan": set(),
-        "Program.named_data": set(),
-    }
-    keys = [("Program.execution_plan", plan.name) for plan in program.execution_plan]
-    keys += [("Program.named_data", entry.key) for entry in program.named_data]
-    for field, name in keys:
-        if name in names[field]:
-            raise ContentError(
-                f"found {name!r} twice, of which one cannot be reached", field=field
-            )
-        names[field].add(name)
+    for field, names in (
+        ("execution_plan", [plan.name for plan in program.execution_plan]),
+        ("named_data", [entry.key for entry in program.named_data]),
+    ):
+        for name, count in Counter(names).items():
+            if count > 1:
+                reason = f"found {name!r} twice, of which one cannot be reached"
+                raise ContentError(reason, field=f"Program.{field}")
 
 
 def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:

@@ -1,4 +1,4 @@
-"""Whether the instructions of one method are what the runtime can execute."""
+"""Checks that the runtime can execute the instructions of one method."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import NoReturn
 
 from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
+from lowerdeck.serializer.kernels.limits import Arguments, is_constant
 from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.enums import ScalarType, TensorDataLocation
+from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.verify.verify_views import View, views_of
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.verify import verify_call
@@ -77,67 +78,6 @@ _ALWAYS = 1 << 62
 _MOST_LOOKS = 64
 
 
-# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
-_MOST_ITEMS = 17
-
-
-class _Known:
-    """What the file says of the arguments of a call."""
-
-    def __init__(
-        self,
-        values: list[schema.EValue],
-        args: list[int],
-        unknown: set[int],
-        is_constant: Callable[[int], bool],
-    ) -> None:
-        self._values = values
-        self._args = args
-        self._unknown = unknown
-        self._is_constant = is_constant
-
-    def tensor(self, number: int) -> schema.Tensor | None:
-        value = self._values[self._args[number]].val
-        return value if isinstance(value, schema.Tensor) else None
-
-    def tensors(self, number: int) -> list[schema.Tensor | None]:
-        value = self._values[self._args[number]].val
-        if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
-            return []
-        items = (
-            self._values[item].val if item >= 0 else None for item in value.items[:_MOST_ITEMS]
-        )
-        return [item if isinstance(item, schema.Tensor) else None for item in items]
-
-    def number(self, number: int) -> float | None:
-        return self._number(self._args[number])
-
-    def numbers(self, number: int) -> list[float | None]:
-        value = self._values[self._args[number]].val
-        if not isinstance(value, schema.IntList):
-            return []
-        return [self._number(item) for item in value.items[:_MOST_ITEMS]]
-
-    def is_constant(self, number: int) -> bool:
-        return self._is_constant(self._args[number])
-
-    def is_computed(self, number: int) -> bool:
-        index = self._args[number]
-        value = self._values[index].val
-        items = value.items[:_MOST_ITEMS] if isinstance(value, schema.IntList) else (index,)
-        return any(item in self._unknown for item in items)
-
-    def _number(self, index: int) -> float | None:
-        value = self._values[index].val
-        if index in self._unknown:
-            return None
-        if isinstance(value, schema.Int):
-            return value.int_val
-        if isinstance(value, schema.Double):
-            return value.double_val
-        return None
-
-
 class ChainVerifier:
     """Checks the instructions of one method; each check names the argument that is wrong."""
 
@@ -160,27 +100,17 @@ class ChainVerifier:
         self._chain = 0
         self._step = 0
         self._kernels = [runtime_kernels().get(operator.full_name) for operator in plan.operators]
-        moves = [
-            call
-            for chain in plan.chains
-            for step in chain.instructions
-            if isinstance(call := step.instr_args, schema.MoveCall)
-        ]
-        self._computed = {
-            call.args[-1]
-            for chain in plan.chains
-            for step in chain.instructions
-            if isinstance(call := step.instr_args, schema.KernelCall) and call.args
-        }
-        self._unknown = self._computed | {call.move_to for call in moves}
+        calls = [step.instr_args for chain in plan.chains for step in chain.instructions]
+        moves = [call for call in calls if isinstance(call, schema.MoveCall)]
+        kernels = [call for call in calls if isinstance(call, schema.KernelCall) and call.args]
+        self._moved = {call.move_to for call in moves}
+        self._unknown = self._moved | {call.args[-1] for call in kernels}
         self._given = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
-        self._positive: set[int] = set()
-        self._moved = {call.move_to for call in moves}
         # For each tensor without memory of its own the end of the run of steps in which a view
         # has given it some.
         self._viewed: dict[int, int] = {}
@@ -202,28 +132,25 @@ class ChainVerifier:
         Raises:
             FormatError: One of them cannot be executed, or would crash the runtime.
         """
-        for chain_number, chain in enumerate(self._plan.chains):
-            count = len(chain.instructions)
+        verify: dict[type, Callable[..., None]] = {
+            schema.KernelCall: self._verify_kernel,
+            schema.DelegateCall: self._verify_delegate,
+            schema.MoveCall: self._verify_move,
+            schema.JumpFalseCall: self._verify_jump,
+            schema.FreeCall: self._verify_free,
+        }
+        for number, chain in enumerate(self._plan.chains):
+            self._chain = number
             # What views gave memory in one chain may be without it in the next.
             if self._viewed:
                 self._with_memory = {k: v for k, v in self._with_memory.items() if v == _ALWAYS}
             self._viewed.clear()
-            views = {view.step: view for view in self._views[chain_number]}
-            for number, step in enumerate(chain.instructions):
-                self._chain, self._step = chain_number, number
-                call = step.instr_args
-                if number in views:
-                    self._verify_view(views[number])
-                if isinstance(call, schema.KernelCall):
-                    self._verify_kernel(call)
-                elif isinstance(call, schema.DelegateCall):
-                    self._verify_delegate(call)
-                elif isinstance(call, schema.MoveCall):
-                    self._verify_move(call)
-                elif isinstance(call, schema.JumpFalseCall):
-                    self._verify_jump(call, count)
-                else:
-                    self._verify_free(call)
+            views = {view.step: view for view in self._views[number]}
+            for step_number, step in enumerate(chain.instructions):
+                self._step = step_number
+                if step_number in views:
+                    self._verify_view(views[step_number])
+                verify[type(step.instr_args)](step.instr_args)
 
     def _verify_view(self, view: View) -> None:
         """Take the memory that a view gives into account, once that of its source is there."""
@@ -273,10 +200,8 @@ class ChainVerifier:
                 f"{call.args[0]}"
             )
         self._verify_types(kernel, call.args)
-        for number in kernel.positive:
-            self._verify_positive(name, number, call.args[number])
         for limit in kernel.limits:
-            problem = limit(_Known(self._plan.values, call.args, self._unknown, self._is_constant))
+            problem = limit(Arguments(self._plan.values, call.args, self._unknown))
             if problem:
                 self._refuse(f"{problem}, for {name}, which ends the process otherwise")
 
@@ -316,30 +241,13 @@ class ChainVerifier:
                     self._refuse(f"found the constant {tensor} where {name} writes its result")
             self._writable.add(index)
 
-    def _verify_positive(self, name: str, number: int, index: int) -> None:
-        if index in self._positive:
-            return
-        value = self._plan.values[index].val
-        for item in value.items if isinstance(value, schema.IntList) else (index,):
-            known = self._plan.values[item].val
-            # What an instruction computes is not known before it runs.
-            if not isinstance(known, schema.Int) or item in self._unknown:
-                continue
-            if not 1 <= known.int_val < 1 << 31:
-                self._refuse(
-                    f"found {known.int_val} (value {item}) as argument {number} of {name}, "
-                    "expected 1 to 2**31, for the kernel divides by it and counts up to it"
-                )
-        self._positive.add(index)
-
     def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Refuse element types on which kernels abort, and outputs that overlap inputs."""
-        tensors = [
-            (letter, tensor)
-            for letter, index in zip(kernel.arguments, args, strict=False)
+        """Refuse element types on which kernels abort."""
+        kinds = {
+            tensor.scalar_type
+            for index in args[: len(kernel.arguments)]
             if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
-        ]
-        kinds = {tensor.scalar_type for _, tensor in tensors}
+        }
         odd = kinds & _UNUSABLE
         if odd:
             self._refuse(
@@ -349,14 +257,6 @@ class ChainVerifier:
             self._refuse(
                 f"found tensors of {kinds} as arguments of {kernel.name}, expected one kind"
             )
-        for letter, written in tensors:
-            if letter == "W":
-                for other_letter, read in tensors:
-                    if other_letter != "W" and _overlap_askew(written, read):
-                        self._refuse(
-                            "found planned memory that is read and overwritten with a shift by "
-                            f"{kernel.name}"
-                        )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:
         count = len(self._plan.delegates)
@@ -381,7 +281,7 @@ class ChainVerifier:
         if source is not target:
             self._refuse(f"found a move of a {source.__name__} to a {target.__name__}")
 
-    def _verify_jump(self, call: schema.JumpFalseCall, count: int) -> None:
+    def _verify_jump(self, call: schema.JumpFalseCall) -> None:
         self._verify_indices((call.cond_value_index,))
         condition = self._plan.values[call.cond_value_index].val
         if isinstance(condition, schema.Tensor):
@@ -392,6 +292,7 @@ class ChainVerifier:
             self._refuse(
                 f"found a {type(condition).__name__} as condition, expected a Bool or a Tensor"
             )
+        count = len(self._plan.chains[self._chain].instructions)
         if not 0 <= call.destination_instruction <= count:
             self._refuse(
                 f"found destination {call.destination_instruction}, expected 0 to {count}; "
@@ -498,21 +399,3 @@ class ChainVerifier:
             field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
             offset=self._position(self._chain, self._step),
         )
-
-
-def is_constant(value: schema.KernelTypes) -> bool:
-    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
-    if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
-        return False
-    extra = value.extra_tensor_info
-    external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
-    return external or value.data_buffer_idx > 0
-
-
-def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
-    """Return whether two tensors share planned memory without starting at the same byte."""
-    ours, theirs = left.allocation_info, right.allocation_info
-    if ours is None or theirs is None or ours.memory_id != theirs.memory_id:
-        return False
-    start, other = ours.memory_offset, theirs.memory_offset
-    return start != other and start < other + right.nbytes and other < start + left.nbytes
