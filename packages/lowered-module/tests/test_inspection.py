@@ -242,3 +242,19 @@ def test_branches_are_part_of_the_picture() -> None:
     assert {"aten::sin", "aten::cos", "cond"} <= set(labels)
     (cond,) = [node for node in nodes if node["label"] == "cond"]
     assert {"aten::sin", "aten::cos"} <= {labels[other] for other in cond["needs"]}
+
+
+def test_reasons_are_grouped_by_where_their_chain_begins() -> None:
+    program = exported(Of(lambda i: (i.add(1).mul(2).neg(), i.sin(), i.cos())), torch.ones(2))
+    note = WhyNoPartition(logging.getLogger(__name__))
+    for node in program.graph.nodes:
+        if node.name in ("sin", "cos"):
+            note(node, "no such operator")
+        elif node.op == "call_function":
+            note(node, f"input {node.all_input_nodes[0].name}: integers")
+    causes = delegation_summary(program).root_causes
+    assert [(cause.why, cause.start) for cause in causes] == [
+        ("integers", "args_0"),
+        ("no such operator", ""),
+    ]
+    assert str(causes[0]) == "3 nodes: integers, from args_0: add.Tensor, mul.Tensor, neg.default"

@@ -60,7 +60,12 @@ from lowerdeck.lowered_module.inspect.inspection import (
     get_non_lowered_nodes,
     print_delegated_graph,
 )
-from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
+from lowerdeck.lowered_module.inspect.summary import (
+    DelegationSummary,
+    Remark,
+    RootCause,
+    delegation_summary,
+)
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.lowered_module.preprocess.task import SharedWeights
 from lowerdeck.lowered_module.program.constants import (
@@ -146,6 +151,7 @@ __all__ = [
     "unregister_backend",
     # Looking at what was lowered
     "DelegationSummary",
+    "RootCause",
     "FloatWeight",
     "Remark",
     "WhyNoPartition",

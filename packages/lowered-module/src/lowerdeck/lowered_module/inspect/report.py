@@ -11,6 +11,9 @@ from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary
 from lowerdeck.serializer import ExecutionPlan, FileRange, KernelCall, Storage, Tensor
 
+_MOST_CAUSES = 8
+"""Reasons that are printed."""
+
 
 def report_lines(
     emitted: EmittedProgram,
@@ -37,6 +40,8 @@ def report_lines(
         f" ({per_backend})" if per_backend else ""
     )
     yield f"delegated      {delegated} nodes, {summary.share:.0%}"
+    for number, cause in enumerate(summary.root_causes[:_MOST_CAUSES]):
+        yield f"{'' if number else 'left':<15}{cause}"
     yield from map(str, summary.remarks)
     size = file.stat().st_size
     yield f"file size      {_size(size)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_we
 from lowerdeck.lowered_module.inspect.inspection import delegates_in
 from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
+
+_OF_AN_INPUT = re.compile(r"input (\w+): (.*)")
+"""A reason that names the refused input of a node, as partitioners of this package write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,35 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class RootCause:
+    """One reason why nodes were left, with where it begins.
+
+    Attributes:
+        why: The reason.
+        start: The node whose value the first of them refuses, such as the input ``tokens`` of a
+            chain of integers; empty where the reason is the operator itself.
+        operators: Number of nodes, by operator.
+    """
+
+    why: str
+    start: str
+    operators: Mapping[str, int]
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return sum(self.operators.values())
+
+    def __str__(self) -> str:
+        names = ", ".join(
+            f"{name.removeprefix('aten.')}{f' ({count})' if count > 1 else ''}"
+            for name, count in self.operators.items()
+        )
+        start = f", from {self.start}" if self.start else ""
+        return f"{self.count} {'nodes' if self.count > 1 else 'node'}: {self.why}{start}: {names}"
+
+
+@dataclass(frozen=True, slots=True)
 class DelegationSummary:
     """What went to backends and what was left.
 
@@ -52,6 +85,7 @@ class DelegationSummary:
         remarks: What a partitioner said of nodes that it gave to a backend.
         float_weights: The weights of more than 1 kB that stay float in a quantised program, the
             largest first; empty for graph modules, which hold no weights.
+        root_causes: The reasons, each once, those of most nodes first.
     """
 
     delegates: Mapping[str, int]
@@ -61,6 +95,7 @@ class DelegationSummary:
     reasons: Mapping[str, tuple[str, ...]]
     remarks: tuple[Remark, ...] = ()
     float_weights: tuple[FloatWeight, ...] = ()
+    root_causes: tuple[RootCause, ...] = ()
 
     @property
     def share(self) -> float:
@@ -109,11 +144,15 @@ def delegation_summary(
         size[one.backend_id] += len(one.processed_bytes)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
+    causes: dict[tuple[str, str], Counter[str]] = {}
     for node in chain.from_iterable(map(computing_nodes, tops)):
         name = operator_name(node)
         left[name] += 1
         if REJECT in node.meta:
             reasons.setdefault(name, {})[node.meta[REJECT]] = None
+            if name.startswith("aten._assert"):
+                continue  # It is not emitted.
+            causes.setdefault(_root_cause(node), Counter())[name] += 1
     parts = [one for one in given if isinstance(one, ExportedProgram)]
     return DelegationSummary(
         delegates=dict(count),
@@ -125,7 +164,28 @@ def delegation_summary(
         float_weights=float_weights_of_parts(
             [*parts, *(one.original_module for one in delegates)]
         ),
+        root_causes=tuple(
+            sorted(
+                (RootCause(why, start, operators) for (why, start), operators in causes.items()),
+                key=lambda cause: -cause.count,
+            )
+        ),
     )
+
+
+def _root_cause(node: Node) -> tuple[str, str]:
+    """Return the reason why a node was left, and the value where a chain of it begins."""
+    match = _OF_AN_INPUT.fullmatch(node.meta[REJECT])
+    if match is None:
+        return node.meta[REJECT], ""
+    start, why = match.groups()
+    while producers := [source for source in node.all_input_nodes if source.name == start]:
+        (node,) = producers
+        match = _OF_AN_INPUT.fullmatch(node.meta.get(REJECT, ""))
+        if match is None or match[2] != why:
+            break
+        start = match[1]
+    return why, start
 
 
 def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:
