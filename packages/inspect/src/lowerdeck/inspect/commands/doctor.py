@@ -17,6 +17,7 @@ from lowerdeck.inspect.commands.answers import ExitStatus, say
 from lowerdeck.inspect.commands.known import COMMANDS
 
 _RUNTIME = "executorch"
+_RUNTIME_NEEDS = "pip install numpy ruamel.yaml flatbuffers tabulate"
 _GROUP = "lowerdeck.commands"
 # Each target is named before it is imported: one that ends the process is the last.
 _LOAD = """import sys
@@ -78,7 +79,8 @@ class DoctorCommand:
         if _RUNTIME in installed:
             runtime = f"executorch {installed[_RUNTIME].version}"
         if _RUNTIME in failures:
-            runtime += f", CANNOT BE IMPORTED: {failures[_RUNTIME]}"
+            # The package reports any missing module of exir as a missing library.
+            runtime += f", CANNOT BE IMPORTED: {failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
         say(*lines, f"official runtime: {runtime}")
         healthy = not unmet and failures.keys() <= {_RUNTIME}
         return ExitStatus.DONE if healthy else ExitStatus.FAILED
