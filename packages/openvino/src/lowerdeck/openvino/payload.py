@@ -18,6 +18,12 @@ from lowerdeck.openvino.errors import BlobError
 
 HEADER = struct.Struct("<6Q")
 """Offset and size of three parts: what belongs to the device, constants, and the graph's text."""
+_VERSION = struct.Struct("<8sIQ")
+"""What OpenVINO 2026 puts in front of the header: a mark, a number, the length of a text after it.
+
+The text names the version and the instruction set. Offsets in the header count from its end.
+"""
+_VERSION_MARK = b"RR_UPCVO"
 # With these OpenVINO obfuscates the text.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _BEGIN = b"<?xml"
@@ -66,7 +72,7 @@ def operator_numbers(blob: memoryview) -> dict[str, int]:
 
 
 def _read(blob: memoryview, read_part: Callable[[_Reader], _Told]) -> _Told:
-    blob = memoryview(blob).cast("B")
+    blob = without_version(memoryview(blob).cast("B"))
     start, constants, text = _parts(blob)
     reader = _Reader(constants)
     parser = ElementTree.XMLParser(target=reader, encoding="utf-8")
@@ -95,11 +101,18 @@ def crossed(text: bytes) -> bytes:
     return number.to_bytes(len(text), "little")
 
 
+def without_version(blob: memoryview) -> memoryview:
+    """Return a payload from its header on, without the version that OpenVINO 2026 writes."""
+    if len(blob) < _VERSION.size or bytes(blob[:8]) != _VERSION_MARK:
+        return blob
+    return blob[_VERSION.size + _VERSION.unpack_from(blob)[2] :]
+
+
 def begins_with_text(blob: memoryview) -> bool:
-    """Return whether a payload has the known layout.
+    """Return whether a payload has the known layout from its header on.
 
     Args:
-        blob: The bytes of the delegate.
+        blob: The bytes of the delegate, without a version.
     """
     if len(blob) < HEADER.size:
         return False
@@ -113,7 +126,7 @@ def _parts(blob: memoryview) -> tuple[int, int, int]:
     if not begins_with_text(blob):
         raise BlobError(
             f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}, expected "
-            "one of OpenVINO's device CPU, by a version from 2025.1 up to 2026: payloads of other "
+            "one of OpenVINO's device CPU, by a version from 2025.1 to 2026.4: payloads of other "
             "devices are opened by their drivers alone"
         )
     _, _, place, constants, begin, text = HEADER.unpack_from(blob)

@@ -14,7 +14,7 @@ import openvino
 from openvino import Output, Type, opset13
 
 from lowerdeck.openvino.compile_error import CompileError
-from lowerdeck.openvino.payload import HEADER, begins_with_text, crossed
+from lowerdeck.openvino.payload import HEADER, begins_with_text, crossed, without_version
 
 _MARK = {"name": "precise", "version": "0"}
 
@@ -54,9 +54,11 @@ def with_precision_kept(payload: bytes) -> bytes:
         if all(mark.get("name") != _MARK["name"] for mark in marks):
             ElementTree.SubElement(marks, "attribute", _MARK)
     marked = crossed(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
-    begin = HEADER.unpack_from(payload)[4]
-    header = (*HEADER.unpack_from(payload)[:5], len(marked))
-    return b"".join((HEADER.pack(*header), payload[HEADER.size : begin], marked))
+    rest = without_version(memoryview(payload))
+    begin = HEADER.unpack_from(rest)[4]
+    header = (*HEADER.unpack_from(rest)[:5], len(marked))
+    version = memoryview(payload)[: len(payload) - len(rest)]
+    return b"".join((version, HEADER.pack(*header), rest[HEADER.size : begin], marked))
 
 
 def multiplies_in_subgraphs(payload: bytes) -> bool:
@@ -79,9 +81,10 @@ def text_of(payload: bytes) -> bytes:
     Raises:
         CompileError: It is laid out otherwise than those of the versions that are known.
     """
-    if begins_with_text(memoryview(payload)):
-        return crossed(payload[HEADER.unpack_from(payload)[4] :])
+    rest = without_version(memoryview(payload))
+    if begins_with_text(rest):
+        return crossed(bytes(rest[HEADER.unpack_from(rest)[4] :]))
     raise CompileError(
-        f"openvino {openvino.__version__} lays out payloads in a way that is not known, so that "
-        "float32 cannot be kept on processors with bfloat16: install openvino<2026"
+        f"openvino {openvino.__version__} has an unknown layout of payloads, so that "
+        "float32 cannot be kept on processors with bfloat16: install 2025.1 to 2026.4"
     )
