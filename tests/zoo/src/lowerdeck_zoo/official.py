@@ -39,7 +39,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-_BINDINGS = ("_portable_lib", "_C")  # 1.4.1 and before; 1.5 and later
+_BINDINGS = ("_C", "_portable_lib")  # 1.5 and later; 1.4.1 and before
 _PACKAGE = "executorch.extension.pybindings"
 REASON = "the official runtime (executorch, installed with --no-deps) is not installed"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = "executorch.extension.pybindings"
-_NAMES = ("_portable_lib", "_C")  # up to 1.4.1, and from 1.5 on
+_NAMES = ("_C", "_portable_lib")  # from 1.5 on, and before
 _OPENVINO = "OPENVINO_LIB_PATH"
 
 
