@@ -37,7 +37,7 @@ from lowerdeck.lowered_module.authoring.rejects import (
     operator_name,
 )
 from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.delegate import LoweredBackendModule
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
     AliasingError,
     AmbiguousBackendError,
@@ -62,16 +62,15 @@ from lowerdeck.lowered_module.inspect.inspection import (
     print_delegated_graph,
 )
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
-from lowerdeck.lowered_module.lowering import (
-    MethodProgramsPartitionerSpec,
-    changed_as_in_exir,
-    in_edge_operators,
-    to_backend,
-)
-from lowerdeck.lowered_module.preprocess import SharedWeights
+from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
+from lowerdeck.lowered_module.preprocess.task import SharedWeights
 from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
-from lowerdeck.lowered_module.program.edge_form import in_torch_operators
+from lowerdeck.lowered_module.program.edge_form import (
+    changed_as_in_exir,
+    in_edge_operators,
+    in_torch_operators,
+)
 from lowerdeck.lowered_module.program.known import (
     compute_known,
     known_nodes,

@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, overload
+from functools import partial
+from typing import Any, TypedDict, Unpack, overload
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import (
-    edge_dialect_is_loaded,
-    is_peers,
-    wants_edge,
-    wants_edge_backend,
-)
+from lowerdeck.lowered_module._executorch import is_peers, wants_edge, wants_edge_backend
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import (
@@ -28,7 +24,8 @@ from lowerdeck.lowered_module.authoring.partitioner import (
 )
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.authoring.rejects import keep_reasons, keep_remarks
-from lowerdeck.lowered_module.delegate import LoweredBackendModule, flatten_program
+from lowerdeck.lowered_module.delegate.calling_convention import flatten_program
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
     CacheError,
     LoweringError,
@@ -36,38 +33,21 @@ from lowerdeck.lowered_module.errors import (
     PartitionError,
     SignatureError,
 )
-from lowerdeck.lowered_module.partition import (
-    Cut,
-    CutProgram,
-    cut_program,
-    first_edit,
-    splice_delegates,
-    warn_of_lost_tags,
-)
-from lowerdeck.lowered_module.preprocess import (
-    ResultCache,
-    make_delegate,
-    preprocess_partitions,
-)
+from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
+from lowerdeck.lowered_module.partition.edits import first_edit
+from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
+from lowerdeck.lowered_module.partition.splice import splice_delegates
+from lowerdeck.lowered_module.preprocess.cache import ResultCache
+from lowerdeck.lowered_module.preprocess.preprocess import make_delegate, preprocess_partitions
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
-from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, handles_taken
-from lowerdeck.lowered_module.program.edge_form import (
-    changed_in_edge_form,
-    edge_form,
-    leave_edge_form,
-    named_edge_form,
-)
-from lowerdeck.lowered_module.program.functional import (
-    functional,
-    mark_shared,
-    used_memory,
-)
+from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.program.edge_form import edge_form, leave_edge_form
+from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
 from lowerdeck.lowered_module.program.late_views import with_late_views
 from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.prepared import StateCopies
-from lowerdeck.lowered_module.program.signature import SubProgram
-from lowerdeck.lowered_module.progress import Progress, shown
+from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import (
     MemoryMap,
     changed_constant,
@@ -95,15 +75,20 @@ class MethodProgramsPartitionerSpec:
     method_to_partitioner: Mapping[str, PartitionerLike]
 
 
+class LoweringOptions(TypedDict, total=False):
+    """How partitions are compiled; see ``to_backend``."""
+
+    executor: Executor | None
+    cache: str | os.PathLike[str] | None
+    progress: Progress | None
+
+
 @overload
 def to_backend(
     backend_id: str,
     edge_program: ExportedProgram,
     compile_specs: Sequence[Any] = (),
-    *,
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[LoweringOptions],
 ) -> LoweredBackendModule:
     """Return the delegate of a whole program."""
 
@@ -115,9 +100,7 @@ def to_backend(
     *,
     partitioner: PartitionerLike | None = None,
     by_module: Mapping[str, PartitionerLike | str] | None = None,
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[LoweringOptions],
 ) -> ExportedProgram:
     """Return the program with what a partitioner tagged given away; it takes one of the three."""
 
@@ -125,10 +108,7 @@ def to_backend(
 @overload
 def to_backend(
     method_edge_program_partitioners: MethodProgramsPartitionerSpec,
-    *,
-    executor: Executor | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[LoweringOptions],
 ) -> dict[str, ExportedProgram]:
     """Return the programs of several methods, each with its parts given away."""
 
@@ -202,15 +182,20 @@ def to_backend(
         )
     if cache is not None and not isinstance(cache, str | os.PathLike):
         raise CacheError(f"cache: found a {type(cache).__name__}, expected a directory or a URL")
-    run = _Run(executor, None if cache is None else ResultCache(cache), progress)
+    preprocess = partial(
+        preprocess_partitions,
+        executor=executor,
+        cache=None if cache is None else ResultCache(cache),
+        progress=progress,
+    )
     first = args[0] if args else next((named[name] for name in _FIRST if name in named), None)
     form: Callable[..., Any]
     if isinstance(first, str):
-        form = run.whole
+        form = partial(_lower_whole, preprocess)
     elif hasattr(first, "method_to_edge_program") and hasattr(first, "method_to_partitioner"):
-        form = run.methods
+        form = partial(_lower_methods, preprocess)
     elif isinstance(first, ExportedProgram):
-        form = run.program
+        form = partial(_lower_program, preprocess)
     else:
         raise PartitionError(
             f"found a {type(first).__name__}, expected a backend id, an ExportedProgram or a "
@@ -229,154 +214,107 @@ def to_backend(
 
 _FIRST = ("backend_id", "method_edge_program_partitioners", "edge_program")
 """What the forms of ``to_backend`` begin with."""
+_Preprocess = Callable[..., dict[str, list[Any]]]
+"""``preprocess_partitions`` with the options of one lowering."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One lowering; its methods are the forms of ``to_backend``."""
-
-    executor: Executor | None
-    cache: ResultCache | None
-    progress: Progress | None
-
-    def program(
-        self,
-        edge_program: ExportedProgram,
-        partitioner_instance: Any = None,
-        *,
-        partitioner: Any = None,
-        by_module: Any = None,
-    ) -> ExportedProgram:
-        chosen: list[Any] = [one for one in (partitioner_instance, partitioner) if one is not None]
-        if by_module is not None:
-            chosen.append(ModulePartitioner(by_module))
-        if len({id(one) for one in chosen}) > 1:
-            raise TypeError(
-                "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
-                "several"
-            )
-        return self._lowered({"": edge_program}, {"": (chosen or [None])[0]})[""]
-
-    def whole(
-        self, backend_id: str, edge_program: Any = None, compile_specs: Sequence[Any] | None = None
-    ) -> LoweredBackendModule:
-        if not isinstance(edge_program, ExportedProgram):
-            raise PartitionError(
-                f"found a {type(edge_program).__name__} after backend id {backend_id!r}, expected "
-                "an ExportedProgram: export the module first"
-            )
-        specs = list(compile_specs or [])
-        program = _in_values(edge_program)
-        backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
-        kept = edge_form(program) if wants_edge_backend(backend) else program
-        kept = shared_copy(program) if kept is program else kept
-        convention = flatten_program(kept)
-        next_handle = assign_debug_handles(kept.graph_module)
-        cut = Cut(
-            tag="",
-            backend_id=backend_id,
-            backend=backend,
-            compile_specs=specs,
-            owner=kept.graph_module,
-            call=kept.graph.output_node(),
-            part=SubProgram(kept, {}, {}),
-            label="that is the whole program",
-        )
-        (result,) = self._preprocessed({"": [cut]}, next_handle)[""]
-        leave_edge_form(kept)
-        return make_delegate(kept, backend_id, specs, result, convention)
-
-    def methods(self, method_edge_program_partitioners: Any) -> dict[str, ExportedProgram]:
-        spec = method_edge_program_partitioners
-        programs = dict(spec.method_to_edge_program)
-        unknown = [name for name in spec.method_to_partitioner if name not in programs]
-        if unknown:
-            raise PartitionError(
-                f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
-                f"{', '.join(programs) or 'none'}: give a program for each"
-            )
-        return programs | self._lowered(programs, spec.method_to_partitioner, together=True)
-
-    def _lowered(
-        self,
-        programs: Mapping[str, ExportedProgram],
-        partitioners: Mapping[str, Any],
-        *,
-        together: bool = False,
-    ) -> dict[str, ExportedProgram]:
-        """Return the programs that have partitioners, each with its parts given away."""
-        state = StateCopies(programs.values())
-        cut = {}
-        for name, partitioner in partitioners.items():
-            others = [one for other, one in programs.items() if other != name]
-            shared = (state.changed, used_memory(others)) if others else None
-            cut[name] = _partitioned(programs[name], partitioner, shared)
-        parts = {name: one.cuts for name, one in cut.items()}
-        taken = max((one.next_handle + len(one.cuts) for one in cut.values()), default=0)
-        results = self._preprocessed(parts, taken, together=together)
-        return {name: _spliced(one, results[name], state) for name, one in cut.items()}
-
-    def _preprocessed(
-        self, cuts: Mapping[str, Sequence[Cut]], taken: int, *, together: bool = False
-    ) -> dict[str, list[Any]]:
-        count = sum(map(len, cuts.values()))
-        with handles_taken(taken), shown(self.progress, count) as show:
-            return preprocess_partitions(
-                cuts, show, together=together, executor=self.executor, cache=self.cache
-            )
-
-
-def _spliced(cut: CutProgram, results: list[Any], copies: StateCopies) -> ExportedProgram:
-    with collector_held():
-        leave_edge_form(cut.program, [part.part.program for part in cut.cuts])
-        delegates = [
-            make_delegate(part.part.program, part.backend_id, part.compile_specs, result)
-            for part, result in zip(cut.cuts, results, strict=True)
-        ]
-        return splice_delegates(cut, delegates, copies)
-
-
-def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
-    """Return what a partitioner answers; called, one of ours would serve ExecuTorch's lowering."""
-    if not isinstance(partitioner, Partitioner):
-        return partitioner(program)
-    with in_torchs_operators(program):
-        return partitioner.partition(program)
-
-
-def changed_as_in_exir(
-    program: ExportedProgram, change: Callable[[ExportedProgram], ExportedProgram]
+def _lower_program(
+    preprocess: _Preprocess,
+    edge_program: ExportedProgram,
+    partitioner_instance: Any = None,
+    *,
+    partitioner: Any = None,
+    by_module: Any = None,
 ) -> ExportedProgram:
-    """Return what a pass makes of a program that was written for ``executorch.exir``.
+    chosen: list[Any] = [one for one in (partitioner_instance, partitioner) if one is not None]
+    if by_module is not None:
+        chosen.append(ModulePartitioner(by_module))
+    if len({id(one) for one in chosen}) > 1:
+        raise TypeError(
+            "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
+            "several"
+        )
+    return _lowered(preprocess, {"": edge_program}, {"": (chosen or [None])[0]})[""]
 
-    It sees the Edge dialect, as partitioners of ExecuTorch do; what it leaves has its own
-    operators again.
+
+def _lower_whole(
+    preprocess: _Preprocess,
+    backend_id: str,
+    edge_program: Any = None,
+    compile_specs: Sequence[Any] | None = None,
+) -> LoweredBackendModule:
+    if not isinstance(edge_program, ExportedProgram):
+        raise PartitionError(
+            f"found a {type(edge_program).__name__} after backend id {backend_id!r}, expected "
+            "an ExportedProgram: export the module first"
+        )
+    specs = list(compile_specs or [])
+    program = _in_values(edge_program)
+    backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
+    kept = edge_form(program) if wants_edge_backend(backend) else program
+    kept = shared_copy(program) if kept is program else kept
+    convention = flatten_program(kept)
+    taken = assign_debug_handles(kept.graph_module)
+    cut = Cut(backend_id, backend, specs, kept, "that is the whole program")
+    ((result,),) = preprocess({"": [cut]}, taken=taken).values()
+    leave_edge_form(kept)
+    return make_delegate(cut, result, convention)
+
+
+def _lower_methods(
+    preprocess: _Preprocess, method_edge_program_partitioners: Any
+) -> dict[str, ExportedProgram]:
+    spec = method_edge_program_partitioners
+    programs = dict(spec.method_to_edge_program)
+    require_programs(spec.method_to_partitioner, programs, PartitionError)
+    return programs | _lowered(preprocess, programs, spec.method_to_partitioner, together=True)
+
+
+def require_programs(
+    partitioners: Iterable[object], programs: Iterable[str], error: type[LoweringError]
+) -> None:
+    """Raise an error if there are partitioners for methods without a program.
 
     Args:
-        program: Any program; not changed.
-        change: Returns what became of the program that it is given, which it may change.
-
-    Raises:
-        AliasingError: The program writes in place what cannot be said without.
+        partitioners: Names of methods with partitioners.
+        programs: Names of methods with programs.
+        error: What to raise.
     """
-    return changed_in_edge_form(functional(repair_program(program)), change)
+    known = list(programs)
+    unknown = [str(name) for name in partitioners if name not in known]
+    if unknown:
+        raise error(
+            f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
+            f"{', '.join(known) or 'none'}: give a program for each"
+        )
 
 
-def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
-    """Return a program as ``executorch.exir`` shows it: in the Edge dialect, nodes named alike.
-
-    ``in_torch_operators`` leads back.
-
-    Args:
-        program: Any program; not changed, and returned itself if it is in that dialect or nobody
-            has imported it.
-
-    Raises:
-        AliasingError: The program writes in place what cannot be said without.
-    """
-    if not edge_dialect_is_loaded():
-        return program
-    return named_edge_form(functional(repair_program(program)))
+def _lowered(
+    preprocess: _Preprocess,
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Any],
+    *,
+    together: bool = False,
+) -> dict[str, ExportedProgram]:
+    """Return the programs that have partitioners, each with its parts given away."""
+    state = StateCopies(programs.values())
+    cut = {}
+    for name, partitioner in partitioners.items():
+        others = [one for other, one in programs.items() if other != name]
+        shared = (state.changed, used_memory(others)) if others else None
+        cut[name] = _partitioned(programs[name], partitioner, shared)
+    results = preprocess(
+        {name: one.cuts for name, one in cut.items()},
+        together=together,
+        taken=max((one.next_handle + len(one.cuts) for one in cut.values()), default=0),
+    )
+    lowered = {}
+    for name, one in cut.items():
+        with collector_held():
+            leave_edge_form(one.program, [part.program for part in one.cuts])
+            delegates = list(map(make_delegate, one.cuts, results[name]))
+            lowered[name] = splice_delegates(one, delegates, state)
+    return lowered
 
 
 def _in_values(program: ExportedProgram) -> ExportedProgram:
@@ -402,15 +340,6 @@ def _partitioned(
     program = _in_values(program)
     if wants_edge(partitioner):
         program = edge_form(program)
-    tagged, tags = _tagged(program, partitioner, shared)
-    with collector_held():
-        return cut_program(tagged, tags)
-
-
-def _tagged(
-    program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
-) -> tuple[ExportedProgram, Mapping[str, Any]]:
-    """Return a copy of ``program`` with the partitioner's tags, and what the tags mean."""
     with collector_held():
         copied = partitioner_copy(program)
     if shared is not None:
@@ -444,13 +373,18 @@ def _tagged(
             "transform the program before partitioning, or in preprocess"
         )
     warn_of_lost_tags(program.graph_module, tagged.graph_module, tags)
-    refused = getattr(partitioner, "refused", None)
-    if isinstance(refused, Mapping):
-        keep_reasons(tagged.graph, refused)
-    remarks = getattr(partitioner, "remarks", None)
-    if isinstance(remarks, Mapping):
-        keep_remarks(tagged.graph, remarks)
+    keep_reasons(tagged.graph, getattr(partitioner, "refused", None))
+    keep_remarks(tagged.graph, getattr(partitioner, "remarks", None))
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )
-    return tagged, tags
+    with collector_held():
+        return cut_program(tagged, tags)
+
+
+def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
+    """Return what a partitioner answers; called, one of ours would serve ExecuTorch's lowering."""
+    if not isinstance(partitioner, Partitioner):
+        return partitioner(program)
+    with in_torchs_operators(program):
+        return partitioner.partition(program)

@@ -29,6 +29,7 @@ from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.lowering import (
     MethodProgramsPartitionerSpec,
+    require_programs,
     to_backend,
 )
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
@@ -213,12 +214,7 @@ def lower_exported(
 def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:
     """Return the partitioners of each method, in their order."""
     by_method = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
-    unknown = [str(name) for name in by_method if name not in methods]
-    if unknown:
-        raise LoweringError(
-            f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
-            f"{', '.join(methods) or 'none'}: give a program for each"
-        )
+    require_programs(by_method, methods, LoweringError)
     return {name: _each(one) for name, one in by_method.items()}
 
 

@@ -70,15 +70,17 @@ class WhyNoPartitionReporter:
         return table(("node", "operator", "reason"), rows)
 
 
-def keep_reasons(graph: Graph, refused: Mapping[str, str]) -> None:
+def keep_reasons(graph: Graph, refused: object) -> None:
     """Leave on nodes of ``graph`` why a partitioner refused them, in place.
 
     Summaries and pictures of the lowered program then tell it without the partitioner.
 
     Args:
         graph: The graph that was partitioned.
-        refused: Why, by name of node.
+        refused: Why, by name of node; anything but a mapping is ignored.
     """
+    if not isinstance(refused, Mapping):
+        return
     for node in graph.nodes:
         why, before = refused.get(node.name), node.meta.get(REJECT)
         if why is not None and before is None:
@@ -88,13 +90,15 @@ def keep_reasons(graph: Graph, refused: Mapping[str, str]) -> None:
             node.meta[REJECT] = f"{before}; {why}"
 
 
-def keep_remarks(graph: Graph, remarks: Mapping[str, Mapping[str, str]]) -> None:
+def keep_remarks(graph: Graph, remarks: object) -> None:
     """Leave on nodes of ``graph`` what a partitioner says of those that it took, in place.
 
     Args:
         graph: The graph that was partitioned.
-        remarks: Reasons by heading and name of node.
+        remarks: Reasons by heading and name of node; anything but a mapping is ignored.
     """
+    if not isinstance(remarks, Mapping):
+        return
     for node in graph.nodes:
         found = {
             heading: said[node.name] for heading, said in remarks.items() if node.name in said

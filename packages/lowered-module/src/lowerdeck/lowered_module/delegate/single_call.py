@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import value_of
-from lowerdeck.lowered_module.program.signature import argument_of, user_values
+from lowerdeck.lowered_module.program.signature import argument_of
 from lowerdeck.torch_base import executorch_call_delegate
 
 
@@ -48,7 +48,12 @@ def single_call_program(
         node.meta = {"val": source.meta.get("val")}
         arguments.append(node)
         input_specs.append(InputSpec(InputKind.USER_INPUT, argument_of(node), None))
-    returned = user_values(inner.graph.output_node().args[0], signature.output_specs)
+    values = inner.graph.output_node().args[0]
+    returned = [
+        value
+        for value, spec in zip(values, signature.output_specs, strict=True)
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
     call = graph.call_function(
         executorch_call_delegate, (graph.get_attr("lowered_module_0"), *arguments)
     )

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module.delegate import LoweredBackendModule
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
 from lowerdeck.torch_base import executorch_call_delegate, is_getitem
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name, table
-from lowerdeck.lowered_module.delegate import LoweredBackendModule
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_weights_of_parts
 from lowerdeck.lowered_module.program.graphs import computing_nodes, delegates_in

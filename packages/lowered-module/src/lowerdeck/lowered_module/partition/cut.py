@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import CycleError, Region, outline
@@ -18,7 +21,7 @@ from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.program.functional import refuse_lost_mutation
-from lowerdeck.lowered_module.program.signature import SignatureIndex, SubProgram, sub_program
+from lowerdeck.lowered_module.program.signature import SignatureIndex, sub_program
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of
 
@@ -28,24 +31,27 @@ class Cut:
     """One partition on its way from nodes to a delegate.
 
     Attributes:
-        tag: Its tag.
         backend_id: Name of the backend that it goes to.
         backend: The class of that name.
         compile_specs: What that backend is told.
-        owner: The graph that it was cut out of.
-        call: The node of ``owner`` that calls it.
-        part: The partition as a program.
+        program: The partition as a program.
         label: What errors call it: the tag, and the nested graph if any.
+        owner: The graph that it was cut out of; None if it is a whole program.
+        call: The node of ``owner`` that calls it; likewise.
+        owned: The owner's specs of the inputs that it owns, by the owner's node name.
+        mutated: The owner's specs of the mutations that it performs, by the name of the owner's
+            node that carried the new value.
     """
 
-    tag: str
     backend_id: str
     backend: Any
     compile_specs: list[Any]
-    owner: GraphModule
-    call: Node
-    part: SubProgram
+    program: ExportedProgram
     label: str
+    owner: Any = None
+    call: Any = None
+    owned: Mapping[str, InputSpec] = field(default_factory=dict)
+    mutated: Mapping[str, list[OutputSpec]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,7 +87,6 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
         lowerdeck.graph_fuser.GraphFuserError: A partition's nodes cannot be one call, because a
             value leaves the partition and comes back.
     """
-    constraints = dict(program.range_constraints)
     top = program.graph_module
     groups = group_by_tag(top, tags)
     # Of operators of ExecuTorch's own dialect nobody knows what shares memory.
@@ -90,84 +95,69 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
     next_handle = assign_debug_handles(top)
     # A DelegationSpec of ExecuTorch means a backend of ExecuTorch.
     find = cache(lambda name, is_exirs: find_backend(name, peers=is_exirs))
-    cuts = list(_cut_graph(top, groups, owned, tags, program, constraints, find, ""))
-    seen: set[int] = {id(top)}
-    waiting: list[tuple[str, GraphModule]] = _children(top, "")
+    cuts: list[Cut] = []
+    seen: set[int] = set()
+    waiting = [("", top)]
     while waiting:
         where, gm = waiting.pop(0)
         if id(gm) in seen:
             continue
         seen.add(id(gm))
-        nested = group_by_tag(gm, tags)
-        cuts += _cut_graph(gm, nested, {}, tags, program, constraints, find, where)
-        waiting += _children(gm, where)
+        if where:
+            # Nothing is owned in nested graphs: what they read, they are given.
+            groups, owned = group_by_tag(gm, tags), {}
+        for tag, call, parts in _cut_graph(program, gm, groups, owned):
+            spec = tags[tag]
+            backend = find(spec.backend_id, is_peers(spec))
+            label = f"{tag!r}" + (f" in {where.rstrip('.')}" if where else "")
+            part, *taken = parts
+            specs = list(spec.compile_specs)
+            cuts.append(Cut(spec.backend_id, backend, specs, part, label, gm, call, *taken))
+        for node in gm.graph.find_nodes(op="get_attr"):
+            child = attribute_of(gm, node)
+            if isinstance(child, GraphModule):
+                waiting.append((f"{where}{node.target}.", child))
     take_handles(next_handle + len(cuts))
     return CutProgram(program, cuts, next_handle)
 
 
-def _children(gm: GraphModule, where: str) -> list[tuple[str, GraphModule]]:
-    attributes = ((node, attribute_of(gm, node)) for node in gm.graph.find_nodes(op="get_attr"))
-    return [
-        (f"{where}{node.target}.", child)
-        for node, child in attributes
-        if isinstance(child, GraphModule)
-    ]
-
-
 def _cut_graph(
-    gm: GraphModule,
-    groups: Groups,
-    owned: Mapping[str, Sequence[Node]],
-    tags: Mapping[str, Any],
-    program: ExportedProgram,
-    constraints: Mapping[Any, Any],
-    find: Callable[[str, bool], Any],
-    where: str,
-) -> Iterator[Cut]:
+    program: ExportedProgram, gm: GraphModule, groups: Groups, owned: Mapping[str, Sequence[Node]]
+) -> Iterator[tuple[str, Node, Any]]:
+    """Cut the groups out of one graph; yield tag, call and parts of each, in the graph's order."""
     if not groups:
         return
-    tag_of = {node: tag for tag, nodes in groups.items() for node in nodes}
-    refuse_lost_mutation(program, gm, tag_of)
-    regions = dict(_regions(gm, groups, owned))
+    refuse_lost_mutation(program, gm, {n: tag for tag, nodes in groups.items() for n in nodes})
+    regions: dict[Region, str] = {}
+    # Tags may hold dots or clash with attributes: the submodules get names of our own.
+    for (tag, nodes), name in zip(groups.items(), free_names(gm, "fused"), strict=False):
+        # What is owned but not read (an unused weight, a buffer that is only written) is forced.
+        inside = set(nodes)
+        unread = [node for node in owned.get(tag, ()) if not inside.intersection(node.users)]
+        regions[Region(name, nodes, always_return_tuple=True, inputs=unread)] = tag
     try:
         outlined_regions = outline(gm, list(regions))
     except CycleError as error:
         names = {name for name in error.regions if name is not None}
         known = [f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names]
         raise CycleError(f"{error} ({'; '.join(known)})", error.path, error.regions) from None
-    # Nothing is owned in nested graphs: what they read, they are given.
-    index = SignatureIndex() if where else SignatureIndex.of(program)
+    is_top = gm is program.graph_module
+    index = SignatureIndex.of(program) if is_top else SignatureIndex()
     by_call = {one.call_node: (regions[region], one) for region, one in outlined_regions.items()}
     for call in [node for node in gm.graph.nodes if node in by_call]:
         tag, outlined = by_call[call]
-        submodule = outlined.module
-        _claim(submodule, call, tag, owned.get(tag, ()))
-        spec = tags[tag]
-        yield Cut(
-            tag=tag,
-            backend_id=spec.backend_id,
-            backend=find(spec.backend_id, is_peers(spec)),
-            compile_specs=list(spec.compile_specs),
-            owner=gm,
-            call=call,
-            part=sub_program(submodule, program, tag, call, index, constraints),
-            label=f"{tag!r}" + (f" in {where.rstrip('.')}" if where else ""),
-        )
+        _claim(outlined.module, call, tag, owned.get(tag, ()))
+        yield tag, call, sub_program(outlined.module, program, tag, call, index)
 
 
-def _regions(
-    gm: GraphModule, groups: Groups, owned: Mapping[str, Sequence[Node]]
-) -> Iterator[tuple[Region, str]]:
-    # Tags may hold dots or clash with attributes: the submodules get names of our own.
-    number = 0
-    for tag, nodes in groups.items():
-        while hasattr(gm, f"fused_{number}"):
-            number += 1
-        # What is owned but not read (an unused weight, a buffer that is only written) is forced.
-        inside = set(nodes)
-        unread = [node for node in owned.get(tag, ()) if not inside.intersection(node.users)]
-        yield Region(f"fused_{number}", nodes, always_return_tuple=True, inputs=unread), tag
-        number += 1
+def free_names(module: torch.nn.Module, stem: str) -> Iterator[str]:
+    """Yield names for attributes that a module does not have yet, numbered from 0.
+
+    Args:
+        module: The module; what is yielded may be added to it meanwhile.
+        stem: The names without their numbers.
+    """
+    return (name for n in count() if not hasattr(module, name := f"{stem}_{n}"))
 
 
 def _claim(submodule: GraphModule, call: Node, tag: str, owned: Sequence[Node]) -> None:

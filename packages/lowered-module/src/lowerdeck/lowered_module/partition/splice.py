@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, cast
 
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module.delegate import LoweredBackendModule
-from lowerdeck.lowered_module.partition.cut import CutProgram
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+from lowerdeck.lowered_module.partition.cut import CutProgram, free_names
 from lowerdeck.lowered_module.partition.grouping import strip_tags
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import value_of
 from lowerdeck.lowered_module.program.prepared import StateCopies
-from lowerdeck.lowered_module.program.signature import STATE_MUTATIONS, renamed
-from lowerdeck.torch_base import executorch_call_delegate, graphs_of
+from lowerdeck.lowered_module.program.signature import STATE_MUTATIONS
+from lowerdeck.torch_base import executorch_call_delegate, graphs_of, renamed_outputs
 
 
 def splice_delegates(
@@ -34,41 +34,62 @@ def splice_delegates(
     Returns:
         A new program that owns its mutable state; constants are shared with the original.
     """
-    kept = _take_mutations(cut)
-    names = _FreeNames()
+    program = cut.program
+    output_specs = _take_mutations(cut)
+    names: dict[int, Iterator[str]] = {}
     for part, delegate in zip(cut.cuts, delegates, strict=True):
-        name = names.take(part.owner)
-        part.owner.add_module(name, delegate)
-        owned = set(part.part.owned)
-        graph = part.owner.graph
-        with graph.inserting_before(part.call):
-            read = graph.get_attr(name)
-            call = graph.call_function(
-                executorch_call_delegate,
-                (read, *(arg for arg in part.call.args if _name(arg) not in owned)),
-            )
-        call.meta = {**part.call.meta, HANDLE: cut.next_handle}
+        owner, call = part.owner, part.call
+        name = next(names.setdefault(id(owner), free_names(owner, "lowered_module")))
+        owner.add_module(name, delegate)
+        passed = [a for a in call.args if not (isinstance(a, Node) and a.name in part.owned)]
+        with owner.graph.inserting_before(call):
+            read = owner.graph.get_attr(name)
+            new = owner.graph.call_function(executorch_call_delegate, (read, *passed))
+        new.meta = {**call.meta, HANDLE: cut.next_handle}
         cut.next_handle += 1
-        _take_results(part.call, call, delegate)
-        graph.erase_node(part.call)
-        part.owner.delete_submodule(str(part.call.target))
+        _take_results(call, new, delegate)
+        owner.graph.erase_node(call)
+        owner.delete_submodule(str(call.target))
     # Tags are one lowering's own: the next would take what is left of them for its partitioner's.
-    strip_tags(cut.program.graph_module)
-    for delegate in delegates:
-        strip_tags(delegate.original_module.graph_module)
+    for one in (program, *(delegate.original_module for delegate in delegates)):
+        strip_tags(one.graph_module)
     # The outermost graph's code is generated when the new program is made of it.
-    for gm in graphs_of(cut.program.graph_module):
-        if gm is not cut.program.graph_module:
+    for gm in graphs_of(program.graph_module):
+        if gm is not program.graph_module:
             gm.recompile()
-    return _finish(cut, kept, copies)
+    taken = {name for part in cut.cuts for name in part.owned}
+    input_specs: list[InputSpec] = []
+    owned: set[str | None] = set()
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if node.name in taken and not node.users:
+            owned.add(spec.target)
+            program.graph.erase_node(node)
+        else:
+            input_specs.append(spec)
+    still = {spec.target for spec in input_specs}
+    state, constants = (
+        copies.of(_without(values, owned - still, still))
+        for values in (program.state_dict, program.constants)
+    )
+    signature = ExportGraphSignature(input_specs, output_specs)
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=renamed_outputs(signature, program.graph),
+        state_dict=state,
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=_call_graph(program.module_call_graph, program.graph.nodes),
+        example_inputs=program.example_inputs,
+        constants=constants,
+        verifiers=list(program.verifiers),
+    )
 
 
-def _take_mutations(cut: CutProgram) -> list[tuple[Any, OutputSpec]]:
-    """Remove the mutations that moved into delegates from the graph's output; return the rest."""
-    taken = {
-        id(spec) for part in cut.cuts for specs in part.part.mutated.values() for spec in specs
-    }
-    names = {name for part in cut.cuts for name in part.part.mutated}
+def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
+    """Remove what moved into delegates from the graph's output; return the specs of the rest."""
+    taken = {id(spec) for part in cut.cuts for specs in part.mutated.values() for spec in specs}
+    names = {name for part in cut.cuts for name in part.mutated}
     output = cut.program.graph.output_node()
     specs = cut.program.graph_signature.output_specs
     kept = [
@@ -81,21 +102,7 @@ def _take_mutations(cut: CutProgram) -> list[tuple[Any, OutputSpec]]:
         for reader in list(part.call.users):
             if reader.name in names and not reader.users:
                 reader.graph.erase_node(reader)
-    return kept
-
-
-class _FreeNames:
-    """Hands out attribute names for delegates without trying each number anew."""
-
-    def __init__(self) -> None:
-        self._next: dict[int, int] = {}
-
-    def take(self, gm: GraphModule) -> str:
-        number = self._next.get(id(gm), 0)
-        while hasattr(gm, f"lowered_module_{number}"):
-            number += 1
-        self._next[id(gm)] = number + 1
-        return f"lowered_module_{number}"
+    return [spec for _, spec in kept]
 
 
 def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
@@ -127,41 +134,6 @@ def _stack_around(graph: Graph) -> dict[str, Any]:
     return dict(around or ())
 
 
-def _finish(
-    cut: CutProgram, kept: Sequence[tuple[Any, OutputSpec]], copies: StateCopies
-) -> ExportedProgram:
-    program = cut.program
-    graph = program.graph
-    taken_inputs = {name for part in cut.cuts for name in part.part.owned}
-    input_specs: list[InputSpec] = []
-    owned_targets: set[str | None] = set()
-    placeholders = graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        if node.name in taken_inputs and not node.users:
-            owned_targets.add(spec.target)
-            graph.erase_node(node)
-        else:
-            input_specs.append(spec)
-    signature = ExportGraphSignature(
-        input_specs,
-        [OutputSpec(spec.kind, renamed(spec.arg, value), spec.target) for value, spec in kept],
-    )
-    still = {spec.target for spec in input_specs}
-    state = _without(program.state_dict, owned_targets - still, still)
-    constants = _without(program.constants, owned_targets - still, still)
-    return ExportedProgram(
-        root=program.graph_module,
-        graph=graph,
-        graph_signature=signature,
-        state_dict=copies.of(state),
-        range_constraints=dict(program.range_constraints),
-        module_call_graph=_call_graph(program.module_call_graph, graph.nodes),
-        example_inputs=program.example_inputs,
-        constants=copies.of(constants),
-        verifiers=list(program.verifiers),
-    )
-
-
 def _without(
     values: Mapping[str, Any], owned: set[str | None], still: set[str | None]
 ) -> dict[str, Any]:
@@ -178,22 +150,14 @@ def _call_graph(
     entries: Iterable[ModuleCallEntry], nodes: Iterable[Node]
 ) -> list[ModuleCallEntry]:
     """Return the call graph less the signatures of modules whose nodes went into delegates."""
-    names = {node.name for node in nodes}
+    names = {None, "", *(node.name for node in nodes)}
+
+    def is_whole(signature: ModuleCallSignature | None) -> bool:
+        return signature is not None and all(
+            argument.name in names for argument in (*signature.inputs, *signature.outputs)
+        )
+
     return [
-        ModuleCallEntry(entry.fqn, entry.signature if _is_whole(entry, names) else None)
+        ModuleCallEntry(entry.fqn, entry.signature if is_whole(entry.signature) else None)
         for entry in entries
     ]
-
-
-def _is_whole(entry: ModuleCallEntry, names: set[str]) -> bool:
-    signature = entry.signature
-    if signature is None:
-        return False
-    return all(
-        not argument.name or argument.name in names
-        for argument in (*signature.inputs, *signature.outputs)
-    )
-
-
-def _name(argument: object) -> str | None:
-    return argument.name if isinstance(argument, Node) else None

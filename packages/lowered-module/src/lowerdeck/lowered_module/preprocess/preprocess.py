@@ -12,87 +12,144 @@ from torch.export import ExportedProgram
 from lowerdeck.lowered_module._executorch import is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
+from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
+from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import PreprocessError
-from lowerdeck.lowered_module.partition import Cut
+from lowerdeck.lowered_module.partition.cut import Cut
 from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
-from lowerdeck.lowered_module.preprocess.delegate import check_result, failure
 from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
-from lowerdeck.lowered_module.progress import Progress
+from lowerdeck.lowered_module.program.debug_handles import handles_taken
+from lowerdeck.lowered_module.program.prepared import give_own_state
+from lowerdeck.lowered_module.progress import Progress, shown
+from lowerdeck.torch_base import source_frame
 
 
 def preprocess_partitions(
     cuts: Mapping[str, Sequence[Cut]],
-    progress: Progress,
     *,
+    executor: Executor | None,
+    cache: ResultCache | None,
+    progress: Progress | None,
+    taken: int,
     together: bool = False,
-    executor: Executor | None = None,
-    cache: ResultCache | None = None,
 ) -> dict[str, list[Any]]:
     """Return the result of each partition of each method, in order, whoever computed it.
 
     Args:
         cuts: The partitions of each method.
-        progress: Called after each.
-        together: Whether a backend with a ``preprocess_multimethod`` of its own sees its
-            partitions of all methods at once: here, without executor and cache.
         executor: Where backends run; in this process, one after the other, if None.
         cache: Where results are looked up and kept.
+        progress: Called after each partition; None shows a bar on a terminal.
+        taken: The smallest debug handle above all in use.
+        together: Whether a backend with a ``preprocess_multimethod`` of its own sees its
+            partitions of all methods at once: here, without executor and cache.
 
     Raises:
         PreprocessError: A backend raised, or returned too few results or something else. What
             other partitions came to stays in the cache.
     """
-    every = [(method, cut) for method, parts in cuts.items() for cut in parts]
     results: dict[int, Any] = {}  # by identity of the partition
-
-    def keep(cut: Cut, result: Any) -> None:
-        # Checked before it is stored, so that no later run gets a wrong result out of the cache.
-        results[id(cut)] = check_result(result, cut.backend_id, cut.label)
-        if id(cut) in keys and cache is not None:
-            cache.put(keys[id(cut)], result)
-        progress(len(results), len(every), cut.label)
-
     keys: dict[int, str | None] = {}
     missing: list[Cut] = []
     groups: dict[tuple[str, Any], list[tuple[str, Cut]]] = {}
-    for method, cut in every:
-        if together and not _looks_at_each(cut.backend):
-            groups.setdefault((cut.backend_id, cut.backend), []).append((method, cut))
-            continue
-        if cache is not None:
-            key = content_key(cut.part.program, cut.backend, cut.backend_id, cut.compile_specs)
-            result = cache.get(key)
-            if result is not None:
-                keep(cut, result)
+    count = sum(map(len, cuts.values()))
+    with handles_taken(taken), shown(progress, count) as show:
+
+        def keep(cut: Cut, result: Any) -> None:
+            blob = getattr(result, "processed_bytes", None)
+            if not isinstance(blob, bytes | bytearray | memoryview):
+                raise PreprocessError(
+                    f"backend {cut.backend_id!r} returned {_kind(result)} for partition "
+                    f"{cut.label}, whose processed_bytes is {_kind(blob)}: return a "
+                    "PreprocessResult with bytes"
+                )
+            results[id(cut)] = result
+            if id(cut) in keys and cache is not None:
+                cache.put(keys[id(cut)], result)
+            show(len(results), count, cut.label)
+
+        for method, cut in ((name, cut) for name, parts in cuts.items() for cut in parts):
+            if together and not _looks_at_each(cut.backend):
+                groups.setdefault((cut.backend_id, cut.backend), []).append((method, cut))
                 continue
-            keys[id(cut)] = key
-        missing.append(cut)
-    for (name, backend), mine in groups.items():
-        found = _run_together(backend, name, mine)
-        for (_, cut), result in zip(mine, found, strict=True):
-            keep(cut, result)
-    if executor is None:
-        for cut in missing:
-            keep(cut, _run_here(cut))
-    else:
-        tasks = {
-            executor.submit(
-                Task.run, Task.of(cut.part.program, cut.backend, cut.compile_specs)
-            ): cut
-            for cut in missing
-        }
-        _gather(tasks, keep)
+            if cache is not None:
+                key = content_key(cut.program, cut.backend, cut.backend_id, cut.compile_specs)
+                result = cache.get(key)
+                if result is not None:
+                    keep(cut, result)
+                    continue
+                keys[id(cut)] = key
+            missing.append(cut)
+        for (name, backend), mine in groups.items():
+            for (_, cut), result in zip(mine, _run_together(backend, name, mine), strict=True):
+                keep(cut, result)
+        if executor is None:
+            for cut in missing:
+                keep(cut, _run_here(cut))
+        else:
+            tasks = {
+                executor.submit(
+                    Task.run, Task.of(cut.program, cut.backend, cut.compile_specs)
+                ): cut
+                for cut in missing
+            }
+            _gather(tasks, keep)
     return {method: [results[id(cut)] for cut in parts] for method, parts in cuts.items()}
+
+
+def make_delegate(
+    cut: Cut, result: Any, convention: CallingConvention | None = None
+) -> LoweredBackendModule:
+    """Return the delegate of one partition.
+
+    Args:
+        cut: The partition.
+        result: What its backend returned.
+        convention: How to call it, where that is not with flat positional arguments.
+    """
+    # What the delegate changes is its own from now on: the caller's program keeps its values.
+    give_own_state(cut.program)
+    named = getattr(result, "data_store_output", None)
+    blob = bytes(result.processed_bytes)
+    delegate = LoweredBackendModule(
+        cut.program, cut.backend_id, blob, cut.compile_specs, named, convention
+    )
+    delegate.meta["debug_handle_map"] = getattr(result, "debug_handle_map", None)
+    for name in ("delegate_info_meta", "_delegate_info_meta"):
+        if getattr(result, name, None) is not None:
+            delegate.meta["_delegate_info_meta"] = getattr(result, name)
+    return delegate
+
+
+def _failure(cut: Cut, error: BaseException) -> PreprocessError:
+    """Return what to raise when the backend of a partition raised ``error``."""
+    said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    lines: dict[str, None] = {}
+    for node in cut.program.graph.nodes:
+        frame = source_frame(node) if node.op == "call_function" else None
+        if frame and len(lines) < _SHOWN_LINES:
+            lines["\n    ".join(filter(None, (f"  {frame.location}", frame.code)))] = None
+    origin = "\n".join(["\nThe partition comes from", *lines]) if lines else ""
+    return PreprocessError(
+        f"backend {cut.backend_id!r} failed on partition {cut.label} with {said}{origin}"
+    )
+
+
+_SHOWN_LINES = 5
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _run_here(cut: Cut) -> Any:
     try:
-        with _given(cut.backend, cut.part.program) as (program, is_edge):
+        with _given(cut.backend, cut.program) as (program, is_edge):
             result = cut.backend.preprocess(program, cut.compile_specs)
         return with_plain_bytes(result) if is_edge else result
     except Exception as error:
-        raise failure(cut, error) from error
+        raise _failure(cut, error) from error
 
 
 @contextmanager
@@ -120,7 +177,7 @@ def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -
             except PreprocessError as error:
                 failures[order[future]] = error
             except Exception as error:
-                failed = failures[order[future]] = failure(cut, error)
+                failed = failures[order[future]] = _failure(cut, error)
                 failed.__cause__ = error
         if failures:
             # Nobody waits for what is cancelled: dask does not report a future that is cancelled
@@ -146,7 +203,7 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
     try:
         with ExitStack() as stack:
             for method, cut in mine:
-                program, _ = stack.enter_context(_given(backend, cut.part.program))
+                program, _ = stack.enter_context(_given(backend, cut.program))
                 programs.setdefault(method, []).append(program)
                 specs.setdefault(method, []).append(cut.compile_specs)
             found = backend.preprocess_multimethod(programs, specs)

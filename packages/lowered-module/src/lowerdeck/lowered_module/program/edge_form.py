@@ -21,13 +21,20 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module._executorch import edge_operator, edge_verifier, in_edge_dialect
+from lowerdeck.lowered_module._executorch import (
+    edge_dialect_is_loaded,
+    edge_operator,
+    edge_verifier,
+    in_edge_dialect,
+)
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.copies import shared_copy
+from lowerdeck.lowered_module.program.functional import functional
 from lowerdeck.torch_base import (
     OpOverload,
     graphs_of,
     renamed_outputs,
+    repair_program,
     reserve_name,
     schema_of,
     set_program_parts,
@@ -96,17 +103,22 @@ def _give_back(node: Node) -> None:
             node.update_arg(index, argument.meta[_NUMBER])
 
 
-def changed_in_edge_form(
+def changed_as_in_exir(
     program: ExportedProgram, change: Callable[[ExportedProgram], ExportedProgram]
 ) -> ExportedProgram:
-    """Return what a pass that was written for ExecuTorch makes of a program.
+    """Return what a pass makes of a program that was written for ``executorch.exir``.
 
-    The pass sees the Edge dialect, and the result has left it.
+    It sees the Edge dialect, as partitioners of ExecuTorch do; what it leaves has its own
+    operators again.
 
     Args:
-        program: Any functional program, of either dialect; not changed.
+        program: Any program; not changed.
         change: Returns what became of the program that it is given, which it may change.
+
+    Raises:
+        AliasingError: The program writes in place what cannot be said without.
     """
+    program = functional(repair_program(program))
     given = edge_form(program)
     if given is program:
         return change(program)
@@ -117,14 +129,21 @@ def changed_in_edge_form(
     return changed
 
 
-def named_edge_form(program: ExportedProgram) -> ExportedProgram:
-    """Return a functional program in ExecuTorch's Edge dialect for good, as exir names its nodes.
+def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
+    """Return a program as ``executorch.exir`` shows it: in the Edge dialect, nodes named alike.
 
-    :func:`in_torch_operators` gives what nobody changed its own operators and numbers back.
+    :func:`in_torch_operators` leads back.
 
     Args:
-        program: Any functional program, of either dialect; not changed.
+        program: Any program; not changed, and returned itself if it is in that dialect or nobody
+            has imported it.
+
+    Raises:
+        AliasingError: The program writes in place what cannot be said without.
     """
+    if not edge_dialect_is_loaded():
+        return program
+    program = functional(repair_program(program))
     if program.dialect == "EDGE":
         return program
     made = edge_form(program)
@@ -158,7 +177,7 @@ def _name_calls(graph: Graph) -> None:
 def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
     """Return a program of ExecuTorch's Edge dialect in torch's operators, another one as it is.
 
-    Calls that are as :func:`named_edge_form` left them call again what they called before, with
+    Calls that are as :func:`in_edge_operators` left them call again what they called before, with
     numbers where they had numbers.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
@@ -44,10 +44,7 @@ class PreparedProgram(ExportedProgram):
             program,
             cls,
             range_constraints=dict(program.range_constraints),
-            module_call_graph=flat_call_graph(
-                sum(spec.kind == InputKind.USER_INPUT for spec in specs.input_specs),
-                sum(spec.kind == OutputKind.USER_OUTPUT for spec in specs.output_specs),
-            ),
+            module_call_graph=flat_call_graph(specs.input_specs, specs.output_specs),
             verifiers=list(program.verifiers),
             example_inputs=None,
             guards_code=[],

@@ -71,25 +71,6 @@ class SignatureIndex:
         )
 
 
-@dataclass(slots=True)
-class SubProgram:
-    """One partition as a program, and what it took from its owner.
-
-    Attributes:
-        program: The partition. Its inputs are what it owns (parameters, buffers, lifted
-            constants, custom objects; each in the owner's order), then what it is called with, in
-            the owner's order; its outputs are the mutations of what it owns, then what the owner
-            reads, in the owner's order.
-        owned: The owner's specs of the inputs that the partition owns, by the owner's node name.
-        mutated: The owner's specs of the mutations that the partition performs, by the name of
-            the owner's node that carried the new value.
-    """
-
-    program: ExportedProgram
-    owned: dict[str, InputSpec]
-    mutated: dict[str, list[OutputSpec]]
-
-
 def arrange_graph_placeholders(
     gm: GraphModule, owning_program: ExportedProgram, tag: str
 ) -> GraphModule:
@@ -161,7 +142,7 @@ def arrange_graph_outputs(
     output.args = (tuple(values[i] for i in order),)
     output_specs[:] = [output_specs[i] for i in order]
     moved = {old: new for new, old in enumerate(order)}
-    for user in call_module_node.users:
+    for user in list(call_module_node.users):
         if user.target is operator.getitem:
             user.args = (call_module_node, moved[user.args[1]])  # type: ignore[index]
     gm.recompile()
@@ -195,9 +176,9 @@ def create_exported_program_from_submodule(
         OwnershipError: An owned input has no value in the owner.
     """
     index = SignatureIndex() if is_submodule else SignatureIndex.of(owning_program)
-    part = sub_program(submodule, owning_program, tag, call_module_node, index)
+    program, owned, mutated = sub_program(submodule, owning_program, tag, call_module_node, index)
     submodule.recompile()
-    return part.program, part.owned, {name: specs[0] for name, specs in part.mutated.items()}
+    return program, owned, {name: specs[0] for name, specs in mutated.items()}
 
 
 def sub_program(
@@ -206,9 +187,25 @@ def sub_program(
     tag: str,
     call: Node,
     index: SignatureIndex,
-    range_constraints: Mapping[Any, Any] | None = None,
-) -> SubProgram:
-    """Return a partition as a program, asking an index that serves all partitions."""
+) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, list[OutputSpec]]]:
+    """Return a partition as a program, and what its owner loses by it.
+
+    The partition's inputs are what it owns (parameters, buffers, lifted constants, custom objects;
+    each in the owner's order), then what it is called with, in the owner's order; its outputs are
+    the mutations of what it owns, then what the owner reads, in the owner's order.
+
+    Args:
+        submodule: The partition's graph module; arranged in place.
+        owning_program: The program that it was cut out of.
+        tag: The partition's tag.
+        call: The owner's call of the partition.
+        index: The owner's signature; it serves all partitions.
+
+    Returns:
+        The program; the owner's specs of the inputs that it owns, by the owner's node name; and
+        the owner's specs of the mutations that it performs, by the name of the owner's node that
+        carried the new value.
+    """
     graph = submodule.graph
     outer = {
         inner.name: source.name
@@ -219,7 +216,6 @@ def sub_program(
         inner: index.inputs[source] for inner, source in outer.items() if source in index.inputs
     }
     _arrange_placeholders(graph, {name: spec.kind for name, spec in known.items()}, tag)
-
     input_specs, owned = _inputs(graph, known, tag, outer, index)
     state: dict[str, Any] = {}
     constants: dict[str, Any] = {}
@@ -228,25 +224,20 @@ def sub_program(
         # constant.
         holder = state if spec.target in owning_program.state_dict else constants
         holder[str(spec.target)] = index.values[str(spec.target)]
-    output_specs, mutated = _outputs(graph, call, index, {s.target for s in owned.values()})
-    signature = ExportGraphSignature(input_specs, output_specs)
-    ranges = owning_program.range_constraints if range_constraints is None else range_constraints
+    output_specs, mutated = _outputs(submodule, call, index, {s.target for s in owned.values()})
     program = with_parts(
         owning_program,
         graph_module=submodule,
-        graph_signature=signature,
+        graph_signature=ExportGraphSignature(input_specs, output_specs),
         state_dict=state,
         constants=constants,
-        range_constraints=dict(ranges),
-        module_call_graph=flat_call_graph(
-            sum(spec.kind == InputKind.USER_INPUT for spec in input_specs),
-            sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs),
-        ),
+        range_constraints=dict(owning_program.range_constraints),
+        module_call_graph=flat_call_graph(input_specs, output_specs),
         verifiers=list(owning_program.verifiers),
         example_inputs=None,
         guards_code=[],
     )
-    return SubProgram(program, owned, mutated)
+    return program, owned, mutated
 
 
 def _inputs(
@@ -276,49 +267,50 @@ def _inputs(
 
 
 def _outputs(
-    graph: Graph, call: Node, index: SignatureIndex, owned: set[str | None]
+    submodule: GraphModule, call: Node, index: SignatureIndex, owned: set[str | None]
 ) -> tuple[list[OutputSpec], dict[str, list[OutputSpec]]]:
     """Arrange the outputs in place; return their specs, and the owner's of what was taken.
 
     New values of what the partition owns come first, then what the owner reads. A new value that
     the owner reads as well is returned twice, once for either purpose.
     """
-    output = graph.output_node()
-    readers = {
-        cast("int", user.args[1]): user for user in call.users if user.target is operator.getitem
-    }
-    mutations: list[tuple[Node, OutputSpec]] = []
-    kept: list[tuple[int, Any]] = []
+    readers = {user.args[1]: user for user in call.users if user.target is operator.getitem}
+    output = submodule.graph.output_node()
+    values: list[Any] = []
+    output_specs: list[OutputSpec] = []
     mutated: dict[str, list[OutputSpec]] = {}
-    new_index: dict[int, int] = {}
     for position, value in enumerate(cast("Sequence[Any]", output.args[0])):
         reader = readers.get(position)
         specs = [] if reader is None else index.outputs.get(reader.name, [])
         taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
         if reader is not None and taken:
-            new_index[position] = len(mutations)
-            mutations += ((value, spec) for spec in taken)
             mutated[reader.name] = taken
+            output_specs += [
+                OutputSpec(s.kind, TensorArgument(value.name), s.target) for s in taken
+            ]
         # One user is the owner's output, which hands the new value back; that one the partition
         # does now.
         if reader is None or not taken or len(specs) > len(taken) or len(reader.users) > 1:
-            kept.append((position, value))
-    new_index |= {old: len(mutations) + number for number, (old, _) in enumerate(kept)}
-    output.args = ((*(value for value, _ in mutations), *(value for _, value in kept)),)
-    for position, reader in readers.items():
-        if new_index[position] != position:
-            reader.args = (call, new_index[position])
-    output_specs = [
-        OutputSpec(spec.kind, TensorArgument(value.name), spec.target) for value, spec in mutations
-    ]
-    output_specs += [
-        OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None) for _, value in kept
-    ]
+            output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
+        values += [value] * (len(output_specs) - len(values))
+        if reader is not None:
+            reader.args = (call, len(values) - 1)
+    output.args = (tuple(values),)
+    arrange_graph_outputs(submodule, output_specs, call)
     return output_specs, mutated
 
 
-def flat_call_graph(inputs: int, outputs: int) -> list[ModuleCallEntry]:
-    """Return the call graph of a program that takes and returns flat tuples."""
+def flat_call_graph(
+    input_specs: Iterable[InputSpec], output_specs: Iterable[OutputSpec]
+) -> list[ModuleCallEntry]:
+    """Return the call graph of a program that takes and returns flat tuples.
+
+    Args:
+        input_specs: Of the program's signature; those of the user's inputs count.
+        output_specs: Likewise.
+    """
+    inputs = sum(spec.kind == InputKind.USER_INPUT for spec in input_specs)
+    outputs = sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs)
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(tuple([0] * outputs))
     signature = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
@@ -342,25 +334,3 @@ def argument_of(value: object) -> Any:
     if value.op == "placeholder" and (held is None or isinstance(held, int | float | bool | str)):
         return ConstantArgument(value.name, held)
     return TensorArgument(value.name)
-
-
-def renamed(argument: Any, value: object) -> Any:
-    """Return ``argument`` under the name of ``value``, the node that replaces it now."""
-    if not isinstance(value, Node) or not hasattr(argument, "name"):
-        return argument
-    if argument.name == value.name:
-        return argument
-    if isinstance(argument, CustomObjArgument):
-        return CustomObjArgument(value.name, argument.class_fqn, argument.fake_val)
-    if isinstance(argument, ConstantArgument):
-        return ConstantArgument(value.name, argument.value)
-    return type(argument)(value.name)
-
-
-def user_values(values: Sequence[object], specs: Iterable[OutputSpec]) -> list[object]:
-    """Return those of a graph's outputs that its caller sees."""
-    return [
-        value
-        for value, spec in zip(values, specs, strict=True)
-        if spec.kind == OutputKind.USER_OUTPUT
-    ]
