@@ -9,10 +9,16 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature, InputKind
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of
-from lowerdeck.torch_base import collector_held, copy_graph_module, lazy_clone, with_parts
+from lowerdeck.torch_base import (
+    collector_held,
+    copy_graph_module,
+    lazy_clone,
+    renamed_outputs,
+    with_parts,
+)
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
@@ -66,6 +72,21 @@ def shared_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy with its own graphs and the very same tensors."""
     graph_module = copy_graph_module(program.graph_module)
     return _copy(program, graph_module, dict(program.state_dict), dict(program.constants))
+
+
+def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> ExportedProgram:
+    """Return a program whose outermost graph was rewritten, or ``program`` if nothing changed.
+
+    Args:
+        program: Not changed.
+        rewrite: Rewrites a copy of the graph in place; returns whether anything changed.
+    """
+    copied = copy_graph_module(program.graph_module)
+    if not rewrite(copied.graph):
+        return program
+    copied.recompile()
+    signature = renamed_outputs(program.graph_signature, copied.graph)
+    return with_parts(program, graph_module=copied, graph_signature=signature)
 
 
 def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:

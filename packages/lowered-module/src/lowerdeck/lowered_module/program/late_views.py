@@ -13,7 +13,7 @@ time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.merged_sizes import (
     SEVERAL,
     Parts,
@@ -36,16 +37,9 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     spare_ones,
     with_size_at,
 )
+from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.lowered_module.program.view_rules import RULES, TURN, no_arguments
-from lowerdeck.torch_base import (
-    arguments_of,
-    copy_graph_module,
-    expression_of,
-    is_channels_last,
-    renamed_outputs,
-    varies,
-    with_parts,
-)
+from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, varies
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -77,14 +71,8 @@ def with_late_views(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: A functional program; not changed, and returned itself if it merges none.
     """
-    if not any(_may_change(node) for node in program.graph.nodes):
-        return program
-    copied = copy_graph_module(program.graph_module)
-    if not _Pass(copied.graph).run():
-        return program
-    copied.recompile()
-    signature = renamed_outputs(program.graph_signature, copied.graph)
-    return with_parts(program, graph_module=copied, graph_signature=signature)
+    may_change = any(map(_may_change, program.graph.nodes))
+    return rewritten(program, lambda graph: _Pass(graph).run()) if may_change else program
 
 
 def _may_change(node: Node) -> bool:
@@ -114,23 +102,23 @@ class _Pass:
         self._held: dict[Node, _Fine] = {}
         self._views: dict[Node, Node] = {}
         self._sizes: dict[Any, Node] = {}
-        self._replaced: list[Node] = []
+        self._replaced: set[Node] = set()
 
     def run(self) -> bool:
         """Rewrite the graph; return whether anything changed."""
-        changed = False
-        for node in list(self._graph.nodes):
-            if node.target in _LINES and _is_line(node):
-                self._widen(node)
-                changed = True
+        lines = [node for node in self._graph.nodes if node.target in _LINES and _is_line(node)]
+        for node in lines:
+            self._widen(node)
         for node in self._graph.nodes:
             if node.target in _ASKING:
                 _give_asked_sizes(node)
         parts = _parts_of(self._graph)
         wanted = _wanted(self._graph, parts)
-        resizes = [node for node in self._graph.nodes if _is_left_resize(node)]
-        if not changed and not wanted:
-            return self._lay_as_read() + sum(map(self._lay_channels_last, resizes)) > 0
+        if lines or wanted:
+            self._merge_late(parts, wanted)
+        return bool(lines or wanted) | _lay_out(self._graph)
+
+    def _merge_late(self, parts: Mapping[Node, Parts], wanted: Container[Node]) -> None:
         for node in list(self._graph.nodes):
             if node.op not in {"call_function", "output"}:
                 continue
@@ -140,47 +128,10 @@ class _Pass:
                 for source in node.all_input_nodes:
                     if source in self._held:
                         node.replace_input_with(source, self._merged(source, node))
-        self._drop_unread()
-        self._lay_as_read()
-        for node in resizes:
-            self._lay_channels_last(node)
-        return True
-
-    def _drop_unread(self) -> None:
-        replaced = set(self._replaced)
         for node in reversed(self._graph.nodes):
             is_size = isinstance(node.meta.get("val"), torch.SymInt) and node.op != "placeholder"
-            if not node.users and (is_size or node in replaced):
+            if not node.users and (is_size or node in self._replaced):
                 self._graph.erase_node(node)
-
-    @staticmethod
-    def _lay_channels_last(resize: Node) -> bool:
-        """Let an image and what it is resized to lie as the kernel reads them fastest."""
-        source: Any = resize.args[0]
-        if source.op != "call_function" or len(shape_of(source)) != _IMAGE:
-            return False
-        for node in (source, resize):
-            value = node.meta["val"]
-            node.meta["val"] = value.contiguous(memory_format=torch.channels_last)
-        return True
-
-    def _lay_as_read(self) -> int:
-        """Let what is computed element by element lie as what it is computed of; count changes.
-
-        Views that permute are copies, so that nothing lies channels last for being one of these.
-        """
-        count = 0
-        for node in self._graph.nodes:
-            value = node.meta.get("val")
-            if (
-                torch.Tag.pointwise not in getattr(node.target, "tags", ())
-                or value.dim() != _IMAGE
-            ):
-                continue
-            if is_channels_last(value) and not any(map(_lies_last, node.all_input_nodes)):
-                node.meta["val"] = value.new_empty(value.shape)
-                count += 1
-        return count
 
     def _widen(self, node: Node) -> None:
         """Make a convolution over one dimension one over two."""
@@ -217,9 +168,7 @@ class _Pass:
         for each in reversed(between):
             self._graph.erase_node(each)
 
-    def _is_passed(
-        self, node: Node, parts: Mapping[Node, Parts], wanted: Mapping[Node, bool]
-    ) -> bool:
+    def _is_passed(self, node: Node, parts: Mapping[Node, Parts], wanted: Container[Node]) -> bool:
         """Hold a node's result in parts, or replace a view; return whether that was done."""
         if node.target in _VIEWS:
             return self._is_view_passed(node, wanted)
@@ -227,7 +176,7 @@ class _Pass:
             return False
         operands = [one for one in node.all_input_nodes if one in self._held]
         rule = RULES.get(node.target)
-        is_due = bool(wanted.get(node)) or (rule is not None and rule.is_move)
+        is_due = node in wanted or (rule is not None and rule.is_move)
         if not operands or not (is_due or len(operands) > 1):
             return False
         fine = next((self._held[one] for one in operands if rule or is_like(one, node)), None)
@@ -257,30 +206,27 @@ class _Pass:
             shape = tuple(size for each in result for size in each)
             made = self._call(node, target, values, shape, kwargs)
         self._held[node] = _Fine(made, result)
-        self._replaced.append(node)
+        self._replaced.add(node)
         return True
 
-    def _is_view_passed(self, node: Node, wanted: Mapping[Node, bool]) -> bool:
+    def _is_view_passed(self, node: Node, wanted: Container[Node]) -> bool:
         source: Any = node.args[0]
-        if source in self._held:
-            source = self._held[source].node
-            if equal_sizes(shape_of(source), shape_of(node)):
-                node.replace_all_uses_with(source)
-                self._replaced.append(node)
-                return True
+        fine = self._held.get(source)
+        if fine is not None:
+            source = fine.node
             merged = merged_sizes(shape_of(source), shape_of(node))
-            if merged is None or not (wanted.get(node) or _is_moved(node)):
-                with self._graph.inserting_before(node):
-                    made = self._view(node, source, shape_of(node), source)
-                node.replace_all_uses_with(made)
-                self._replaced.append(node)
-                return True
         else:
             merged = sizes_merged_by(node)
-        if merged is None or not (wanted.get(node) or _is_moved(node)):
+        if merged is not None and (node in wanted or _is_moved(node)):
+            self._held[node] = _Fine(source, merged)
+        elif fine is None:
             return False
-        self._held[node] = _Fine(source, merged)
-        self._replaced.append(node)
+        else:
+            if not equal_sizes(shape_of(source), shape_of(node)):
+                with self._graph.inserting_before(node):
+                    source = self._view(node, source, shape_of(node), source)
+            node.replace_all_uses_with(source)
+        self._replaced.add(node)
         return True
 
     def _aligned(self, operand: Node, node: Node, fine: _Fine) -> Node:
@@ -346,20 +292,18 @@ class _Pass:
     def _product_of(self, sized: Node, dims: Sequence[int]) -> Any:
         found: Any = None
         for dim in dims:
-            size = shape_of(sized)[dim]
+            size = one = shape_of(sized)[dim]
             if is_one(size):
                 continue
-            one: Any = size
             if varies(size):
                 one = self._graph.call_function(_aten.sym_size.int, (sized, dim))
                 one.meta = {"val": size}
                 self._sizes.setdefault(expression_of(size), one)
-            if found is None:
-                found = one
-            else:
-                value = (found.meta["val"] if isinstance(found, Node) else found) * size
-                found = self._graph.call_function(operator.mul, (found, one))
-                found.meta = {"val": value}
+            if found is not None:
+                product = self._graph.call_function(operator.mul, (found, one))
+                product.meta = {"val": number_of(found) * size}
+                one = product
+            found = one
         return found
 
     def _call(
@@ -386,12 +330,11 @@ def _give_asked_sizes(view: Node) -> None:
     """Give a view the sizes that it asks for, for the quotients that torch took them for."""
     asked: Any = view.args[1]
     shape = shape_of(view)
-    sizes = [size.meta["val"] if isinstance(size, Node) else size for size in asked]
     sizes = [
-        was if type(size) is int and size == -1 else size
-        for size, was in zip(sizes, shape, strict=True)
+        was if type(size) is int and size == -1 else number_of(size)
+        for size, was in zip(asked, shape, strict=True)
     ]
-    if any(expression_of(a) != expression_of(b) for a, b in zip(sizes, shape, strict=True)):
+    if list(map(expression_of, sizes)) != list(map(expression_of, shape)):
         view.meta["val"] = view.meta["val"].new_empty(sizes)
 
 
@@ -456,25 +399,25 @@ def _can_align(node: Node, parts: Parts) -> bool:
     return True
 
 
-def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> dict[Node, bool]:
+def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
     """Return the nodes behind which a view needs the sizes that they would merge."""
-    found: dict[Node, bool] = {}
+    found: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in parts and any(_is_wanted_by(user, node, parts, found) for user in node.users):
-            found[node] = True
+            found.add(node)
     return found
 
 
 def _is_wanted_by(
-    user: Node, node: Node, parts: Mapping[Node, Parts], wanted: Mapping[Node, bool]
+    user: Node, node: Node, parts: Mapping[Node, Parts], wanted: Container[Node]
 ) -> bool:
-    if user.target in _VIEWS:
-        before, after = flat_sizes(parts[node]), shape_of(user)
-        if equal_sizes(before, after):
-            return True
-        one, other, coarse = map(_dynamic, (before, after, shape_of(node)))
-        return (one == other and one != coarse) or bool(wanted.get(user))
-    return user in parts and bool(wanted.get(user))
+    if user in wanted:
+        return True
+    if user.target not in _VIEWS:
+        return False
+    before, after = flat_sizes(parts[node]), shape_of(user)
+    one, other, coarse = map(_dynamic, (before, after, shape_of(node)))
+    return equal_sizes(before, after) or (one == other and one != coarse)
 
 
 def _is_moved(node: Node) -> bool:
@@ -496,6 +439,31 @@ def _is_line(node: Node) -> bool:
     if getattr(args["weight"].target, "namespace", "") in _INTEGERS:
         return False
     return len(shape) == 3 and sum(map(varies, shape)) >= SEVERAL
+
+
+def _lay_out(graph: Graph) -> bool:
+    """Choose the layouts of images; return whether one changed.
+
+    What is computed element by element lies as what it is computed of; views that permute are
+    copies, so that nothing lies channels last for being one of these. An image and what it is
+    resized to lie as the kernel reads them fastest.
+    """
+    changed = False
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or value.dim() != _IMAGE:
+            continue
+        if is_channels_last(value) and not any(map(_lies_last, node.all_input_nodes)):
+            node.meta["val"] = value.new_empty(value.shape)
+            changed = True
+    for resize in filter(_is_left_resize, graph.nodes):
+        source: Any = resize.args[0]
+        if source.op == "call_function" and len(shape_of(source)) == _IMAGE:
+            for node in (source, resize):
+                value = node.meta["val"]
+                node.meta["val"] = value.contiguous(memory_format=torch.channels_last)
+            changed = True
+    return changed
 
 
 def _lies_last(node: Node) -> bool:

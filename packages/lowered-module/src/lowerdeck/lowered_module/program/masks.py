@@ -16,13 +16,10 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import (
-    arguments_of,
-    copy_graph_module,
-    expression_of,
-    renamed_outputs,
-    with_parts,
-)
+from lowerdeck.lowered_module.program.copies import rewritten
+from lowerdeck.lowered_module.program.merged_sizes import equal_sizes, shape_of
+from lowerdeck.lowered_module.program.plain_sizes import number_of
+from lowerdeck.torch_base import arguments_of
 
 _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default
@@ -66,14 +63,8 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 
     Source: ``transformers.masking_utils`` of transformers 5.24.
     """
-    if not any(node.target in _ARANGE for node in program.graph.nodes):
-        return program
-    copied = copy_graph_module(program.graph_module)
-    if not _shorten(copied.graph):
-        return program
-    copied.recompile()
-    signature = renamed_outputs(program.graph_signature, copied.graph)
-    return with_parts(program, graph_module=copied, graph_signature=signature)
+    has_positions = any(node.target in _ARANGE for node in program.graph.nodes)
+    return rewritten(program, _shorten) if has_positions else program
 
 
 def _shorten(graph: Graph) -> bool:
@@ -140,7 +131,7 @@ def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
     if target is _aten.ge.Scalar:
         return _TRUE if args[1] == 0 else None
     if target is _aten.unsqueeze.default:
-        axis = int(args[1]) % len(_shape(node))
+        axis = int(args[1]) % len(shape_of(node))
         return _Positions(of.axis + (axis <= of.axis), of.count)
     is_zero = target is _aten.add.Tensor and type(args[1]) is int and args[1] == 0
     return of if is_zero or _is_same(node) else None
@@ -159,7 +150,7 @@ def _becomes_view(node: Node, known: Mapping[Any, Any]) -> bool:
     """Replace a gather at all positions of each dimension, in order; return whether it was one."""
     args = arguments_of(node)
     source, indices = args["self"], args["indices"]
-    rank = len(_shape(node))
+    rank = len(shape_of(node))
     sizes: list[Any] = [1] * rank
     axes = []
     for index in indices:
@@ -167,12 +158,12 @@ def _becomes_view(node: Node, known: Mapping[Any, Any]) -> bool:
         if not isinstance(positions, _Positions):
             return False
         # Indices of fewer dimensions are broadcast from the last.
-        axes.append(positions.axis + rank - len(_shape(index)))
+        axes.append(positions.axis + rank - len(shape_of(index)))
         sizes[axes[-1]] = positions.count
-    if axes != sorted(set(axes)) or len(axes) != len(_shape(source)):
+    if axes != sorted(set(axes)) or len(axes) != len(shape_of(source)):
         return False
     for dim, axis in enumerate(axes):
-        if not _are_equal([_number(sizes[axis])], _shape(source)[dim : dim + 1]):
+        if not equal_sizes([number_of(sizes[axis])], shape_of(source)[dim : dim + 1]):
             source = _inserted(node, _aten.slice.Tensor, (source, dim, 0, sizes[axis]))
     view = _inserted(node, _aten.view.default, (source, sizes))
     node.replace_all_uses_with(view)
@@ -183,7 +174,7 @@ def _inserted(node: Node, target: Any, args: tuple[Any, ...]) -> Node:
     """Insert a call before a node that it does a part of."""
     with node.graph.inserting_before(node):
         call = node.graph.call_function(target, args)
-    call.meta = {**node.meta, "val": target(*map_arg(args, _number))}
+    call.meta = {**node.meta, "val": target(*map_arg(args, number_of))}
     return call
 
 
@@ -201,7 +192,7 @@ def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
             inner = second if known.get(first) is _TRUE else first
     elif mask.target in _WHERE and known.get(args[0]) is _TRUE:
         inner = args[1]
-    if not isinstance(inner, Node) or len(_shape(inner)) != len(_shape(mask)):
+    if not isinstance(inner, Node) or len(shape_of(inner)) != len(shape_of(mask)):
         return mask
     if inner.meta["val"].dtype is not mask.meta["val"].dtype:
         return mask
@@ -213,22 +204,8 @@ def _is_same(node: Node) -> bool:
     if not isinstance(source, Node):
         return False
     before, after = source.meta["val"], node.meta["val"]
-    return before.dtype == after.dtype and _are_equal(before.shape, after.shape)
+    return before.dtype == after.dtype and equal_sizes(before.shape, after.shape)
 
 
 def _is_bool(node: Node) -> bool:
     return bool(node.meta["val"].dtype is torch.bool)
-
-
-def _shape(node: Node) -> Any:
-    return node.meta["val"].shape
-
-
-def _number(size: Any) -> Any:
-    return size.meta["val"] if isinstance(size, Node) else size
-
-
-def _are_equal(left: Any, right: Any) -> bool:
-    return len(left) == len(right) and all(
-        expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
-    )

@@ -9,6 +9,8 @@ w`` it is ``w``.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,15 +18,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import (
-    copy_graph_module,
-    expression_of,
-    hint_of,
-    pytree,
-    renamed_outputs,
-    varies,
-    with_parts,
-)
+from lowerdeck.lowered_module.program.copies import rewritten
+from lowerdeck.torch_base import expression_of, hint_of, pytree, varies
 
 
 def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
@@ -33,36 +28,28 @@ def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: Not changed, and returned itself if it pads nothing so.
     """
-    if not any(_padding_of(node) for node in program.graph.nodes):
-        return program
-    copied = copy_graph_module(program.graph_module)
-    _rewrite(copied.graph)
-    copied.recompile()
-    signature = renamed_outputs(program.graph_signature, copied.graph)
-    return with_parts(program, graph_module=copied, graph_signature=signature)
+    pads = any(_padding_of(node) for node in program.graph.nodes)
+    return rewritten(program, _rewrite) if pads else program
 
 
 def _padding_of(node: Node) -> tuple[Node, int] | None:
     """Return what a size pads to a multiple, and of which number; None if it is no padding."""
-    number = _remainder(node)
-    if number is None or not isinstance(node.args[0], Node):
-        return None
-    rest = node.args[0]
-    if rest.target is not operator.sub or rest.args[0] != number:
-        return None
-    inner: Any = rest.args[1]
-    if not isinstance(inner, Node) or _remainder(inner) != number:
-        return None
-    size: Any = inner.args[0]
-    return (size, number) if isinstance(size, Node) else None
+    match node:
+        case Node(
+            target=operator.mod,
+            args=(
+                Node(
+                    target=operator.sub,
+                    args=(int(first), Node(target=operator.mod, args=(Node() as size, int(last)))),
+                ),
+                int(number),
+            ),
+        ) if first == last == number > 0:
+            return size, number
+    return None
 
 
-def _remainder(node: Node) -> int | None:
-    number = node.args[1] if node.target is operator.mod else None
-    return number if isinstance(number, int) and number > 0 else None
-
-
-def _rewrite(graph: Graph) -> None:
+def _rewrite(graph: Graph) -> bool:
     """Rewrite paddings, and write all sizes anew."""
     replaced: dict[Any, Any] = {}
     for node in list(graph.nodes):
@@ -76,24 +63,22 @@ def _rewrite(graph: Graph) -> None:
                 *((operator.add, number - 1), (operator.floordiv, number)),
                 *((operator.mul, number), (operator.sub, size)),
             ):
-                value = made.meta["val"]
+                value = target(made.meta["val"], number_of(other))
                 made = graph.call_function(target, (made, other))
-                made.meta = {"val": target(value, _number(other))}
+                made.meta = {"val": value}
         replaced[expression_of(node.meta["val"])] = expression_of(made.meta["val"])
         node.replace_all_uses_with(made)
         graph.erase_node(node)
-    known: dict[Any, Any] = {}
+
+    @cache
+    def rewritten_size(expression: Any) -> Any:
+        found = expression.xreplace(replaced)
+        return found if found == expression else rewritten_size(found)
 
     def plain(number: Any) -> Any:
         if not varies(number):
             return number
-        expression = expression_of(number)
-        if expression not in known:
-            found = expression.xreplace(replaced)
-            while found != expression:
-                expression, found = found, found.xreplace(replaced)
-            known[expression_of(number)] = found
-        found = known[expression_of(number)]
+        found = rewritten_size(expression_of(number))
         if found == expression_of(number):
             return number
         if found.is_number:
@@ -101,16 +86,13 @@ def _rewrite(graph: Graph) -> None:
         return number.node.shape_env.create_symintnode(found, hint=hint_of(number))
 
     for node in list(graph.nodes):
-        if "val" not in node.meta:
+        before = node.meta.get("val")
+        if before is None:
             continue
-        before = node.meta["val"]
-        value = node.meta["val"] = pytree.tree_map(lambda one: _plain(one, plain), before)
-        if (
-            isinstance(value, int)
-            and isinstance(before, torch.SymInt)
-            and node.op != "placeholder"
-        ):
+        value = node.meta["val"] = pytree.tree_map(lambda one: _with_sizes(one, plain), before)
+        if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
             _replace_by(node, value)
+    return True
 
 
 def _replace_by(node: Node, number: int) -> None:
@@ -124,18 +106,18 @@ def _replace_by(node: Node, number: int) -> None:
     node.graph.erase_node(node)
 
 
-def _number(size: Any) -> Any:
+def number_of(size: Any) -> Any:
+    """Return the number of a size, which may be a node."""
     return size.meta["val"] if isinstance(size, Node) else size
 
 
-def _plain(value: Any, plain: Any) -> Any:
+def _with_sizes(value: Any, plain: Callable[[Any], Any]) -> Any:
     if isinstance(value, torch.SymInt):
         return plain(value)
     if not isinstance(value, torch.Tensor):
         return value
-    shape, strides = (tuple(map(plain, each)) for each in (value.shape, value.stride()))
-    if all(
-        a is b for a, b in zip((*shape, *strides), (*value.shape, *value.stride()), strict=True)
-    ):
+    before = (*value.shape, *value.stride())
+    after = [plain(size) for size in before]
+    if all(map(operator.is_, before, after)):
         return value
-    return value.new_empty_strided(shape, strides)
+    return value.new_empty_strided(after[: value.dim()], after[value.dim() :])
