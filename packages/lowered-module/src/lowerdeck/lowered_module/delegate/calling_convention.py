@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, OutputSpec
-from torch.fx import Node
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+)
+from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import SignatureError
-from lowerdeck.lowered_module.program.copies import copy_signature
-from lowerdeck.torch_base import pytree, set_program_parts
+from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.graphs import value_of
+from lowerdeck.lowered_module.program.signature import argument_of
+from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +40,16 @@ class CallingConvention:
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
-    constants: tuple[tuple[int, Any], ...] = ()
-    mutated: tuple[int, ...] = ()
+    constants: Sequence[tuple[int, Any]] = ()
+    mutated: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> CallingConvention:
+        """Return how ``program`` is called."""
+        spec = program.call_spec
+        assert spec.in_spec is not None
+        assert spec.out_spec is not None
+        return cls(spec.in_spec, spec.out_spec)
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments as the delegate takes them.
@@ -83,36 +102,88 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
     Args:
         program: A program whose graph and signature are its own.
     """
-    spec = program.call_spec
     output = program.graph.output_node()
     specs = program.graph_signature.output_specs
-    inputs = [
-        input_spec.arg.name
-        for input_spec in program.graph_signature.input_specs
-        if input_spec.kind == InputKind.USER_INPUT
-    ]
+    inputs = [node.name for node in _user_inputs(program)]
     kept: list[tuple[Any, OutputSpec]] = []
     constants: list[tuple[int, Any]] = []
     mutated: list[int] = []
     returned = 0
-    for value, found in zip(output.args[0], specs, strict=True):
-        if found.kind == OutputKind.USER_INPUT_MUTATION and found.target is not None:
-            mutated.append(inputs.index(found.target))
-            kept.append((value, OutputSpec(OutputKind.USER_OUTPUT, found.arg, None)))
-            continue
-        if found.kind == OutputKind.USER_OUTPUT:
-            if not isinstance(value, Node):
-                constants.append((returned, value))
-                returned += 1
-                continue
-            returned += 1
-        kept.append((value, found))
-    if len(kept) != len(specs) or mutated:
+    for value, spec in zip(output.args[0], specs, strict=True):
+        is_result = spec.kind == OutputKind.USER_OUTPUT
+        if is_result and not isinstance(value, Node):
+            constants.append((returned, value))
+        elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+            mutated.append(inputs.index(str(spec.target)))
+            kept.append((value, OutputSpec(OutputKind.USER_OUTPUT, spec.arg, None)))
+        else:
+            kept.append((value, spec))
+        returned += is_result
+    if constants or mutated:
         output.args = (tuple(value for value, _ in kept),)
         program.graph_module.recompile()
-        signature = copy_signature(program.graph_signature)
-        signature.output_specs = [found for _, found in kept]
+        output_specs = [spec for _, spec in kept]
+        signature = ExportGraphSignature(program.graph_signature.input_specs, output_specs)
         set_program_parts(program, graph_signature=signature)
-    assert spec.in_spec is not None
-    assert spec.out_spec is not None
-    return CallingConvention(spec.in_spec, spec.out_spec, tuple(constants), tuple(mutated))
+    return replace(CallingConvention.of(program), constants=constants, mutated=mutated)
+
+
+def single_call_program(
+    delegate: torch.nn.Module, inner: ExportedProgram, convention: CallingConvention
+) -> ExportedProgram:
+    """Return a program whose inputs go to ``delegate`` and whose outputs come from it.
+
+    Args:
+        delegate: The delegate to call. What it owns is no part of the program.
+        inner: The program that the delegate stands for, flat in and out.
+        convention: How the program is called.
+    """
+    graph = Graph()
+    arguments: list[Node] = []
+    for source in _user_inputs(inner):
+        arguments.append(graph.placeholder(source.name))
+        arguments[-1].meta = {"val": source.meta.get("val")}
+    values = inner.graph.output_node().args[0]
+    returned = [
+        value_of(value)
+        for value, spec in zip(values, inner.graph_signature.output_specs, strict=True)
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
+    call = graph.call_function(executorch_call_delegate, (graph.get_attr(_NAME), *arguments))
+    call.meta = {"val": returned, HANDLE: 1}
+    parts = [graph.call_function(operator.getitem, (call, n)) for n in range(len(returned))]
+    for part, value in zip(parts, returned, strict=True):
+        part.meta = {"val": value}
+    changed = parts[: len(convention.mutated)]
+    results = convention.with_constants(list(parts[len(changed) :]))
+    graph.output((*changed, *results))
+    root = torch.nn.Module()
+    root.add_module(_NAME, delegate)
+    input_specs = [InputSpec(InputKind.USER_INPUT, argument_of(one), None) for one in arguments]
+    output_specs = [
+        OutputSpec(OutputKind.USER_INPUT_MUTATION, argument_of(part), arguments[index].name)
+        for part, index in zip(changed, convention.mutated, strict=True)
+    ]
+    output_specs += [OutputSpec(OutputKind.USER_OUTPUT, argument_of(r), None) for r in results]
+    signature = ModuleCallSignature([], [], convention.in_spec, convention.out_spec)
+    return ExportedProgram(
+        root=GraphModule(root, graph),
+        graph=graph,
+        graph_signature=ExportGraphSignature(input_specs, output_specs),
+        state_dict={},
+        range_constraints=dict(inner.range_constraints),
+        module_call_graph=[ModuleCallEntry("", signature)],
+        constants={},
+    )
+
+
+_NAME = "lowered_module_0"
+
+
+def _user_inputs(program: ExportedProgram) -> list[Node]:
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return [
+        node
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if spec.kind == InputKind.USER_INPUT
+    ]

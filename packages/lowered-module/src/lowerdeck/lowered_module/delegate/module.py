@@ -10,9 +10,10 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import as_peer
-from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
-from lowerdeck.lowered_module.delegate.single_call import single_call_program
-from lowerdeck.lowered_module.errors import SignatureError
+from lowerdeck.lowered_module.delegate.calling_convention import (
+    CallingConvention,
+    single_call_program,
+)
 from lowerdeck.lowered_module.program.prepared import PreparedProgram
 from lowerdeck.torch_base import executorch_call_delegate
 
@@ -57,8 +58,8 @@ class LoweredBackendModule(torch.nn.Module):
         convention: CallingConvention | None = None,
     ) -> None:
         super().__init__()
-        self._convention = convention
         self._program = PreparedProgram.of(edge_program)
+        self._convention = convention or CallingConvention.of(self._program)
         self._backend_id = backend_id
         self._processed_bytes = processed_bytes
         self._compile_specs = compile_specs
@@ -106,16 +107,8 @@ class LoweredBackendModule(torch.nn.Module):
         Raises:
             SignatureError: The arguments are not structured as the program's.
         """
-        convention = self._convention
-        if convention is None:
-            if kwargs:
-                raise SignatureError(
-                    f"the delegate of {self._backend_id!r} takes flat positional arguments, found "
-                    f"keyword arguments {sorted(kwargs)}"
-                )
-            return executorch_call_delegate(self, *args)
-        flat = convention.flat(args, kwargs)
-        return convention.result(executorch_call_delegate(self, *flat), flat)
+        flat = self._convention.flat(args, kwargs)
+        return self._convention.result(executorch_call_delegate(self, *flat), flat)
 
     def program(
         self,

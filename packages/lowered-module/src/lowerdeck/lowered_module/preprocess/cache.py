@@ -11,9 +11,9 @@ import os
 import stat
 import tempfile
 import warnings
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.serializer import DataEntry, NamedDataStoreOutput, ScalarType, TensorLayout
 from lowerdeck.torch_base import attribute_of, bytes_of, graphs_of, pytree
 
-FORMAT = "lowerdeck result 3"
+FORMAT = "lowerdeck result 4"
 
 # Neither through a link nor waiting for the writer of a pipe, where the system has either.
 _FLAGS = (
@@ -91,10 +91,8 @@ class ResultCache:
             result: What the backend returned.
         """
         metas = (getattr(result, f"{prefix}delegate_info_meta", None) for prefix in ("", "_"))
-        plain = isinstance(result.processed_bytes, bytes) and not any(
-            meta is not None for meta in metas
-        )
-        if key is None or not plain:
+        has_objects = any(meta is not None for meta in metas)
+        if key is None or has_objects or not isinstance(result.processed_bytes, bytes):
             return
         content = _encoded(key, result)
         try:
@@ -203,73 +201,46 @@ def _specs(compile_specs: Iterable[Any]) -> list[tuple[str, bytes]]:
     return [(spec.key, bytes(spec.value)) for spec in compile_specs]
 
 
-# An entry is an uncompressed zip archive, whose checksums find what is cut short or altered:
-# `head`, in JSON, `blob`, and the buffers of named data, numbered from 0.
+# An entry is the SHA-256 of the rest, a line of JSON and the bytes that it describes: the blob and
+# the buffers of named data. The line holds the key, without which a file renamed to another key's
+# would be taken for that key's.
 
 
 def _encoded(key: str, result: Any) -> bytes:
     store = getattr(result, "data_store_output", None)
     handles = getattr(result, "debug_handle_map", None)
-    head = {
-        # Without it a file renamed to another key's would be taken for that key's.
-        "key": key,
-        # Pairs, because JSON knows no int keys.
-        "handles": None if handles is None else list(handles.items()),
-        "pte": None if store is None else _entries(store.pte_data),
-        "external": None
-        if store is None
-        else {tag: _entries(entries) for tag, entries in store.external_data.items()},
-    }
-    buffers = () if store is None else store.buffers
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in (
-            ("head", json.dumps(head).encode()),
-            ("blob", result.processed_bytes),
-            *((str(number), memoryview(one).cast("B")) for number, one in enumerate(buffers)),
-        ):
-            # Without a date, so that equal results are equal bytes.
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return stream.getvalue()
+    blobs = [result.processed_bytes, *(() if store is None else store.buffers)]
+    views = [memoryview(blob).cast("B") for blob in blobs]
+    # Pairs, because JSON knows no int keys; named data of the program itself is that of tag None.
+    pairs = None if handles is None else list(handles.items())
+    groups = [] if store is None else [(None, store.pte_data), *store.external_data.items()]
+    entries = [(tag, key, astuple(one)) for tag, group in groups for key, one in group.items()]
+    tags = None if store is None else list(store.external_data)
+    head = json.dumps([key, [view.nbytes for view in views], pairs, tags, entries])
+    content = b"".join([head.encode(), b"\n", *views])
+    return hashlib.sha256(content).digest() + content
 
 
-def _decoded(key: str, content: bytes) -> PreprocessResult:
+def _decoded(key: str, entry: bytes) -> PreprocessResult:
     """Return the result of an entry; raise anything if it is not one of this key."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
-            raise ValueError("compressed: it might be of any size")
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    head, blob = json.loads(parts.pop("head")), parts.pop("blob")
-    if head["key"] != key:
+    start = hashlib.sha256().digest_size
+    end = entry.index(b"\n", start) + 1
+    if hashlib.sha256(memoryview(entry)[start:]).digest() != entry[:start]:
+        raise ValueError("cut short or altered")
+    found, sizes, pairs, tags, entries = json.loads(entry[start:end])
+    if found != key:
         raise ValueError("the entry of another key")
-    store = None
-    if head["pte"] is not None:
-        store = NamedDataStoreOutput(
-            buffers=[parts[str(number)] for number in range(len(parts))],
-            pte_data=_restored(head["pte"], len(parts)),
-            external_data={
-                tag: _restored(entries, len(parts)) for tag, entries in head["external"].items()
-            },
-        )
-    handles = head["handles"]
-    return PreprocessResult(
-        processed_bytes=blob,
-        debug_handle_map=None if handles is None else {name: tuple(v) for name, v in handles},
-        data_store_output=store,
-    )
-
-
-def _entries(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: astuple(entry) for key, entry in entries.items()}
-
-
-def _restored(entries: Mapping[str, Any], buffers: int) -> dict[str, DataEntry]:
-    if not all(0 <= operator.index(index) < buffers for index, _, _ in entries.values()):
-        raise ValueError("an entry of a buffer that is not there")
-    return {
-        key: DataEntry(index, operator.index(alignment), layout and _layout(*layout))
-        for key, (index, alignment, layout) in entries.items()
-    }
+    buffers: list[Any] = [entry[a:b] for a, b in pairwise(accumulate(sizes, initial=end))]
+    blob, store = buffers.pop(0), None
+    if tags is not None:
+        store = NamedDataStoreOutput(buffers, {}, {tag: {} for tag in tags})
+        for tag, name, (index, alignment, layout) in entries:
+            if not 0 <= operator.index(index) < len(buffers):
+                raise ValueError("an entry of a buffer that is not there")
+            group = store.pte_data if tag is None else store.external_data[tag]
+            group[name] = DataEntry(index, operator.index(alignment), layout and _layout(*layout))
+    handles = None if pairs is None else {name: tuple(value) for name, value in pairs}
+    return PreprocessResult(blob, handles, store)
 
 
 def _layout(scalar_type: int, sizes: Iterable[int], order: Iterable[int]) -> TensorLayout:

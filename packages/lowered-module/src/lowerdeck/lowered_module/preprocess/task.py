@@ -62,10 +62,11 @@ class Task:
             groups: dict[int | None, list[int]] = {}
             for number, tensor in enumerate(tensors):
                 groups.setdefault(_large_storage(tensor), []).append(number)
-            saved = [
-                (numbers, _saved([tensors[number] for number in numbers]))
-                for numbers in groups.values()
-            ]
+            saved = []
+            for numbers in groups.values():
+                stream, group = io.BytesIO(), [tensors[number] for number in numbers]
+                torch.save([_alone(*group)] if len(group) == 1 else group, stream)
+                saved.append((numbers, stream.getvalue()))
         except Exception as error:
             raise PreprocessError(
                 f"a partition cannot be sent to an executor ({type(error).__name__}: {error}): "
@@ -83,7 +84,10 @@ class Task:
         tensors: dict[int, torch.Tensor] = {}
         try:
             for numbers, data in self.tensors:
-                tensors.update(zip(numbers, _loaded(data), strict=True))
+                # A mapped file is private: a backend may write to what it is given.
+                source = data if isinstance(data, Path) else io.BytesIO(data)
+                loaded = torch.load(source, weights_only=True, mmap=source is data)
+                tensors.update(zip(numbers, loaded, strict=True))
             program = load_program(self.program, [tensors[n] for n in range(len(tensors))])
         except Exception as error:
             raise PreprocessError(
@@ -101,12 +105,6 @@ def _large_storage(tensor: torch.Tensor) -> int | None:
     return storage if is_large else None
 
 
-def _saved(tensors: list[torch.Tensor]) -> bytes:
-    stream = io.BytesIO()
-    torch.save([_alone(*tensors)] if len(tensors) == 1 else tensors, stream)
-    return stream.getvalue()
-
-
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without the rest of its memory, which torch.save would write as well."""
     if (
@@ -118,16 +116,6 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     return torch.nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
-
-
-def _loaded(data: bytes | Path) -> list[torch.Tensor]:
-    # A mapped file is private: a backend may write to what it is given.
-    tensors: list[torch.Tensor]
-    if isinstance(data, Path):
-        tensors = torch.load(data, weights_only=True, mmap=True)
-    else:
-        tensors = torch.load(io.BytesIO(data), weights_only=True)
-    return tensors
 
 
 class SharedWeights(Executor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from torch.fx import Node
@@ -91,7 +92,7 @@ def is_like(one: Node, other: Node) -> bool:
     return equal_sizes(shape_of(one), shape_of(other))
 
 
-def equal_sizes(one: Sizes, other: Sizes) -> bool:
+def equal_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether shapes are equal, whatever their symbols are worth."""
     return len(one) == len(other) and all(
         is_equal(expression_of(a), expression_of(b)) for a, b in zip(one, other, strict=True)
