@@ -300,7 +300,7 @@ def test_check_names_the_output_and_the_state_that_differ(
         ("nothing", 3, "expected MODULE:FACTORY"),
         ("no.such.module:f", 3, "cannot be imported"),
         ("mymodel.py:f", 3, "without .py: mymodel:f"),
-        ("command_model:absent", 3, "has no 'absent'"),
+        ("command_model:absent", 3, "has no attribute 'absent'"),
         ("command_model:wrong", 3, "returned a int"),
         ("command_model:number", 3, "is a int, expected a function"),
         ("command_model:needs", 3, "raised TypeError"),

@@ -119,7 +119,7 @@ def test_it_names_the_weights_that_stay_float(
         (("no-such",), 2, r"Tenths does not quantise by 'no-such', but by tenths \(weights of"),
         (("missing",), 4, "--quantize missing: this needs tenths: pip install tenths"),
         (("missing", "--calibrate", "rounded_model:samples"), 2, "looks at no samples"),
-        (("tenths", "--calibrate", "rounded_model:gone"), 3, "has no 'gone'"),
+        (("tenths", "--calibrate", "rounded_model:gone"), 3, "has no attribute 'gone'"),
         (("tenths", "--calibrate", "rounded_model:number"), 3, "is a int, expected a function"),
         (("tenths", "--calibrate", "rounded_model:tensor"), 3, "returned a Tensor, expected"),
         (("tenths", "--calibrate", "rounded_model:none"), 3, "returned nothing, expected"),

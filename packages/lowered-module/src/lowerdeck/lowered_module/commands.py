@@ -6,8 +6,8 @@ import argparse
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lowerdeck.inspect import (
     say,
     writing,
 )
-from lowerdeck.lowered_module.authoring.quantization import quantization_names
+from lowerdeck.lowered_module.authoring.quantization import Quantization, quantization_names
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError
@@ -51,7 +51,7 @@ from lowerdeck.lowered_module.pipeline import (
 )
 from lowerdeck.lowered_module.program.held_messages import held_messages
 from lowerdeck.lowered_module.progress import Stages
-from lowerdeck.lowered_module.quantizing import Quantizer, float_weights
+from lowerdeck.lowered_module.quantizing import find_offer, float_weights, quantize
 
 _TOLERANCE = 1e-4
 _DEFAULT = "XnnpackBackend"
@@ -154,14 +154,23 @@ class LowerCommand:
         args.backend = [
             _full_name(one) for one in args.backend or [default] if one not in {"", "none"}
         ]
-        quantizer = None
+        chosen = None
         if args.quantize is not None:
-            quantizer = Quantizer.choose(
-                args.quantize, args.backend, has_samples=args.calibrate is not None
-            )
+            has_samples = args.calibrate is not None
+            chosen = find_offer(args.quantize, args.backend, has_samples=has_samples)
         tolerance = _TOLERANCE if args.tolerance is None else args.tolerance
-        with _torch_quiet(), _outlived(args.factory), Stages(_STAGES) as stages:
-            lines, accuracy = _lower(args, quantizer, tolerance, stages)
+        with warnings.catch_warnings(), Stages(_STAGES) as stages:
+            # torch tells its users that its own copies of tree specs are outdated.
+            outdated = r"`isinstance\(treespec, LeafSpec\)`"
+            warnings.filterwarnings("ignore", message=outdated, category=FutureWarning)
+            try:
+                lines, accuracy = _lower(args, chosen, tolerance, stages)
+            except SystemExit as error:
+                # No code of a model, a partitioner or a backend ends the process.
+                raise LoweringError(
+                    f"code that lowering {args.factory!r} runs ended with {in_a_line(error)}; "
+                    "--debug shows where"
+                ) from error
         if not args.auto:
             note = " (the default; --backend none: portable kernels alone)" if default else ""
             say(f"backend        {', '.join(args.backend) or 'none: portable kernels'}{note}")
@@ -190,7 +199,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             "somewhat more than that, as in --tolerance 0.1",
             ExitStatus.USAGE,
         )
-    keep_apart(read=[], written=_written(args))
+    keep_apart(read=[], written=[("--output", args.output), ("--html", args.html)])
     if args.calibrate is not None and args.quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
     if args.auto and args.bounds is not None:
@@ -203,12 +212,11 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         )
 
 
-def _written(args: argparse.Namespace) -> list[tuple[str, Path | None]]:
-    return [("--output", args.output), ("--html", args.html)]
-
-
 def _lower(
-    args: argparse.Namespace, quantizer: Quantizer | None, tolerance: float, stages: Stages
+    args: argparse.Namespace,
+    chosen: tuple[str, Quantization] | None,
+    tolerance: float,
+    stages: Stages,
 ) -> tuple[list[str], tuple[OutputAccuracy, ...]]:
     """Write the file; return the lines of the report, and what a comparison gave."""
     told = nullcontext if getattr(args, "debug", False) else held_messages
@@ -218,19 +226,20 @@ def _lower(
             model = model.with_dynamic_batch(*args.dynamic)
     made_by: dict[str, Any] = {}
     samples: Sequence[Any] = ()
-    with stages.stage("quantize" if quantizer else "export"), told():
-        if quantizer is None:
+    with stages.stage("quantize" if chosen else "export"), told():
+        if chosen is None:
             program = model.export(f"what {args.factory!r} returned", "; --debug shows where")
         else:
+            backend, offer = chosen
             samples = () if args.calibrate is None else samples_from(args.calibrate)
-            program, made_by[quantizer.backend] = quantizer.quantize(model, samples)
+            program, made_by[backend] = quantize(offer, args.quantize, model, samples)
     trials: Sequence[Trial] = ()
     partitioners = []
     if not args.auto:
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
     # Modules that are named have been imported by now, so that their files are known.
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
-    keep_apart(read=sources(read), written=_written(args))
+    keep_apart(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
         with stages.stage("measure"), told():
             lowered, trials = lower_fastest(
@@ -262,12 +271,12 @@ def _lower(
         lines.append(f"warning        nothing was delegated to {', '.join(args.backend)}")
     if trains(program):
         lines.append(f"warning        {args.factory} {TRAINS}")
-    if quantizer is not None:
+    if chosen is not None:
         lines += quantization_lines(
-            quantizer.mode,
-            float_weights(quantizer.offer, quantizer.mode, program),
+            args.quantize,
+            float_weights(chosen[1], args.quantize, program),
             sum(one.nbytes for one in model.module.parameters() if one.is_floating_point()),
-            len(samples) if quantizer.is_calibrated else None,
+            len(samples) if args.quantize in chosen[1].calibrated else None,
             accuracy,
         )
     return lines, accuracy
@@ -367,25 +376,3 @@ def _compared(
                     f"{output} cannot be compared: {error}", ExitStatus.FAILED
                 ) from error
             return (), str(error)
-
-
-@contextmanager
-def _torch_quiet() -> Iterator[None]:
-    """Keep torch from telling users that torch's own copies of tree specs are outdated."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning
-        )
-        yield
-
-
-@contextmanager
-def _outlived(factory: str) -> Iterator[None]:
-    """Let no code of a model, a partitioner or a backend end the process."""
-    try:
-        yield
-    except SystemExit as error:
-        raise LoweringError(
-            f"code that lowering {factory!r} runs ended with {in_a_line(error)}; --debug shows "
-            "where"
-        ) from error

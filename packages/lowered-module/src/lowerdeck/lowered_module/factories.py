@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,20 +140,16 @@ def _named(text: str, expected: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         made: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        stem = Path(module).stem
-        cure = "install it, or start the command in the folder that holds it"
-        if module == f"{stem}.py":
-            cure = f"give the module without .py: {stem}:{path}"
-        raise LoweringError(
-            f"module {module!r} of {text!r} cannot be imported ({error}): {cure}"
-        ) from error
     except (Exception, SystemExit) as error:
-        raise LoweringError(
-            f"module {module!r} of {text!r} cannot be imported: {in_a_line(error)}"
-        ) from error
-    for name in path.split("."):
-        if not hasattr(made, name):
-            raise LoweringError(f"{text!r}: {made!r} has no {name!r}")
-        made = getattr(made, name)
-    return made
+        why = f": {in_a_line(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            stem = Path(module).stem
+            cure = "install it, or start the command in the folder that holds it"
+            if module == f"{stem}.py":
+                cure = f"give the module without .py: {stem}:{path}"
+            why = f" ({error}): {cure}"
+        raise LoweringError(f"module {module!r} of {text!r} cannot be imported{why}") from error
+    try:
+        return attrgetter(path)(made)
+    except AttributeError as error:
+        raise LoweringError(f"{text!r}: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torch.export import ExportedProgram
@@ -25,91 +24,75 @@ from lowerdeck.lowered_module.inspect.float_weights import (
 from lowerdeck.lowered_module.pipeline import Example, in_a_line
 
 
-@dataclass(frozen=True, slots=True)
-class Quantizer:
-    """A mode of a backend that quantises.
+def find_offer(
+    mode: str, backends: Sequence[str], *, has_samples: bool
+) -> tuple[str, Quantization]:
+    """Return the name and the offer of the first of some backends that can quantise.
 
-    Attributes:
-        backend: Name of the backend.
-        mode: One of the modes that it offers.
-        offer: What it offers.
+    Args:
+        mode: The value of ``--quantize``.
+        backends: The values of ``--backend``.
+        has_samples: Whether there are samples of inputs.
+
+    Raises:
+        CommandError: There is none, it lacks that mode, or the mode takes no samples.
     """
+    installed = quantization_names()
+    name = next((one for one in backends if one in installed), None)
+    if name is None:
+        raise CommandError(
+            f"--quantize {mode} needs a --backend that quantises; installed are: "
+            f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models "
+            "that are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e "
+            "made, and leave --quantize out",
+            ExitStatus.USAGE,
+        )
+    offer = find_quantization(name)
+    if mode not in offer.modes:
+        known = ", ".join(f"{one} ({what})" for one, what in offer.modes.items())
+        raise CommandError(
+            f"{name} does not quantise by {mode!r}, but by {known}", ExitStatus.USAGE
+        )
+    if has_samples and mode not in offer.calibrated:
+        raise CommandError(
+            f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
+        )
+    return name, offer
 
-    backend: str
-    mode: str
-    offer: Quantization
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether the mode looks at samples of inputs."""
-        return self.mode in self.offer.calibrated
+def quantize(
+    offer: Quantization, mode: str, model: Example, samples: Sequence[Sample]
+) -> tuple[ExportedProgram, Partitioner]:
+    """Return the quantised program of a model and the partitioner for it.
 
-    @classmethod
-    def choose(cls, mode: str, backends: Sequence[str], *, has_samples: bool) -> Quantizer:
-        """Return the mode of the first of some backends that can quantise.
+    Args:
+        offer: What the backend offers.
+        mode: One of its modes.
+        model: The model with its example inputs.
+        samples: What to calibrate with; the example inputs if there are none.
 
-        Args:
-            mode: The value of ``--quantize``.
-            backends: The values of ``--backend``.
-            has_samples: Whether there are samples of inputs.
-
-        Raises:
-            CommandError: There is none, it lacks that mode, or the mode takes no samples.
-        """
-        installed = quantization_names()
-        name = next((one for one in backends if one in installed), None)
-        if name is None:
-            raise CommandError(
-                f"--quantize {mode} needs a --backend that quantises; installed are: "
-                f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models "
-                "that are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e "
-                "made, and leave --quantize out",
-                ExitStatus.USAGE,
-            )
-        chosen = cls(name, mode, find_quantization(name))
-        if mode not in chosen.offer.modes:
-            known = ", ".join(f"{one} ({what})" for one, what in chosen.offer.modes.items())
-            raise CommandError(
-                f"{name} does not quantise by {mode!r}, but by {known}", ExitStatus.USAGE
-            )
-        if has_samples and not chosen.is_calibrated:
-            raise CommandError(
-                f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
-            )
-        return chosen
-
-    def quantize(
-        self, model: Example, samples: Sequence[Sample]
-    ) -> tuple[ExportedProgram, Partitioner]:
-        """Return the quantised program of a model and the partitioner for it.
-
-        Args:
-            model: The model with its example inputs.
-            samples: What to calibrate with; the example inputs if there are none.
-
-        Raises:
-            CommandError: Something is not installed that this needs.
-            LoweringError: The model cannot be quantised, or the samples do not fit it.
-        """
-        if model.program is not None:
-            raise CommandError(
-                "--quantize needs a module, and the factory returned an ExportedProgram: let it "
-                "return (module, example_args)",
-                ExitStatus.USAGE,
-            )
-        module, inputs, named = model.module, model.args, model.kwargs
-        try:
-            return self.offer.quantize(
-                self.mode, module, inputs, named, samples or [(inputs, named)]
-            )
-        except ModuleNotFoundError as error:
-            raise CommandError(f"--quantize {self.mode}: {error}", ExitStatus.FAILED) from error
-        except (Exception, SystemExit) as error:
-            cure = " do the model and the samples to calibrate with fit each other?"
-            raise LoweringError(
-                f"--quantize {self.mode} failed: {in_a_line(error)};"
-                f"{cure if self.is_calibrated else ''} --debug shows where"
-            ) from error
+    Raises:
+        CommandError: Something is not installed that this needs.
+        LoweringError: The model cannot be quantised, or the samples do not fit it.
+    """
+    if model.program is not None:
+        raise CommandError(
+            "--quantize needs a module, and the factory returned an ExportedProgram: let it "
+            "return (module, example_args)",
+            ExitStatus.USAGE,
+        )
+    inputs = model.args, model.kwargs
+    try:
+        return offer.quantize(mode, model.module, *inputs, samples or [inputs])
+    except ModuleNotFoundError as error:
+        raise CommandError(f"--quantize {mode}: {error}", ExitStatus.FAILED) from error
+    except (Exception, SystemExit) as error:
+        is_calibrated = mode in offer.calibrated
+        cure = " do the model and the samples to calibrate with fit each other?"
+        raise LoweringError(
+            f"--quantize {mode} failed: {in_a_line(error)};"
+            f"{cure if is_calibrated else ''} --debug shows where"
+        ) from error
 
 
 def float_weights(

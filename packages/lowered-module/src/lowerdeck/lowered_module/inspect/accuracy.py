@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,29 +73,35 @@ def call_in_eager(
     """
     model = copy_module(module, share_parameters=True)
     calls = []
+
+    def add_call(model: torch.nn.Module, inputs: tuple[Any, Any]) -> None:
+        # A model may write its inputs, and return them.
+        args, kwargs = copy.deepcopy(inputs)
+        outputs = copy.deepcopy(pytree.tree_leaves(model(*args, **kwargs)))
+        calls.append(EagerCall(*inputs, outputs))
+
     with torch.no_grad():
         for number in range(count):
             before = copy_module(model, share_parameters=True) if number else model
-            inputs = pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), (args, dict(kwargs)))
+            given = tuple(args), dict(kwargs)
             try:
-                outputs = _leaves_of(model, inputs)
+                add_call(model, pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), given))
             except Exception:
                 if not number:
                     raise
                 # A model may check its inputs; then it is called with the example inputs again.
-                model, inputs = before, copy.deepcopy((args, dict(kwargs)))
-                outputs = _leaves_of(model, inputs)
-            calls.append(EagerCall(tuple(inputs[0]), inputs[1], outputs))
+                model = before
+                add_call(model, copy.deepcopy(given))
     return calls, dict(model.named_buffers())
 
 
-def compare_calls(
+def pair_values(
     calls: Sequence[EagerCall],
     run: Callable[..., Any],
-    state: Mapping[str, torch.Tensor] | None = None,
-    state_of: Callable[[], Mapping[str, torch.Tensor]] = dict,
-) -> tuple[OutputAccuracy, ...]:
-    """Return the difference of each output in its worst call, and of each buffer after the last.
+    state: Mapping[str, torch.Tensor],
+    state_of: Callable[[], Mapping[str, torch.Tensor]],
+) -> Iterator[tuple[str, int, Any, Any]]:
+    """Yield outputs and state of a lowered model: name, number of the call, value, eager's value.
 
     Args:
         calls: The calls of the model.
@@ -103,18 +109,36 @@ def compare_calls(
         state: The model's buffers after its last call, by name.
         state_of: Returns the same of the lowered model, as far as its state can be read.
     """
-    worst: dict[str, OutputAccuracy] = {}
     for number, call in enumerate(calls, 1):
         outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
-        for position, one in enumerate(accuracy_of(outputs, call.outputs)):
-            name = f"output {position}"
-            if name not in worst or not one.largest <= worst[name].largest:
-                worst[name] = replace(one, name=name, call=number)
+        if len(outputs) != len(call.outputs):
+            yield "the number of outputs", number, len(outputs), len(call.outputs)
+        for position, pair in enumerate(zip(outputs, call.outputs, strict=False)):
+            yield f"output {position}", number, *pair
     lowered = state_of() if state else {}
-    for name, wanted in (state or {}).items():
-        if name in lowered:
-            (one,) = accuracy_of([lowered[name]], [wanted])
-            worst[name] = replace(one, name=f"state {name!r}", call=len(calls))
+    for name in filter(lowered.__contains__, state):
+        yield f"state {name!r}", len(calls), lowered[name], state[name]
+
+
+def compare_calls(
+    calls: Sequence[EagerCall],
+    run: Callable[..., Any],
+    state: Mapping[str, torch.Tensor],
+    state_of: Callable[[], Mapping[str, torch.Tensor]],
+) -> tuple[OutputAccuracy, ...]:
+    """Return the difference of each output in its worst call, and of each buffer after the last.
+
+    Args:
+        calls: As ``pair_values`` takes them.
+        run: Likewise.
+        state: Likewise.
+        state_of: Likewise.
+    """
+    worst: dict[str, OutputAccuracy] = {}
+    for name, number, value, wanted in pair_values(calls, run, state, state_of):
+        one = _compare_values(value, wanted)
+        if name not in worst or not one.largest <= worst[name].largest:
+            worst[name] = replace(one, name=name, call=number)
     return tuple(worst.values())
 
 
@@ -126,24 +150,22 @@ def accuracy_of(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[Output
         expected: Outputs of the model. If their number differs, a single, infinite difference is
             returned.
     """
-    nothing_alike = OutputAccuracy(float("inf"), float("inf"), 0.0)
     if len(outputs) != len(expected):
-        return (nothing_alike,)
-    return tuple(
-        _compare_tensors(one, other)
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        else OutputAccuracy(0.0, 0.0, 1.0)
-        if type(one) is type(other) and one == other
-        else nothing_alike
-        for one, other in zip(outputs, expected, strict=True)
-    )
+        return (_NOTHING_ALIKE,)
+    return tuple(map(_compare_values, outputs, expected))
 
 
-def _compare_tensors(one: torch.Tensor, other: torch.Tensor) -> OutputAccuracy:
+_EQUAL = OutputAccuracy(0.0, 0.0, 1.0)
+_NOTHING_ALIKE = OutputAccuracy(float("inf"), float("inf"), 0.0)
+
+
+def _compare_values(one: Any, other: Any) -> OutputAccuracy:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return _EQUAL if type(one) is type(other) and one == other else _NOTHING_ALIKE
     if one.shape != other.shape or one.is_complex() != other.is_complex():
-        return OutputAccuracy(float("inf"), float("inf"), 0.0)
+        return _NOTHING_ALIKE
     if not other.numel() or torch.equal(one, other):
-        return OutputAccuracy(0.0, 0.0, 1.0)
+        return _EQUAL
     one, other = _as_rows(one), _as_rows(other)
     alike = (one == other) | (one.isnan() & other.isnan())
     parts = (
@@ -164,12 +186,6 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         return torch.view_as_real(tensor.to(torch.complex128))
     return tensor.to(torch.float64).unsqueeze(1)
-
-
-def _leaves_of(module: torch.nn.Module, inputs: tuple[Any, dict[str, Any]]) -> list[Any]:
-    # A model may write its inputs, and return them.
-    args, kwargs = copy.deepcopy(inputs)
-    return list(copy.deepcopy(pytree.tree_leaves(module(*args, **kwargs))))
 
 
 def _vary(leaf: Any, number: int) -> Any:

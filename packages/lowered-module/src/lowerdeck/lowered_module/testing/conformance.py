@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
 from lowerdeck.inspect import installed_entries
-from lowerdeck.lowered_module.inspect.accuracy import call_in_eager
+from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, pair_values
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import delegates_in
 from lowerdeck.lowered_module.testing.programs import Sample, generated
-from lowerdeck.torch_base import graphs_of, pytree
+from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(slots=True)
@@ -177,33 +177,25 @@ def _compare(
     state_of: Callable[[], Mapping[str, torch.Tensor]],
     tolerance: float,
 ) -> None:
-    calls, state = call_in_eager(sample.module, sample.inputs, {})
-    for number, call in enumerate(calls, 1):
-        outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
-        where = f"differs from eager's in call {number} of {len(calls)}"
-        _expect(len(outputs) == len(call.outputs), f"the number of outputs {where}")
-        for position, pair in enumerate(zip(outputs, call.outputs, strict=True)):
-            _expect_close(*pair, tolerance, f"output {position} {where}")
-    found = state_of()
-    for name, wanted in state.items():
-        if name in found:
-            where = f"state {name!r} differs from eager's after {len(calls)} calls"
-            _expect_close(found[name], wanted, tolerance, where)
-
-
-def _expect_close(value: Any, wanted: Any, tolerance: float, message: str) -> None:
     """Compare each element by its own size, and the dtype."""
-    if not isinstance(wanted, torch.Tensor):
-        _expect(type(value) is type(wanted) and value == wanted, message)
-        return
-    torch.testing.assert_close(
-        value,
-        wanted,
-        atol=tolerance,
-        rtol=tolerance,
-        equal_nan=True,
-        msg=lambda reason: f"{message}: {' '.join(reason.split())}",
-    )
+    calls, state = call_in_eager(sample.module, sample.inputs, {})
+    for name, number, value, wanted in pair_values(calls, run, state, state_of):
+        where = f"{name} differs from eager's in call {number} of {len(calls)}"
+        if not isinstance(wanted, torch.Tensor):
+            _expect(type(value) is type(wanted) and value == wanted, where)
+            continue
+        torch.testing.assert_close(
+            value,
+            wanted,
+            atol=tolerance,
+            rtol=tolerance,
+            equal_nan=True,
+            msg=partial(_in_a_line, where),
+        )
+
+
+def _in_a_line(where: str, reason: str) -> str:
+    return f"{where}: {' '.join(reason.split())}"
 
 
 def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
