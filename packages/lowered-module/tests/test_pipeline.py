@@ -228,7 +228,12 @@ class SaysTooLittle(RunPartitioner):
 @pytest.mark.parametrize(
     ("programs", "partitioners", "error", "words"),
     [
-        (Classifier(), None, LoweringError, "give its example inputs too"),
+        (
+            Classifier(),
+            None,
+            LoweringError,
+            "is a Classifier, expected an ExportedProgram, .module, example_args",
+        ),
         (3, None, LoweringError, "method 'forward' is a int"),
         ((Classifier(), X, 3), None, LoweringError, r"is a \(Classifier, tuple, int\)"),
         ({"a": (BRANCHING, X)}, None, LoweringError, "torch.export cannot export method 'a'"),

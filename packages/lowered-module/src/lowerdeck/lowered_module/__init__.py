@@ -36,7 +36,6 @@ from lowerdeck.lowered_module.authoring.rejects import (
     WhyNoPartitionReporter,
     operator_name,
 )
-from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import (
     AliasingError,
@@ -64,7 +63,12 @@ from lowerdeck.lowered_module.inspect.inspection import (
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, Remark, delegation_summary
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
 from lowerdeck.lowered_module.preprocess.task import SharedWeights
-from lowerdeck.lowered_module.program.constants import constant_names, constant_tensors
+from lowerdeck.lowered_module.program.constants import (
+    constant_names,
+    constant_tensors,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import (
     changed_as_in_exir,

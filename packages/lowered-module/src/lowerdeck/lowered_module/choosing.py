@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
+from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
@@ -129,7 +129,8 @@ def lower_fastest(
             known = runtime.backends()
         except OfficialRuntimeError as error:
             raise LoweringError(str(error)) from error
-        names = ["", *(_installed(known) if backends is None else backends)]
+        installed = {entry.name for entry in installed_entries(PARTITIONERS)}
+        names = ["", *(sorted(installed & set(known)) if backends is None else backends)]
         show(0, len(names), f"the runtime's own kernels, then {', '.join(names[1:]) or 'nothing'}")
         for name in names:
             start = time.perf_counter()
@@ -143,7 +144,12 @@ def lower_fastest(
                 # The least of many calls: other work on the machine only makes one slower.
                 repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))
                 seconds = min(runtime.run(inputs, repeat=repeat).seconds)
-                difference = _difference(first.outputs, expected, tolerance)
+                differences = [one.largest for one in accuracy_of(first.outputs, expected)]
+                difference = max(differences, default=0.0)
+                if not difference <= tolerance:
+                    raise LoweringError(
+                        f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
+                    )
                 trial = replace(trial, milliseconds=1e3 * seconds, difference=difference)
             except (LoweringError, OfficialRuntimeError) as error:
                 trial = Trial(name, why_not=str(error))
@@ -158,8 +164,7 @@ def lower_fastest(
     best = min(times, key=times.__getitem__)
     if times.get("", math.inf) <= _AS_FAST * times[best]:
         best = ""
-    trials = [replace(one, chosen=one.backend == best) for one in trials]
-    return programs[best], trials
+    return programs[best], [replace(one, chosen=one.backend == best) for one in trials]
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
@@ -174,12 +179,6 @@ def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
         yield trial.line(width)
 
 
-def _installed(known: Sequence[str]) -> list[str]:
-    """Return the installed partitioners whose backend the runtime has, each name once."""
-    entries = importlib.metadata.entry_points(group=PARTITIONERS)
-    return sorted({entry.name for entry in entries} & set(known))
-
-
 def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, Trial]:
     """Lower a program for one backend into a file."""
     try:
@@ -192,14 +191,6 @@ def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredPr
         raise LoweringError("takes nothing of the program")
     counts = sum(summary.delegates.values()), sum(summary.left.values())
     return lowered, Trial(name, *counts, file_bytes=lowered.save(file))
-
-
-def _difference(outputs: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> float:
-    """Return the largest difference from eager; raise where it is more than the tolerance."""
-    difference = max((one.largest for one in accuracy_of(outputs, wanted)), default=0.0)
-    if not difference <= tolerance:
-        raise LoweringError(f"differs from eager by {difference:.3g}, more than {tolerance:.3g}")
-    return difference
 
 
 def _silent(done: int, total: int, label: str) -> None:

@@ -49,8 +49,7 @@ from lowerdeck.lowered_module.pipeline import (
     lower_exported,
     trains,
 )
-from lowerdeck.lowered_module.program.held_messages import held_messages
-from lowerdeck.lowered_module.progress import Stages
+from lowerdeck.lowered_module.progress import Stages, held_messages
 from lowerdeck.lowered_module.quantizing import find_offer, float_weights, quantize
 
 _TOLERANCE = 1e-4

@@ -32,10 +32,11 @@ from lowerdeck.lowered_module.lowering import (
     require_programs,
     to_backend,
 )
+from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.progress import Progress, Stages
-from lowerdeck.torch_base import OpOverload, graphs_of, pytree, schema_of, varies
+from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -88,13 +89,11 @@ class LoweredProgram(EmittedProgram):
         Raises:
             LoweringError: There is no such method.
         """
-        if method is None:
-            return delegation_summary(self.programs)
-        if method not in self.programs:
+        if method is not None and method not in self.programs:
             raise LoweringError(
                 f"there is no method {method!r} that was lowered, but {', '.join(self.programs)}"
             )
-        return delegation_summary(self.programs[method])
+        return delegation_summary(self.programs if method is None else self.programs[method])
 
 
 def _unpickled(state: dict[str, Any], tensors: list[torch.Tensor]) -> LoweredProgram:
@@ -215,24 +214,20 @@ def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[Partiti
     """Return the partitioners of each method, in their order."""
     by_method = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
     require_programs(by_method, methods, LoweringError)
-    return {name: _each(one) for name, one in by_method.items()}
-
-
-def _each(given: Any) -> list[PartitionerLike]:
-    several = () if given is None else given if isinstance(given, list | tuple) else (given,)
-    return [find_partitioner(one) if isinstance(one, str) else one for one in several]
+    found = {}
+    for name, one in by_method.items():
+        several = [] if one is None else one if isinstance(one, list | tuple) else [one]
+        found[name] = [find_partitioner(p) if isinstance(p, str) else p for p in several]
+    return found
 
 
 def _settings(
     config: EmitConfig | None, constant_methods: Mapping[str, Any] | None, bounds: Bounds | None
 ) -> EmitConfig:
     settings = EmitConfig() if config is None else config
-    if bounds is not None:
-        if settings.bounds is not None:
-            raise LoweringError("bounds and config both give bounds: give them once")
-        settings = replace(settings, bounds=bounds)
-    if not constant_methods:
-        return settings
+    if bounds is not None and settings.bounds is not None:
+        raise LoweringError("bounds and config both give bounds: give them once")
+    constant_methods = constant_methods or {}
     if not isinstance(constant_methods, Mapping):
         raise LoweringError(
             f"constant_methods: found a {type(constant_methods).__name__}, expected a mapping "
@@ -244,17 +239,16 @@ def _settings(
             f"constant_methods and config both say what {', '.join(sorted(twice))} returns: say "
             "it once"
         )
-    return replace(settings, constant_methods={**settings.constant_methods, **constant_methods})
+    return replace(
+        settings,
+        bounds=settings.bounds if bounds is None else bounds,
+        constant_methods={**settings.constant_methods, **constant_methods},
+    )
 
 
 def _exported(method: str, given: Any) -> ExportedProgram:
     if isinstance(given, ExportedProgram):
         return given
-    if isinstance(given, torch.nn.Module):
-        raise LoweringError(
-            f"method {method!r} is a {type(given).__name__}, give its example inputs too: "
-            f"expected {_EXAMPLE}"
-        )
     program = example_of(given, f"method {method!r} is").export(f"method {method!r}")
     if trains(program):
         warnings.warn(f"method {method!r} {TRAINS}", stacklevel=3)
@@ -364,9 +358,8 @@ def example_of(given: Any, what: str) -> Example:
     if isinstance(given, tuple):
         described = f"({', '.join(type(one).__name__ for one in given)})"
         if len(given) in (2, 3, 4):
-            module, args, kwargs, shapes = (
-                (*given, {}, None) if len(given) == 2 else (*given, None)[:4]
-            )
+            no_more: tuple[Any, ...] = ({}, None)
+            module, args, kwargs, shapes = (*given, *no_more[len(given) - 2 :])
             if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping):
                 inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
                 return Example(module, *separate_inputs(module, inputs, kwargs), shapes)
@@ -473,8 +466,7 @@ def _decomposed(
     """Return a program taken apart, but for the calls that stay whole, inside of others too."""
     called = {
         schema_of(node.target).name
-        for graph_module in graphs_of(program.graph_module)
-        for node in graph_module.graph.nodes
+        for node in nodes_of(program.graph_module)
         if isinstance(node.target, OpOverload)
     }
     if called.isdisjoint(_RECURRENT) or all(wanted is None for wanted in kept.values()):

@@ -1,12 +1,14 @@
-"""Progress of a lowering: callbacks, and bars where standard error is a terminal."""
+"""What a lowering shows on standard error: progress, and torch's messages unless it fails."""
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stderr
+from typing import Any, TextIO
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -108,3 +110,36 @@ class Stages:
             label: What the last one is called.
         """
         self._bar.set_postfix_str(f"partition {done} of {total}: {label}")
+
+
+@contextmanager
+def held_messages() -> Iterator[None]:
+    """Hold what is printed and logged on stderr inside: told at the end, forgotten on an error.
+
+    torch prints a failing graph and logs warnings beside the error that it raises, and all that
+    is of use is in the error.
+
+    Example:
+        >>> with held_messages():
+        ...     _ = sys.stderr.write("")
+    """
+    real, held = sys.stderr, io.StringIO()
+    if not is_closed("stderr"):
+        _move(real, held)
+    try:
+        with redirect_stderr(held):
+            yield
+    finally:
+        # Also those that were made inside, which took the stream that they found.
+        _move(held, real)
+    if not is_closed("stderr"):
+        real.write(held.getvalue())
+
+
+def _move(old: TextIO, new: TextIO) -> None:
+    """Let torch's loggers that write to one stream write to another one."""
+    names = [name for name in logging.root.manager.loggerDict if f"{name}.".startswith("torch.")]
+    for logger in map(logging.getLogger, names):
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+                handler.setStream(new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 from torch.fx import Node
 
@@ -59,66 +59,66 @@ class DelegateMappingBuilder:
             DelegateMappingError: The identifier is missing, unwanted, of another type or already
                 there; not exactly one of ``nodes`` and ``handles`` is given; or no handle is left.
         """
-        found = self._handles(nodes, handles)
+        found = _handles_of(nodes, handles)
         key = self._identifier(identifier)
         self._entries[key] = found
         return key
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        if self._generated:
-            if identifier is not None:
-                raise DelegateMappingError(
-                    f"identifier {identifier!r} was given to a builder that generates its own: "
-                    "leave it out, or make the builder with generated_identifiers=False"
-                )
+        kind = type(next(iter(self._entries), identifier))
+        if self._generated and identifier is None:
             return len(self._entries)
-        if isinstance(identifier, bool) or not isinstance(identifier, int | str):
-            raise DelegateMappingError(
+        if self._generated:
+            problem = (
+                f"identifier {identifier!r} was given to a builder that generates its own: "
+                "leave it out, or make the builder with generated_identifiers=False"
+            )
+        elif isinstance(identifier, bool) or not isinstance(identifier, int | str):
+            problem = (
                 f"an int or str identifier is needed, found {identifier!r}: give one, or make the "
                 "builder with generated_identifiers=True"
             )
-        if identifier in self._entries:
-            raise DelegateMappingError(
+        elif identifier in self._entries:
+            problem = (
                 f"identifier {identifier!r} stands for handles {self._entries[identifier]} "
                 "already: give every entry an identifier of its own"
             )
-        kind = type(next(iter(self._entries), identifier))
-        if not isinstance(identifier, kind):
-            raise DelegateMappingError(
+        elif not isinstance(identifier, kind):
+            problem = (
                 f"identifier {identifier!r} is no {kind.__name__} like those before it: a map has "
                 "either int or str identifiers"
             )
-        return identifier
-
-    @staticmethod
-    def _handles(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]:
-        if (nodes is None) == (handles is None):
-            raise DelegateMappingError(
-                "exactly one of nodes and handles is needed, found "
-                + ("neither" if nodes is None else "both")
-            )
-        candidates: Iterable[object]
-        if nodes is not None:
-            several = [nodes] if isinstance(nodes, Node) else list(nodes)
-            for node in several:
-                if not isinstance(node, Node):
-                    raise DelegateMappingError(
-                        f"torch.fx nodes are needed, found {node!r} of type {type(node).__name__}"
-                    )
-            candidates = [node.meta.get("debug_handle") for node in several]
-            source = ", ".join(node.name for node in several)
         else:
-            candidates = [handles] if isinstance(handles, int) else list(handles or ())
-            source = repr(handles)
-        found = {handle for handle in candidates if handle is not None}
-        for handle in found:
-            if isinstance(handle, bool) or not isinstance(handle, int):
+            return identifier
+        raise DelegateMappingError(problem)
+
+
+def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]:
+    if (nodes is None) == (handles is None):
+        raise DelegateMappingError(
+            "exactly one of nodes and handles is needed, found "
+            + ("neither" if nodes is None else "both")
+        )
+    given: Any = nodes if handles is None else handles
+    candidates: list[Any] = [given] if isinstance(given, Node | int) else list(given)
+    if handles is None:
+        for node in candidates:
+            if not isinstance(node, Node):
                 raise DelegateMappingError(
-                    f"debug handles are ints, found {handle!r} of type {type(handle).__name__}"
+                    f"torch.fx nodes are needed, found {node!r} of type {type(node).__name__}"
                 )
-        if not found:
+    source = ", ".join(map(str, candidates))
+    if handles is None:
+        candidates = [node.meta.get("debug_handle") for node in candidates]
+    found = {handle for handle in candidates if handle is not None}
+    for handle in found:
+        if isinstance(handle, bool) or not isinstance(handle, int):
             raise DelegateMappingError(
-                f"no debug handle among [{source}]: lower through to_backend, which gives every "
-                'node one, or set node.meta["debug_handle"]'
+                f"debug handles are ints, found {handle!r} of type {type(handle).__name__}"
             )
-        return tuple(sorted(cast("set[int]", found)))
+    if not found:
+        raise DelegateMappingError(
+            f"no debug handle among [{source}]: lower through to_backend, which gives every "
+            'node one, or set node.meta["debug_handle"]'
+        )
+    return tuple(sorted(found))

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from lowerdeck.lowered_module._executorch import backend_base, edge_operator
 from lowerdeck.lowered_module.authoring.backend import CompileSpec, with_plain_bytes
-from lowerdeck.torch_base import graphs_of
+from lowerdeck.lowered_module.program.graphs import nodes_of
 
 OURS = "lowerdeck"
 """Key of the compile spec that tells our partitions from those of ExecuTorch's backend of the same
@@ -47,12 +47,11 @@ def to_torchs_operators(graph_module: GraphModule) -> list[tuple[Any, Any]]:
         The nodes that were changed, with what they called before.
     """
     changed = []
-    for module in graphs_of(graph_module):
-        for node in module.graph.nodes:
-            operator = edge_operator(node.target) if node.op == "call_function" else None
-            if operator is not None:
-                changed.append((node, node.target))
-                node.target = operator
+    for node in nodes_of(graph_module):
+        operator = edge_operator(node.target) if node.op == "call_function" else None
+        if operator is not None:
+            changed.append((node, node.target))
+            node.target = operator
     return changed
 
 

@@ -19,8 +19,9 @@ from lowerdeck.lowered_module.authoring.partitioner import (
 )
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.functional import changing_inputs
+from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import OpOverload, graphs_of, state_tensors
+from lowerdeck.torch_base import OpOverload, state_tensors
 
 _CALL = re.compile(r"@\d+$")
 _SHOWN = 8
@@ -58,24 +59,20 @@ class ModulePartitioner(Partitioner):
         super().__init__()
         self.refused: Mapping[str, str] = {}
         given: Any = by_module
-        if not isinstance(given, Mapping) or not given:
+        is_mapping = isinstance(given, Mapping) and len(given) > 0
+        if not is_mapping or not all(isinstance(pattern, str) for pattern in given):
             raise PartitionError(
                 f"found {given!r} as by_module, expected a mapping from patterns of module names, "
                 "such as 'layers.*', to partitioners or names of backends"
             )
         self._by_module: dict[str, PartitionerLike] = {}
         for pattern, chosen in by_module.items():
-            if not isinstance(pattern, str):
-                raise PartitionError(
-                    f"found {pattern!r} in by_module, expected a pattern of module names"
-                )
             self._by_module[pattern] = Everything(chosen) if isinstance(chosen, str) else chosen
             require_partitioner(self._by_module[pattern])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with a tag for each unit that a partitioner takes something of."""
-        graphs = [gm.graph for gm in graphs_of(exported_program.graph_module)]
-        every = [node for graph in graphs for node in graph.nodes]
+        every = list(nodes_of(exported_program.graph_module))
         self._check_patterns(every)
         chosen: dict[Node, str] = {}
         specs: dict[str, DelegationSpec] = {}
@@ -145,10 +142,9 @@ class Everything(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with one tag on every call, and on all data that it reads."""
-        for gm in graphs_of(exported_program.graph_module):
-            for node in gm.graph.nodes:
-                if node.op == "call_function" and isinstance(node.target, OpOverload):
-                    node.meta[DELEGATION_TAG] = "all"
+        for node in nodes_of(exported_program.graph_module):
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                node.meta[DELEGATION_TAG] = "all"
         # What the user passes in belongs to nobody.
         for node in state_tensors(exported_program):
             node.meta[DELEGATION_TAG] = "all"

@@ -16,8 +16,11 @@ from lowerdeck.lowered_module.authoring.partitioner import (
     PartitionResult,
 )
 from lowerdeck.lowered_module.authoring.rejects import WhyNoPartitionReporter
-from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
-from lowerdeck.lowered_module.program.constants import constant_names
+from lowerdeck.lowered_module.program.constants import (
+    constant_names,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
 from lowerdeck.lowered_module.program.known import (
     ASSERTION,
     known_nodes,

@@ -14,8 +14,8 @@ from torch.fx import Node
 from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, outputs_of
 from lowerdeck.lowered_module.program.known import computed
-from lowerdeck.lowered_module.program.signature import MUTATIONS
 from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 from lowerdeck.torch_base import bytes_of, describe_node
@@ -50,13 +50,11 @@ class PartitionView:
         self.named_data: NamedDataStore = NamedDataStore()
         self._numbers: dict[Node, int] = {}
         self._node: Node | None = None
-        signature = program.graph_signature
         values = {**program.constants, **program.state_dict}
         self.inputs: list[Node] = []
         self.constants: dict[Node, torch.Tensor] = {}
         owned: dict[str | None, Node] = {}
-        placeholders = program.graph.find_nodes(op="placeholder")
-        for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        for node, spec in inputs_of(program):
             if spec.kind == InputKind.USER_INPUT:
                 self.inputs.append(node)
             elif spec.target is not None:
@@ -66,8 +64,7 @@ class PartitionView:
                 owned[spec.target] = node
         self.outputs: list[Node] = []
         mutations: dict[Node, Node] = {}
-        returned = program.graph.output_node().args[0]
-        for value, output in zip(returned, signature.output_specs, strict=True):
+        for value, output in outputs_of(program):
             if output.kind in MUTATIONS:
                 mutations[owned[output.target]] = value
             else:

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import value_of
+from lowerdeck.lowered_module.program.graphs import inputs_of, outputs_of, value_of
 from lowerdeck.lowered_module.program.signature import argument_of
 from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_parts
 
@@ -102,14 +102,12 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
     Args:
         program: A program whose graph and signature are its own.
     """
-    output = program.graph.output_node()
-    specs = program.graph_signature.output_specs
     inputs = [node.name for node in _user_inputs(program)]
     kept: list[tuple[Any, OutputSpec]] = []
     constants: list[tuple[int, Any]] = []
     mutated: list[int] = []
     returned = 0
-    for value, spec in zip(output.args[0], specs, strict=True):
+    for value, spec in outputs_of(program):
         is_result = spec.kind == OutputKind.USER_OUTPUT
         if is_result and not isinstance(value, Node):
             constants.append((returned, value))
@@ -120,7 +118,7 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
             kept.append((value, spec))
         returned += is_result
     if constants or mutated:
-        output.args = (tuple(value for value, _ in kept),)
+        program.graph.output_node().args = (tuple(value for value, _ in kept),)
         program.graph_module.recompile()
         output_specs = [spec for _, spec in kept]
         signature = ExportGraphSignature(program.graph_signature.input_specs, output_specs)
@@ -143,12 +141,8 @@ def single_call_program(
     for source in _user_inputs(inner):
         arguments.append(graph.placeholder(source.name))
         arguments[-1].meta = {"val": source.meta.get("val")}
-    values = inner.graph.output_node().args[0]
-    returned = [
-        value_of(value)
-        for value, spec in zip(values, inner.graph_signature.output_specs, strict=True)
-        if spec.kind == OutputKind.USER_OUTPUT
-    ]
+    results = [value for value, spec in outputs_of(inner) if spec.kind == OutputKind.USER_OUTPUT]
+    returned = list(map(value_of, results))
     call = graph.call_function(executorch_call_delegate, (graph.get_attr(_NAME), *arguments))
     call.meta = {"val": returned, HANDLE: 1}
     parts = [graph.call_function(operator.getitem, (call, n)) for n in range(len(returned))]
@@ -181,9 +175,4 @@ _NAME = "lowered_module_0"
 
 
 def _user_inputs(program: ExportedProgram) -> list[Node]:
-    placeholders = program.graph.find_nodes(op="placeholder")
-    return [
-        node
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
-        if spec.kind == InputKind.USER_INPUT
-    ]
+    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]

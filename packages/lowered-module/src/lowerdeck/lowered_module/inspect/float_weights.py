@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from lowerdeck.lowered_module.authoring.rejects import operator_name
-from lowerdeck.torch_base import OpOverload, graphs_of, returns_view
+from lowerdeck.lowered_module.program.graphs import inputs_of, nodes_of
+from lowerdeck.torch_base import OpOverload, returns_view
 
 _SMALL = 1000
 """Weights of at most so many bytes are not listed."""
@@ -53,9 +54,8 @@ def list_float_weights(
         why_float: Returns why the weight that a node reads stays float; None leaves it out.
     """
     weights = []
-    placeholders = program.graph.find_nodes(op="placeholder")
     tensors = {**program.state_dict, **program.constants}
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+    for node, spec in inputs_of(program):
         tensor = tensors.get(str(spec.target))
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             continue
@@ -76,7 +76,8 @@ def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWe
             call of any of them quantises.
     """
     parts = list(programs)
-    if not any(map(_quantizes, (gm for one in parts for gm in graphs_of(one.graph_module)))):
+    nodes = (node for part in parts for node in nodes_of(part.graph_module))
+    if not any("quantize" in str(node.target) for node in nodes if _is_call(node)):
         return ()
     # A weight that several delegates read is one.
     return _sorted({one.name: one for part in parts for one in list_float_weights(part)}.values())
@@ -84,10 +85,6 @@ def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWe
 
 def _sorted(weights: Iterable[FloatWeight]) -> tuple[FloatWeight, ...]:
     return tuple(sorted(weights, key=lambda one: (-one.nbytes, one.name)))
-
-
-def _quantizes(gm: GraphModule) -> bool:
-    return any("quantize" in str(node.target) for node in gm.graph.nodes if _is_call(node))
 
 
 def _is_call(node: Node) -> bool:

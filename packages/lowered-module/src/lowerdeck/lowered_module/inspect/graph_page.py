@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from lowerdeck.inspect import html_page
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.program.graphs import inputs_of, outputs_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
 from lowerdeck.torch_base import (
     attribute_of,
@@ -61,72 +63,60 @@ def graph_html(
         raise LoweringError(
             f"found a {type(program).__name__}, expected an exported program: torch.export.export"
         )
-    picture = _Picture(dict(reasons))
-    picture.add_program(program)
+    picture = _Picture(reasons)
+    picture.add_graph(program.graph_module, _user_inputs(program), {}, -1)
     style, script = (
         files(__package__).joinpath(f"graph_page.{kind}").read_text(encoding="utf-8")
         for kind in ("css", "js")
     )
-    return html_page(picture.data(title), title, script=script, style=style)
+    data = {"title": title, "groups": picture.groups, "nodes": picture.nodes}
+    return html_page(data, title, script=script, style=style)
 
 
 class _Picture:
-    """Nodes of all graphs in one list, each after what it needs.
+    """Nodes of all graphs in one list, each after what it needs, as the script reads them.
 
     Args:
         reasons: For names of nodes why no partition took them.
     """
 
-    def __init__(self, reasons: dict[str, str]) -> None:
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.groups: list[dict[str, Any]] = []
         self._reasons = reasons
-        # As the script of the page reads them.
-        self._nodes: list[dict[str, Any]] = []
-        self._groups: list[dict[str, Any]] = []
         self._tags: dict[str, int] = {}
 
-    def add_program(self, program: ExportedProgram) -> None:
-        """Add the nodes of a whole program.
-
-        Args:
-            program: The program; its delegates are shown by the nodes inside them.
-        """
-        self._add_graph(program.graph_module, _user_inputs(program), {}, -1)
-
-    def data(self, title: str) -> dict[str, Any]:
-        """Return what the script draws.
-
-        Args:
-            title: What to call the program.
-        """
-        return {"title": title, "groups": self._groups, "nodes": self._nodes}
-
-    def _add_graph(
+    def add_graph(
         self,
         graph_module: GraphModule,
-        inputs: frozenset[str] | None,
+        inputs: Container[Node] | None,
         made_by: dict[Node, list[int]],
         group: int,
     ) -> None:
-        """Add the nodes of one graph; ``made_by`` says what stands for values from outside."""
+        """Add the nodes of one graph.
+
+        Args:
+            graph_module: The graph; its delegates are shown by the nodes inside them.
+            inputs: Its placeholders that are shown; None for all.
+            made_by: For nodes, what stands for their values; what is given are those from outside.
+            group: Its group; -1 outside of all delegates.
+        """
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":
-                self._add_input(node, inputs, made_by)
+                if node not in made_by and (inputs is None or node in inputs):
+                    made_by[node] = [self._add(node, "input", -1, made_by)]
             elif node.op == "call_function" and node.target is executorch_call_delegate:
                 self._add_delegate(graph_module, node, made_by)
             elif is_getitem(node):
                 made_by.setdefault(node, made_by.get(cast("Node", node.args[0]), []))
             elif node.op == "call_function":
-                for child in _graphs_of_call(graph_module, node):
-                    self._add_branch(child, node, made_by, group)
+                for arg in node.all_input_nodes:
+                    child = attribute_of(graph_module, arg) if arg.op == "get_attr" else None
+                    if isinstance(child, GraphModule):
+                        self._add_branch(child, node, made_by, group)
                 made_by[node] = [self._add(node, "op", self._group_of(node, group), made_by)]
             elif node.op == "output" and group < 0:
                 self._add(node, "output", -1, made_by)
-
-    def _add_input(
-        self, node: Node, inputs: frozenset[str] | None, made_by: dict[Node, list[int]]
-    ) -> None:
-        if node not in made_by and (inputs is None or node.name in inputs):
-            made_by[node] = [self._add(node, "input", -1, made_by)]
 
     def _add_delegate(
         self, graph_module: GraphModule, node: Node, made_by: dict[Node, list[int]]
@@ -134,24 +124,19 @@ class _Picture:
         """Add the nodes inside a delegate, so that the picture shows what it computes."""
         handle, *args = cast("list[Node]", list(node.args))
         delegate = cast("LoweredBackendModule", attribute_of(graph_module, handle))
-        number = len(self._groups)
+        number = len(self.groups)
         specs = [f"{spec.key} = {_brief(spec.value)}" for spec in delegate.compile_specs]
-        self._add_group(
-            str(handle.target), delegate.backend_id, len(delegate.processed_bytes), specs
-        )
+        nbytes = len(delegate.processed_bytes)
+        self._add_group(str(handle.target), delegate.backend_id, nbytes, specs)
         inner = delegate.original_module
-        names = _user_inputs(inner)
-        holes = [n for n in inner.graph.find_nodes(op="placeholder") if n.name in names]
-        inside: dict[Node, list[int]] = {
+        holes = _user_inputs(inner)
+        inside = {
             hole: made_by.get(arg, [])
             for hole, arg in zip(holes, args, strict=False)
             if isinstance(arg, Node)
         }
-        self._add_graph(inner.graph_module, names, inside, number)
-        results = [
-            inside.get(result, []) if isinstance(result, Node) else []
-            for result in _results(inner.graph_module)
-        ]
+        self.add_graph(inner.graph_module, holes, inside, number)
+        results = [inside.get(value, []) for value, _ in outputs_of(inner)]
         made_by[node] = sorted({one for result in results for one in result})
         for user in node.users:
             if is_getitem(user) and isinstance(user.args[1], int) and user.args[1] < len(results):
@@ -163,24 +148,21 @@ class _Picture:
         """Add the nodes of a branch or body; its inputs stand for whatever the call reads."""
         outside = sorted({one for arg in call.all_input_nodes for one in made_by.get(arg, [])})
         inside = dict.fromkeys(child.graph.find_nodes(op="placeholder"), outside)
-        before = len(self._nodes)
-        self._add_graph(child, None, inside, group)
-        made_by.setdefault(call, []).extend(range(before, len(self._nodes)))
-
-    def _reason(self, node: Node) -> str:
-        return self._reasons.get(node.name) or node.meta.get(REJECT) or "no partitioner took it"
+        before = len(self.nodes)
+        self.add_graph(child, None, inside, group)
+        made_by.setdefault(call, []).extend(range(before, len(self.nodes)))
 
     def _group_of(self, node: Node, group: int) -> int:
         tag = node.meta.get(DELEGATION_TAG)
         if group >= 0 or not isinstance(tag, str):
             return group
         if tag not in self._tags:
-            self._tags[tag] = len(self._groups)
+            self._tags[tag] = len(self.groups)
             self._add_group(tag, "tagged, not lowered", None, [])
         return self._tags[tag]
 
     def _add_group(self, name: str, backend: str, nbytes: int | None, specs: list[str]) -> None:
-        self._groups.append({"name": name, "backend": backend, "nbytes": nbytes, "specs": specs})
+        self.groups.append({"name": name, "backend": backend, "nbytes": nbytes, "specs": specs})
 
     def _add(self, node: Node, kind: str, group: int, made_by: dict[Node, list[int]]) -> int:
         needs = {one for arg in node.all_input_nodes for one in made_by.get(arg, [])}
@@ -192,8 +174,8 @@ class _Picture:
             for arg in node.all_input_nodes
             if arg.op == "placeholder" and arg not in made_by
         ]
-        left_out = kind == "op" and group < 0
-        self._nodes.append(
+        why = self._reasons.get(node.name) or node.meta.get(REJECT) or "no partitioner took it"
+        self.nodes.append(
             {
                 "name": node.name,
                 "label": _brief(_label(node)),
@@ -203,28 +185,14 @@ class _Picture:
                 "constants": constants,
                 "type": _brief(_type(node.meta.get("val"))),
                 "place": _brief(_line(node)),
-                "reason": _brief(self._reason(node)) if left_out else "",
+                "reason": _brief(why) if kind == "op" and group < 0 else "",
             }
         )
-        return len(self._nodes) - 1
+        return len(self.nodes) - 1
 
 
-def _user_inputs(program: ExportedProgram) -> frozenset[str]:
-    return frozenset(str(name) for name in program.graph_signature.user_inputs)
-
-
-def _graphs_of_call(graph_module: GraphModule, call: Node) -> Iterator[GraphModule]:
-    for arg in call.all_input_nodes:
-        if arg.op == "get_attr":
-            child = attribute_of(graph_module, arg)
-            if isinstance(child, GraphModule):
-                yield child
-
-
-def _results(graph_module: GraphModule) -> Sequence[object]:
-    (output,) = graph_module.graph.find_nodes(op="output")
-    results = output.args[0]
-    return results if isinstance(results, tuple | list) else [results]
+def _user_inputs(program: ExportedProgram) -> list[Node]:
+    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]
 
 
 def _label(node: Node) -> str:

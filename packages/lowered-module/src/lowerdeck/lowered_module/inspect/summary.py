@@ -14,9 +14,8 @@ from lowerdeck.lowered_module.authoring.rejects import operator_name, table
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_weights_of_parts
-from lowerdeck.lowered_module.program.graphs import computing_nodes, delegates_in
+from lowerdeck.lowered_module.program.graphs import computing_nodes, delegates_in, nodes_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
-from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +128,9 @@ def delegation_summary(
 
 
 def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:
-    for gm in graphs_of(module.original_module.graph_module):
-        for node in gm.graph.nodes:
-            for heading, why in node.meta.get(REMARKS, {}).items():
-                yield Remark(heading, operator_name(node), node.name, why)
+    for node in nodes_of(module.original_module.graph_module):
+        for heading, why in node.meta.get(REMARKS, {}).items():
+            yield Remark(heading, operator_name(node), node.name, why)
 
 
 def _delegated(delegates: Iterable[LoweredBackendModule]) -> Iterator[Node]:

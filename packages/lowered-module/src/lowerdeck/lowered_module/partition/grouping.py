@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import computing_nodes
+from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
-from lowerdeck.torch_base import attribute_of, graphs_of, is_getitem
+from lowerdeck.torch_base import attribute_of, is_getitem
 
 Groups = dict[str, list[Node]]
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
@@ -94,9 +94,8 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
 
 def strip_tags(graph_module: GraphModule) -> None:
     """Remove the tags from ``graph_module`` and all graphs nested in it, in place."""
-    for gm in graphs_of(graph_module):
-        for node in gm.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
+    for node in nodes_of(graph_module):
+        node.meta.pop(DELEGATION_TAG, None)
 
 
 def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:

@@ -14,7 +14,8 @@ from lowerdeck.lowered_module._executorch import clone_operator
 from lowerdeck.lowered_module.errors import OwnershipError, PartitionError
 from lowerdeck.lowered_module.partition.grouping import Groups
 from lowerdeck.lowered_module.program.functional import changing_inputs
-from lowerdeck.lowered_module.program.signature import OWNABLE_KINDS, STATE_MUTATIONS
+from lowerdeck.lowered_module.program.graphs import inputs_of, new_values
+from lowerdeck.lowered_module.program.signature import OWNABLE_KINDS
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, USED_ELSEWHERE
 from lowerdeck.torch_base import MemoryUse, find_schema
 
@@ -44,14 +45,12 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
         OwnershipError: A constant that must not be shared would be, or a mutated buffer cannot
             move into its partition.
     """
-    graph = program.graph
     tag_of = {node: tag for tag, nodes in groups.items() for node in nodes}
-    new_values = _new_values(program)
+    values = new_values(program)
     changing = changing_inputs(program)
     owned: Owned = {}
     memory: MemoryUse | None = None
-    placeholders = graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+    for node, spec in inputs_of(program):
         tag = node.meta.get(DELEGATION_TAG)
         if tag is None or tag not in tags:
             continue
@@ -63,15 +62,15 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             )
         if spec.kind not in OWNABLE_KINDS:
             continue
-        if spec.target in new_values and USED_ELSEWHERE in node.meta:
+        if spec.target in values and USED_ELSEWHERE in node.meta:
             raise OwnershipError(
                 f"buffer {spec.target!r} ({node.name!r}) is tagged {tag!r}, but another method "
                 "that is lowered with this one uses it, and would not see what the delegate does "
                 "to it: leave it untagged"
             )
-        if spec.target in new_values:
+        if spec.target in values:
             memory = memory or MemoryUse.of_program(program)
-            _own_state(memory, node, tag, new_values[spec.target], groups, tag_of)
+            _own_state(memory, node, tag, values[spec.target], groups, tag_of)
             owned.setdefault(tag, []).append(node)
         elif node in changing:
             raise OwnershipError(
@@ -82,16 +81,6 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             for owner in _owners(node, spec, tag, groups, tag_of):
                 owned.setdefault(owner, []).append(node)
     return owned
-
-
-def _new_values(program: ExportedProgram) -> Mapping[str | None, object]:
-    values = program.graph.output_node().args[0]
-    specs = program.graph_signature.output_specs
-    return {
-        spec.target: value
-        for value, spec in zip(values, specs, strict=True)
-        if spec.kind in STATE_MUTATIONS
-    }
 
 
 def _owners(

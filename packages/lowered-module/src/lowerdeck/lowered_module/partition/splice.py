@@ -15,9 +15,13 @@ from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.partition.cut import CutProgram, free_names
 from lowerdeck.lowered_module.partition.grouping import strip_tags
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import value_of
+from lowerdeck.lowered_module.program.graphs import (
+    STATE_MUTATIONS,
+    inputs_of,
+    outputs_of,
+    value_of,
+)
 from lowerdeck.lowered_module.program.prepared import StateCopies
-from lowerdeck.lowered_module.program.signature import STATE_MUTATIONS
 from lowerdeck.torch_base import executorch_call_delegate, graphs_of, renamed_outputs
 
 
@@ -60,8 +64,7 @@ def splice_delegates(
     taken = {name for part in cut.cuts for name in part.owned}
     input_specs: list[InputSpec] = []
     owned: set[str | None] = set()
-    placeholders = program.graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+    for node, spec in inputs_of(program):
         if node.name in taken and not node.users:
             owned.add(spec.target)
             program.graph.erase_node(node)
@@ -90,14 +93,8 @@ def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
     """Remove what moved into delegates from the graph's output; return the specs of the rest."""
     taken = {id(spec) for part in cut.cuts for specs in part.mutated.values() for spec in specs}
     names = {name for part in cut.cuts for name in part.mutated}
-    output = cut.program.graph.output_node()
-    specs = cut.program.graph_signature.output_specs
-    kept = [
-        (value, spec)
-        for value, spec in zip(output.args[0], specs, strict=True)
-        if id(spec) not in taken
-    ]
-    output.args = (tuple(value for value, _ in kept),)
+    kept = [(value, spec) for value, spec in outputs_of(cut.program) if id(spec) not in taken]
+    cut.program.graph.output_node().args = (tuple(value for value, _ in kept),)
     for part in cut.cuts:
         for reader in list(part.call.users):
             if reader.name in names and not reader.users:
@@ -107,10 +104,9 @@ def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
 
 def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
     """Move the readers of a partition's call to its delegate's, which returns no mutations."""
-    outputs = delegate.original_module.graph.output_node().args[0]
-    specs = delegate.original_module.graph_signature.output_specs
-    skipped = sum(spec.kind in STATE_MUTATIONS for spec in specs)
-    new.meta["val"] = [value_of(output) for output in outputs[skipped:]]
+    outputs = list(outputs_of(delegate.original_module))
+    skipped = sum(spec.kind in STATE_MUTATIONS for _, spec in outputs)
+    new.meta["val"] = [value_of(value) for value, _ in outputs[skipped:]]
     stack = _stack_around(delegate.original_module.graph)
     for reader in list(old.users):
         reader.args = (new, cast("int", reader.args[1]) - skipped)

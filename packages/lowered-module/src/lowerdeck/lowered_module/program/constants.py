@@ -1,14 +1,32 @@
-"""Which placeholders of a program no run changes, and their tensors."""
+"""Constants and state of a program: what no run changes, and which partition gets it."""
 
 from __future__ import annotations
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
 from lowerdeck.lowered_module.program.functional import changing_inputs
+from lowerdeck.lowered_module.program.graphs import inputs_of, new_values
+from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, USED_ELSEWHERE
 
-_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+DATA = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+"""The kinds of inputs that are tensors of the program."""
+
+
+def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
+    """Return the placeholders that no run changes, with their names in the state.
+
+    Args:
+        program: As for ``constant_names``.
+    """
+    changing = changing_inputs(program)
+    return {
+        node: spec.target
+        for node, spec in inputs_of(program)
+        if spec.kind in DATA and spec.target is not None and node not in changing
+    }
 
 
 def constant_names(program: ExportedProgram) -> dict[str, str]:
@@ -25,12 +43,7 @@ def constant_names(program: ExportedProgram) -> dict[str, str]:
         For each placeholder that is an unchanged parameter, buffer or lifted tensor constant: the
         key of its tensor in ``state_dict`` or ``constants``.
     """
-    changing = {node.name for node in changing_inputs(program)}
-    return {
-        spec.arg.name: spec.target
-        for spec in program.graph_signature.input_specs
-        if spec.kind in _KINDS and spec.target is not None and spec.arg.name not in changing
-    }
+    return {node.name: target for node, target in constant_inputs(program).items()}
 
 
 def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
@@ -42,8 +55,50 @@ def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     Returns:
         Placeholder names and their tensors.
     """
-    state, constants = program.state_dict, program.constants
-    return {
-        name: (state[target] if target in state else constants[target]).detach()
-        for name, target in constant_names(program).items()
-    }
+    tensors = {**program.constants, **program.state_dict}
+    return {name: tensors[target].detach() for name, target in constant_names(program).items()}
+
+
+def tag_constant_data(edge_program: ExportedProgram) -> None:
+    """Tag each parameter, buffer and lifted constant that tagged nodes read, in place.
+
+    Call it after tagging the nodes. Buffers that the program mutates are left alone (see
+    ``tag_mutated_buffer``). Data read by several partitions gets the smallest of their tags, and
+    is owned by all of them. Data that nobody reads goes to the first partition, so that nothing
+    dangles.
+
+    Args:
+        edge_program: The program that a partitioner is tagging.
+    """
+    tagged = (node.meta.get(DELEGATION_TAG) for node in edge_program.graph.nodes)
+    first = next((tag for tag in tagged if tag is not None), None)
+    for node in constant_inputs(edge_program):
+        tags = {tag for user in node.users if (tag := user.meta.get(DELEGATION_TAG)) is not None}
+        if tags:
+            node.meta[DELEGATION_TAG] = min(tags)
+        elif not node.users and first is not None:
+            node.meta[DELEGATION_TAG] = first
+
+
+def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
+    """Tag each mutated buffer whose new value a partition computes, in place.
+
+    Call it after tagging the nodes. The partition then owns the buffer, and no call passes it in
+    or out. A buffer whose old value others read too is left to the program; tag it yourself to
+    have the partition return the old value as well. So is one that another method uses, of those
+    that are lowered together.
+
+    Args:
+        edge_program: The program that a partitioner is tagging.
+    """
+    values = new_values(edge_program)
+    for node, spec in inputs_of(edge_program):
+        value = values.get(str(spec.target))
+        if spec.kind not in DATA or not isinstance(value, Node) or value.op == "placeholder":
+            continue
+        tag = value.meta.get(DELEGATION_TAG)
+        # With USED_ELSEWHERE the delegate would change a state of its own, which the other
+        # methods do not see.
+        readers = {user.meta.get(DELEGATION_TAG) for user in node.users}
+        if tag is not None and USED_ELSEWHERE not in node.meta and readers <= {tag}:
+            node.meta[DELEGATION_TAG] = tag

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
-from torch.export.graph_signature import ExportGraphSignature, InputKind
+from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of
+from lowerdeck.lowered_module.program.graphs import inputs_of
 from lowerdeck.torch_base import (
     collector_held,
     copy_graph_module,
@@ -23,22 +24,15 @@ from lowerdeck.torch_base import (
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy for a partitioner to tag: own graphs, fake weights, the same constants."""
+    values = [(spec.target, node.meta.get("val")) for node, spec in inputs_of(program)]
+    mode = fake_mode_of([value for _, value in values])
+    known = dict(values)
+    state: dict[str, Any] = dict(program.state_dict)
+    if mode is not None:
+        for name, tensor in program.state_dict.items():
+            fake = known.get(name)
+            state[name] = mode.from_tensor(tensor, static_shapes=True) if fake is None else fake
     graph_module = copy_graph_module(program.graph_module)
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    known = {
-        spec.target: node.meta.get("val")
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
-    }
-    mode = fake_mode_of([node.meta.get("val") for node in placeholders])
-
-    def fake(name: str, tensor: Any) -> Any:
-        value = known.get(name)
-        if value is not None and mode is not None:
-            return value
-        return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
-
-    state = {name: fake(name, tensor) for name, tensor in program.state_dict.items()}
     return _copy(program, graph_module, state, dict(program.constants))
 
 
@@ -89,16 +83,6 @@ def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> Exp
     return with_parts(program, graph_module=copied, graph_signature=signature)
 
 
-def copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
-    """Return a signature with its own lists; the specs are shared, being values."""
-    return ExportGraphSignature(list(signature.input_specs), list(signature.output_specs))
-
-
-def copy_call_graph(entries: Iterable[ModuleCallEntry]) -> list[ModuleCallEntry]:
-    """Return the entries of a call graph in a list of their own."""
-    return [ModuleCallEntry(entry.fqn, entry.signature) for entry in entries]
-
-
 def _copy(
     program: ExportedProgram,
     graph_module: GraphModule,
@@ -108,11 +92,15 @@ def _copy(
     return with_parts(
         program,
         graph_module=graph_module,
-        graph_signature=copy_signature(program.graph_signature),
+        graph_signature=ExportGraphSignature(
+            list(program.graph_signature.input_specs), list(program.graph_signature.output_specs)
+        ),
         state_dict=state_dict,
         constants=constants,
         range_constraints=dict(program.range_constraints),
-        module_call_graph=copy_call_graph(program.module_call_graph),
+        module_call_graph=[
+            ModuleCallEntry(one.fqn, one.signature) for one in program.module_call_graph
+        ],
         verifiers=list(program.verifiers),
         guards_code=[],
     )

@@ -7,8 +7,8 @@ is put into that form for it, and what no backend took gets its operators and nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from lowerdeck.lowered_module._executorch import (
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.copies import shared_copy
 from lowerdeck.lowered_module.program.functional import functional
+from lowerdeck.lowered_module.program.graphs import inputs_of, nodes_of
 from lowerdeck.torch_base import (
     OpOverload,
     graphs_of,
@@ -201,36 +202,31 @@ def torchs_verifiers(program: ExportedProgram) -> list[Any]:
     """
     # Those of the Edge dialect refine torch's own.
     return [
-        next(one for one in cls.__mro__ if _dialect(one) != "EDGE") for cls in program.verifiers
+        next(one for one in cls.__mro__ if getattr(one, "dialect", None) != "EDGE")
+        for cls in program.verifiers
     ]
 
 
-def _dialect(verifier: type) -> object:
-    return getattr(verifier, "dialect", None)
-
-
 def _calls(graph_module: GraphModule) -> list[Node]:
-    return [n for gm in graphs_of(graph_module) for n in gm.graph.nodes if n.op == "call_function"]
+    return [node for node in nodes_of(graph_module) if node.op == "call_function"]
 
 
 def _lift_numbers(program: ExportedProgram) -> None:
     """Give each number beside a tensor a constant tensor of its own, in the outermost graph."""
-    graph = program.graph
-    first = next((n for n in graph.nodes if n.op != "placeholder"), None)
-    mode = fake_mode_of([n.meta.get("val") for n in graph.find_nodes(op="placeholder")])
-    specs = list(program.graph_signature.input_specs)
-    at = next((i for i, s in enumerate(specs) if s.kind == InputKind.USER_INPUT), len(specs))
-    placeholders = graph.find_nodes(op="placeholder")
-    before = placeholders[at] if at < len(placeholders) else first
+    graph, signature = program.graph, program.graph_signature
+    mode = fake_mode_of([node.meta.get("val") for node, _ in inputs_of(program)])
+    # Constants come before the user's inputs.
+    kinds = [spec.kind for spec in signature.input_specs] + [InputKind.USER_INPUT]
+    at = kinds.index(InputKind.USER_INPUT)
+    before = next(islice(graph.nodes, at, None))
     constants = dict(program.constants)
     made: list[InputSpec] = []
     for node in [n for n in graph.nodes if n.op == "call_function"]:
-        for index, dtype in _numbers(node):
-            number = node.args[index]
-            tensor = torch.tensor(number, dtype=dtype)
+        for index, tensor in _numbers(node):
             name = f"_lifted_number_{len(constants)}"
             with graph.inserting_before(before):
                 placeholder = graph.placeholder(name)
+            number = node.args[index]
             placeholder.meta["val"] = tensor if mode is None else mode.from_tensor(tensor)
             placeholder.meta[_NUMBER] = number
             constants[placeholder.name] = tensor
@@ -238,53 +234,44 @@ def _lift_numbers(program: ExportedProgram) -> None:
             made.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, placeholder.name))
             node.meta[_NUMBERS] = {**node.meta.get(_NUMBERS, {}), index: number}
             node.update_arg(index, placeholder)
-    signature = program.graph_signature
+    specs = list(signature.input_specs)
     specs[at:at] = made
     signature = ExportGraphSignature(specs, list(signature.output_specs))
     set_program_parts(program, graph_signature=signature, constants=constants)
 
 
-def _numbers(node: Node) -> list[tuple[int, torch.dtype]]:
-    """Return the arguments of a call that are numbers for tensors, with the other's type.
+def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the arguments of a call that are numbers for tensors, as tensors of the other's type.
 
     Only where a tensor of that type computes the very same: in half precision a number is exact
     and a tensor is not.
     """
-    if not isinstance(node.target, OpOverload):
-        return []
-    value = node.meta.get("val")
-    exact = (torch.float32, torch.float64, torch.int32, torch.int64)
-    others = {
-        one.meta["val"].dtype
-        for one in node.all_input_nodes
-        if isinstance(one.meta.get("val"), torch.Tensor)
-    }
-    if len(others) != 1 or not isinstance(value, torch.Tensor) or not others <= {*exact}:
-        return []
-    (dtype,) = others
-    found = []
-    for index, (one, argument) in enumerate(
-        zip(node.args, schema_of(node.target).arguments, strict=False)
-    ):
-        whole = isinstance(one, int) and not isinstance(one, bool)
-        fits = whole or (isinstance(one, float) and dtype.is_floating_point)
-        if fits and str(argument.type) in {"Tensor", "Optional[Tensor]"}:
-            found.append((index, dtype))
-    return found
+    values = [one.meta.get("val") for one in node.all_input_nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    if not isinstance(node.target, OpOverload) or not is_tensor or len(dtypes) != 1:
+        return
+    (dtype,) = dtypes
+    numbers = (int, float) if dtype.is_floating_point else (int,)
+    if dtype not in (torch.float32, torch.float64, torch.int32, torch.int64):
+        return
+    arguments = schema_of(node.target).arguments
+    for index, (one, argument) in enumerate(zip(node.args, arguments, strict=False)):
+        is_for_tensor = str(argument.type) in {"Tensor", "Optional[Tensor]"}
+        if type(one) in numbers and is_for_tensor:
+            yield index, torch.tensor(one, dtype=dtype)
 
 
 def _drop_unused(program: ExportedProgram) -> None:
     """Remove the tensors of numbers that nobody reads any more."""
-    placeholders = program.graph.find_nodes(op="placeholder")
     specs, constants = [], dict(program.constants)
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+    for node, spec in inputs_of(program):
         if _NUMBER in node.meta and not node.users:
             constants.pop(str(spec.target), None)
             program.graph.erase_node(node)
         else:
             specs.append(spec)
-    if len(specs) == len(placeholders):
+    if len(specs) == len(program.graph_signature.input_specs):
         return
-    outputs = [replace(spec) for spec in program.graph_signature.output_specs]
-    signature = ExportGraphSignature(specs, outputs)
+    signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
     set_program_parts(program, graph_signature=signature, constants=constants)

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.decompose import DecomposeError, functionalize
 from lowerdeck.lowered_module.errors import AliasingError
-from lowerdeck.lowered_module.program.signature import MUTATIONS
+from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, outputs_of
 from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, USED_ELSEWHERE
 from lowerdeck.torch_base import (
     Extent,
@@ -100,23 +100,19 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
     Args:
         program: Any program; only its outermost graph is looked at.
     """
-    placeholders = program.graph.find_nodes(op="placeholder")
-    targets = {
-        spec.target for spec in program.graph_signature.output_specs if spec.kind in MUTATIONS
-    }
-    elsewhere = {node for node in placeholders if CHANGED_ELSEWHERE in node.meta}
+    inputs = list(inputs_of(program))
+    targets = {spec.target for _, spec in outputs_of(program) if spec.kind in MUTATIONS}
+    elsewhere = {node for node, _ in inputs if CHANGED_ELSEWHERE in node.meta}
     if not targets and not writes_in_place(program.graph_module):
         # Most programs and nearly all partitions: who shares memory with whom does not matter.
         return elsewhere
     memory = MemoryUse.of_program(program)
     mutated = {
-        memory.group(node)
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
-        if (spec.target or node.name) in targets
+        memory.group(node) for node, spec in inputs if (spec.target or node.name) in targets
     }
     return {
         node
-        for node in placeholders
+        for node, _ in inputs
         if memory.group(node) in mutated or memory.writers(node) or node in elsewhere
     }
 
@@ -161,9 +157,7 @@ def mark_shared(
         used: What other methods use, as ``used_memory`` returns it.
     """
     held = state_tensors(source)
-    originals = source.graph.find_nodes(op="placeholder")
-    copies = program.graph.find_nodes(op="placeholder")
-    for copied, node in zip(copies, originals, strict=True):
+    for (copied, _), (node, _) in zip(inputs_of(program), inputs_of(source), strict=True):
         if node not in held:
             continue
         extent = Extent.of(held[node])

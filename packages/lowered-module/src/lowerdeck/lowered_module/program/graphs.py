@@ -1,13 +1,45 @@
-"""What is in a program's graphs: delegates, elements of tuples, what computes."""
+"""What is in a program: its inputs and outputs, the nodes of all graphs, delegates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, cast
 
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of, is_getitem
+
+STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+MUTATIONS = (*STATE_MUTATIONS, OutputKind.USER_INPUT_MUTATION)
+
+
+def nodes_of(graph_module: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of a graph, then those of the graphs nested in it."""
+    for gm in graphs_of(graph_module):
+        yield from gm.graph.nodes
+
+
+def inputs_of(program: ExportedProgram) -> Iterator[tuple[Node, InputSpec]]:
+    """Yield the inputs of a program: placeholders with their specs, in order."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return zip(placeholders, program.graph_signature.input_specs, strict=True)
+
+
+def outputs_of(program: ExportedProgram) -> Iterator[tuple[Any, OutputSpec]]:
+    """Yield the outputs of a program: nodes or constants with their specs, in order."""
+    values: Any = program.graph.output_node().args[0]
+    return zip(values, program.graph_signature.output_specs, strict=True)
+
+
+def new_values(program: ExportedProgram) -> dict[str, Any]:
+    """Return the new values of the parameters and buffers that a program changes, by name."""
+    return {
+        spec.target: value
+        for value, spec in outputs_of(program)
+        if spec.kind in STATE_MUTATIONS and spec.target is not None
+    }
 
 
 def value_of(output: object) -> object:
@@ -35,8 +67,7 @@ def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:
 
     Calls of delegates and getitems are not among them.
     """
-    for gm in graphs_of(graph_module):
-        for node in gm.graph.nodes:
-            computes = node.op == "call_function" and not is_getitem(node)
-            if computes and node.target is not executorch_call_delegate:
-                yield node
+    for node in nodes_of(graph_module):
+        computes = node.op == "call_function" and not is_getitem(node)
+        if computes and node.target is not executorch_call_delegate:
+            yield node

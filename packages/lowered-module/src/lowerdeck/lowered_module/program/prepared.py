@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,8 +15,9 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
+from lowerdeck.lowered_module.program.graphs import MUTATIONS, new_values, outputs_of
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
-from lowerdeck.lowered_module.program.signature import MUTATIONS, STATE_MUTATIONS, flat_call_graph
+from lowerdeck.lowered_module.program.signature import flat_call_graph
 from lowerdeck.torch_base import (
     Extent,
     FakeTensorMode,
@@ -180,7 +181,6 @@ class _Plan:
         placeholders = program.graph.find_nodes(op="placeholder")
         names = {spec.target: position for position, spec in enumerate(signature.input_specs)}
         names |= {node.name: position for position, node in enumerate(placeholders)}
-        outputs = program.graph.output_node().args[0]
         memory = MemoryUse.of_program(program)
         changing = {
             memory.group(placeholders[names[spec.target]])
@@ -189,7 +189,7 @@ class _Plan:
         }
         taken = {memory.group(placeholder) for placeholder in placeholders}
         plan = cls()
-        for index, (value, spec) in enumerate(zip(outputs, signature.output_specs, strict=True)):
+        for index, (value, spec) in enumerate(outputs_of(program)):
             group = memory.group(value) if isinstance(value, Node) else None
             if spec.kind in MUTATIONS:
                 plan.changed.append((index, group in changing, names[spec.target]))
@@ -197,13 +197,6 @@ class _Plan:
                 plan.returned.append((index, group in taken))
                 taken |= set() if group is None else {group}
         return plan
-
-
-def mutated_targets(program: ExportedProgram) -> Iterator[str]:
-    """Yield the names of the buffers and parameters that a call of ``program`` changes."""
-    for spec in program.graph_signature.output_specs:
-        if spec.kind in STATE_MUTATIONS and spec.target is not None:
-            yield spec.target
 
 
 class StateCopies:
@@ -237,7 +230,7 @@ class StateCopies:
 
 def give_own_state(program: ExportedProgram) -> None:
     """Let ``program``, in place, change copies from now on."""
-    if any(mutated_targets(program)):
+    if new_values(program):
         copies = StateCopies([program])
         set_program_parts(
             program,

@@ -26,6 +26,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
+from lowerdeck.lowered_module.program.graphs import MUTATIONS, STATE_MUTATIONS, outputs_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import pytree, with_parts
 
@@ -36,9 +37,6 @@ OWNABLE_KINDS = (
     InputKind.CUSTOM_OBJ,
 )
 """The kinds of inputs that a delegate can own, in the order in which it has them."""
-
-STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-MUTATIONS = (*STATE_MUTATIONS, OutputKind.USER_INPUT_MUTATION)
 
 
 @dataclass(slots=True)
@@ -59,9 +57,7 @@ class SignatureIndex:
     def of(cls, program: ExportedProgram) -> SignatureIndex:
         """Return the index of ``program``, by the nodes that its graph returns at this time."""
         outputs: dict[str, list[OutputSpec]] = {}
-        values = program.graph.output_node().args[0]
-        specs = program.graph_signature.output_specs
-        for value, spec in zip(values, specs, strict=True):
+        for value, spec in outputs_of(program):
             if isinstance(value, Node):
                 outputs.setdefault(value.name, []).append(spec)
         return cls(

@@ -16,9 +16,8 @@ from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, pair_values
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import delegates_in
+from lowerdeck.lowered_module.program.graphs import delegates_in, nodes_of
 from lowerdeck.lowered_module.testing.programs import Sample, generated
-from lowerdeck.torch_base import graphs_of
 
 
 @dataclass(slots=True)
@@ -124,34 +123,34 @@ def _try_sample(
     runtimes: Mapping[str, Any] | None,
     tolerance: float,
 ) -> None:
+    def attempt(check: str, action: Callable[[], Any]) -> Any:
+        return report.attempt(check, sample, action)
+
     program = sample.export()
     before = _fingerprint(program)
-    lowered = report.attempt(
-        "the program is lowered and valid", sample, lambda: to_backend(program, partitioner)
-    )
-    report.attempt(
+    lowered = attempt("the program is lowered and valid", lambda: to_backend(program, partitioner))
+    is_alike = _fingerprint(program) == before
+    attempt(
         "the caller's program and weights are left alone",
-        sample,
-        lambda: _expect(_fingerprint(program) == before, "the program or its weights changed"),
+        lambda: _expect(is_alike, "the program or its weights changed"),
     )
     if lowered is None:
         return
     delegates = delegates_in(lowered.graph_module)
     report.delegates += len(delegates)
-    report.attempt(
-        "lowering again gives the same blobs",
-        sample,
-        lambda: _same_blobs(
-            delegates, delegates_in(to_backend(program, partitioner).graph_module)
-        ),
-    )
-    report.attempt("debug maps name nodes of their partition", sample, lambda: _maps(delegates))
+
+    def lower_again() -> None:
+        again = delegates_in(to_backend(program, partitioner).graph_module)
+        blobs = [[one.processed_bytes for one in found] for found in (delegates, again)]
+        _expect(blobs[0] == blobs[1], "blobs differ from one lowering to the next")
+
+    attempt("lowering again gives the same blobs", lower_again)
+    attempt("debug maps name nodes of their partition", lambda: _check_maps(delegates))
     # Written before it is run: a program keeps the state that running it in eager leaves.
-    emitted = report.attempt("it can be written", sample, lambda: emit(lowered).to_bytes())
+    emitted = attempt("it can be written", lambda: emit(lowered).to_bytes())
     in_eager = lowered.module()
-    report.attempt(
+    attempt(
         "in eager it computes what the module does",
-        sample,
         lambda: _compare(sample, in_eager, lambda: dict(in_eager.named_buffers()), tolerance),
     )
     if emitted is None:
@@ -168,7 +167,7 @@ def _try_sample(
         method = load(emitted, backends=dict(runtimes or {})).method("forward")
         _compare(sample, method, method.state, tolerance)
 
-    report.attempt(check, sample, run_file)
+    attempt(check, run_file)
 
 
 def _compare(
@@ -213,15 +212,10 @@ def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
     )
 
 
-def _same_blobs(one: list[Any], other: list[Any]) -> None:
-    blobs = [[delegate.processed_bytes for delegate in found] for found in (one, other)]
-    _expect(blobs[0] == blobs[1], "blobs differ from one lowering to the next")
-
-
-def _maps(delegates: list[Any]) -> None:
+def _check_maps(delegates: list[Any]) -> None:
     for delegate in delegates:
-        inner = graphs_of(delegate.original_module.graph_module)
-        known = {node.meta.get(HANDLE) for gm in inner for node in gm.graph.nodes}
+        inner = nodes_of(delegate.original_module.graph_module)
+        known = {node.meta.get(HANDLE) for node in inner}
         for key, handles in (delegate.meta["debug_handle_map"] or {}).items():
             strange = set(handles) - known
             _expect(not strange, f"{key!r} maps to handles {sorted(strange)} of no node")

@@ -19,8 +19,9 @@ from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from lowerdeck.lowered_module.authoring.tagging import tag_constant_data, tag_mutated_buffer
+from lowerdeck.lowered_module.program.constants import tag_constant_data, tag_mutated_buffer
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import graphs_of
 
@@ -82,12 +83,11 @@ class TaggingPartitioner(Partitioner):
             exported_program: The program.
         """
         tags: dict[str, DelegationSpec] = {}
-        for gm in graphs_of(exported_program.graph_module):
-            for node in gm.graph.nodes:
-                tag = self.tag_of(node) if node.op == "call_function" else None
-                if tag is not None:
-                    node.meta[DELEGATION_TAG] = tag
-                    tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
+        for node in nodes_of(exported_program.graph_module):
+            tag = self.tag_of(node) if node.op == "call_function" else None
+            if tag is not None:
+                node.meta[DELEGATION_TAG] = tag
+                tags[tag] = DelegationSpec(self.backend_id, list(self.compile_specs))
         if self.constants:
             tag_constant_data(exported_program)
         if self.state:
@@ -95,7 +95,7 @@ class TaggingPartitioner(Partitioner):
         return PartitionResult(exported_program, tags)
 
 
-def runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[Node, str]:
+def _runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[Node, str]:
     """Return a tag for each chosen node: one for each run of chosen neighbours in its graph.
 
     A run is convex, because nothing is between its nodes.
@@ -118,7 +118,7 @@ def runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[N
     return tags
 
 
-class RunPartitioner(Partitioner):
+class RunPartitioner(TaggingPartitioner):
     """Tags each run of neighbouring nodes that a function chooses.
 
     Args:
@@ -127,9 +127,8 @@ class RunPartitioner(Partitioner):
     """
 
     def __init__(self, chosen: Callable[[Node], bool], **options: Any) -> None:
-        super().__init__()
+        super().__init__(lambda _: None, **options)
         self.chosen = chosen
-        self.options = options
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags.
@@ -137,5 +136,5 @@ class RunPartitioner(Partitioner):
         Args:
             exported_program: The program.
         """
-        tags = runs_of(exported_program.graph_module, self.chosen)
-        return TaggingPartitioner(tags.get, **self.options).partition(exported_program)
+        self.tag_of = _runs_of(exported_program.graph_module, self.chosen).get
+        return super().partition(exported_program)
