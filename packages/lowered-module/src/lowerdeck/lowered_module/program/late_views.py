@@ -38,7 +38,7 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     with_size_at,
 )
 from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.lowered_module.program.view_rules import RULES, TURN, no_arguments
+from lowerdeck.lowered_module.program.view_rules import MOVES, RULES
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, varies
 
 _aten = torch.ops.aten
@@ -175,32 +175,28 @@ class _Pass:
         if node not in parts:
             return False
         operands = [one for one in node.all_input_nodes if one in self._held]
-        rule = RULES.get(node.target)
-        is_due = node in wanted or (rule is not None and rule.is_move)
+        is_due = node in wanted or node.target in MOVES
         if not operands or not (is_due or len(operands) > 1):
             return False
+        rule = RULES.get(node.target)
         fine = next((self._held[one] for one in operands if rule or is_like(one, node)), None)
         if fine is None:
             return False
         args = arguments_of(node)
         first = next(iter(args))
+        target, result, changed = node.target, fine.parts, dict[str, Any]()
         if rule is not None:
-            result = rule.parts(node, fine.parts)
-            if args[first] not in self._held or result is None:
+            call = rule(node, fine.parts)
+            if args[first] not in self._held or call is None:
                 return False
-            args |= {first: fine.node, **rule.args(node, fine.parts)}
+            target, changed, result = call
+            args = {**(args if target is node.target else {}), first: fine.node, **changed}
         else:
-            result = fine.parts
             for name in list(args)[:2]:
                 if isinstance(args[name], Node):
                     args[name] = self._aligned(args[name], node, fine)
-        target = node.target
-        if rule is TURN:
-            target, args = _aten.permute.default, {first: args[first], "dims": args["dims"]}
         kwargs = {name: one for name, one in args.items() if name in node.kwargs}
-        count = len(node.args)
-        if rule is not None and rule.args is not no_arguments:
-            count = max(count, 1 + list(args).index("dims" if rule is TURN else "dim"))
+        count = max([len(node.args), *(1 + list(args).index(name) for name in changed)])
         values = tuple(args.values())[:count]
         with self._graph.inserting_before(node):
             shape = tuple(size for each in result for size in each)
@@ -378,7 +374,8 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
             if parts is not None and not _can_align(node, parts):
                 parts = None
         elif node.target in RULES and node.args[0] in found:
-            parts = RULES[node.target].parts(node, found[node.args[0]])
+            call = RULES[node.target](node, found[node.args[0]])
+            parts = None if call is None else call[2]
         if parts is not None:
             found[node] = parts
     return found
@@ -421,7 +418,7 @@ def _is_wanted_by(
 
 
 def _is_moved(node: Node) -> bool:
-    return all(user.target in RULES and RULES[user.target].is_move for user in node.users)
+    return all(user.target in MOVES for user in node.users)
 
 
 def _dynamic(shape: Sizes) -> list[Any]:
@@ -468,8 +465,7 @@ def _lay_out(graph: Graph) -> bool:
 
 def _lies_last(node: Node) -> bool:
     value = node.meta["val"]
-    rule = RULES.get(node.target)
-    is_view = node.target in _VIEWS or (rule is not None and rule.is_move)
+    is_view = node.target in _VIEWS or node.target in MOVES
     return not is_view and isinstance(value, torch.Tensor) and is_channels_last(value)
 
 

@@ -3,91 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module.program.merged_sizes import (
-    Parts,
-    numbered,
-    only_part,
-    shape_of,
-)
+from lowerdeck.lowered_module.program.merged_sizes import Parts, numbered, only_part, shape_of
 from lowerdeck.torch_base import arguments_of
 
 _aten = torch.ops.aten
+Call: TypeAlias = tuple[Any, dict[str, Any], Parts]
+"""The operator to call of a tensor in parts, arguments of other dimensions, the result's parts."""
+Rule: TypeAlias = Callable[[Node, Parts], Call | None]
+"""Returns how to compute a node of its first argument in parts; None if it needs the whole."""
 
 
-def no_arguments(node: Node, parts: Parts) -> dict[str, Any]:
-    """Return no arguments."""
-    del node, parts
-    return {}
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How an operator computes the same of its first argument in parts.
-
-    Attributes:
-        parts: Returns the parts of the result, or None where it needs the merged dimensions.
-        args: Returns the arguments that speak of other dimensions, by name.
-        is_move: Whether it only moves elements.
-    """
-
-    parts: Callable[[Node, Parts], Parts | None]
-    args: Callable[[Node, Parts], dict[str, Any]] = no_arguments
-    is_move: bool = False
-
-
-def _same(node: Node, parts: Parts) -> Parts | None:
-    return parts if node.kwargs.get("memory_format") in _PLAIN else None
+def _same(node: Node, parts: Parts) -> Call | None:
+    is_plain = node.kwargs.get("memory_format") in _PLAIN
+    return (node.target, {}, parts) if is_plain else None
 
 
 _PLAIN = (None, torch.contiguous_format, torch.preserve_format)
 
 
-def _layer(node: Node, parts: Parts) -> Parts | None:
-    return (*parts[:-1], (shape_of(node)[-1],)) if len(parts[-1]) == 1 else None
-
-
-def _layer_norm(node: Node, parts: Parts) -> Parts | None:
-    folded: Any = arguments_of(node)["normalized_shape"]
-    return parts if all(len(one) == 1 for one in parts[-len(folded) :]) else None
-
-
-def _channels(node: Node, parts: Parts) -> Parts | None:
-    del node
-    return parts if len(parts[0]) == len(parts[1]) == 1 else None
-
-
-def _along(node: Node, parts: Parts) -> Parts | None:
-    """Return parts where an operator changes the size of one dimension."""
-    axis = _axis(node)
-    if len(shape_of(node)) != len(parts) or only_part(parts[axis]) is None:
+def _layer(node: Node, parts: Parts) -> Call | None:
+    if len(parts[-1]) != 1:
         return None
-    place, size = only_part(parts[axis]), shape_of(node)[axis]
-    new = tuple(size if at == place else one for at, one in enumerate(parts[axis]))
-    return (*parts[:axis], new, *parts[axis + 1 :])
+    return node.target, {}, (*parts[:-1], (shape_of(node)[-1],))
 
 
-def _along_args(node: Node, parts: Parts) -> dict[str, Any]:
-    axis = _axis(node)
-    return {"dim": sum(map(len, parts[:axis])) + (only_part(parts[axis]) or 0)}
+def _layer_norm(node: Node, parts: Parts) -> Call | None:
+    folded: Any = arguments_of(node)["normalized_shape"]
+    is_whole = all(len(one) == 1 for one in parts[-len(folded) :])
+    return (node.target, {}, parts) if is_whole else None
 
 
-def _axis(node: Node) -> int:
-    return int(arguments_of(node).get("dim", -1)) % len(shape_of(node))
+def _channels(node: Node, parts: Parts) -> Call | None:
+    return (node.target, {}, parts) if len(parts[0]) == len(parts[1]) == 1 else None
 
 
-def _turned(node: Node, parts: Parts) -> Parts | None:
-    return tuple(parts[axis] for axis in _order(node))
+def _along(node: Node, parts: Parts) -> Call | None:
+    """Apply an operator that changes the size of one dimension."""
+    shape = shape_of(node)
+    axis = int(arguments_of(node).get("dim", -1)) % len(shape)
+    place = only_part(parts[axis])
+    if len(shape) != len(parts) or place is None:
+        return None
+    new = tuple(shape[axis] if at == place else one for at, one in enumerate(parts[axis]))
+    dim = sum(map(len, parts[:axis])) + place
+    return node.target, {"dim": dim}, (*parts[:axis], new, *parts[axis + 1 :])
 
 
-def _turned_args(node: Node, parts: Parts) -> dict[str, Any]:
-    dims = numbered(parts)
-    return {"dims": [dim for axis in _order(node) for dim in dims[axis]]}
+def _turned(node: Node, parts: Parts) -> Call | None:
+    order, numbers = _order(node), numbered(parts)
+    dims = [dim for axis in order for dim in numbers[axis]]
+    return _aten.permute.default, {"dims": dims}, tuple(parts[axis] for axis in order)
 
 
 def _order(node: Node) -> list[int]:
@@ -101,9 +71,8 @@ def _order(node: Node) -> list[int]:
     return order
 
 
-_SAME = Rule(_same)
-_ALONG = Rule(_along, _along_args)
-TURN = Rule(_turned, _turned_args, is_move=True)
+MOVES = frozenset({_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int})
+"""Operators with rules that only move elements."""
 RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(
         [
@@ -114,13 +83,11 @@ RULES: Mapping[Any, Rule] = {
             *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default),
             *(_aten.dropout.default, _aten.mul.Scalar, _aten.add.Scalar, _aten.div.Scalar),
         ],
-        _SAME,
+        _same,
     ),
-    **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _ALONG),
-    **dict.fromkeys(
-        [_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int], TURN
-    ),
-    **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], Rule(_channels)),
-    _aten.linear.default: Rule(_layer),
-    _aten.layer_norm.default: Rule(_layer_norm),
+    **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _along),
+    **dict.fromkeys(MOVES, _turned),
+    **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _channels),
+    _aten.linear.default: _layer,
+    _aten.layer_norm.default: _layer_norm,
 }
