@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,10 +32,10 @@ from lowerdeck.lowered_module.lowering import (
     to_backend,
 )
 from lowerdeck.lowered_module.program.graphs import nodes_of
-from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
+from lowerdeck.lowered_module.program.prepared import PortableProgram
 from lowerdeck.lowered_module.progress import Progress, Stages
-from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies
+from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies, with_parts
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -63,23 +62,6 @@ class LoweredProgram(EmittedProgram):
     programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickle writes: torch could not load the programs where they branch."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}
-        tensors: list[torch.Tensor] = []
-        dumped = {name: dump_program(one, tensors) for name, one in self.programs.items()}
-        return _unpickled, ({**state, "programs": dumped}, tensors)
-
-    def __copy__(self) -> LoweredProgram:
-        """Return another with the same programs."""
-        return replace(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        """Return a deep copy, in which nodes know all that they knew."""
-        return LoweredProgram(
-            **{one.name: copy.deepcopy(getattr(self, one.name), memo) for one in fields(self)}
-        )
-
     def delegation(self, method: str | None = None) -> DelegationSummary:
         """Return what went to backends, what was left and why; ``print`` it for a table.
 
@@ -94,11 +76,6 @@ class LoweredProgram(EmittedProgram):
                 f"there is no method {method!r} that was lowered, but {', '.join(self.programs)}"
             )
         return delegation_summary(self.programs if method is None else self.programs[method])
-
-
-def _unpickled(state: dict[str, Any], tensors: list[torch.Tensor]) -> LoweredProgram:
-    programs = {name: load_program(one, tensors) for name, one in state["programs"].items()}
-    return LoweredProgram(**{**state, "programs": programs})
 
 
 def lower(
@@ -207,7 +184,8 @@ def lower_exported(
     with stages.stage("emit"):
         emitted = emit(lowered, config=config, shared_state=shared_state)
     parts = {each.name: getattr(emitted, each.name) for each in fields(emitted)}
-    return LoweredProgram(**parts, programs=lowered, seconds=stages.seconds)
+    portable = {name: with_parts(one, PortableProgram) for name, one in lowered.items()}
+    return LoweredProgram(**parts, programs=portable, seconds=stages.seconds)
 
 
 def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:

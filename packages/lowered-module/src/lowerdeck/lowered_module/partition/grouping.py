@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Container, Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of
+from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of, replace_input
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, is_getitem
 
@@ -118,14 +116,7 @@ def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
                 parts.insert(0, part)
         nodes.extend(parts)
         for reader in readers:
-            _replace_by_list(reader, node, parts)
-
-
-def _replace_by_list(reader: Node, node: Node, parts: list[Node]) -> None:
-    def opened(argument: Node) -> Any:
-        return list(parts) if argument is node else argument
-
-    reader.args, reader.kwargs = map_arg((reader.args, reader.kwargs), opened)
+            replace_input(reader, node, list(parts))
 
 
 def _compute_numbers_outside(nodes: list[Node], tag_of: dict[Node, str]) -> None:

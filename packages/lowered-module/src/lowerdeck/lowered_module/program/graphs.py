@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of, is_getitem
 
@@ -40,6 +41,21 @@ def new_values(program: ExportedProgram) -> dict[str, Any]:
         for value, spec in outputs_of(program)
         if spec.kind in STATE_MUTATIONS and spec.target is not None
     }
+
+
+def replace_input(user: Node, node: Node, value: Any) -> None:
+    """Let a node read any argument, such as a number or a list of nodes, in place of another node.
+
+    Args:
+        user: The reader.
+        node: What it reads.
+        value: What it is to have instead.
+    """
+
+    def replaced(one: Node) -> Any:
+        return value if one is node else one
+
+    user.args, user.kwargs = map_arg((user.args, user.kwargs), replaced)
 
 
 def value_of(output: object) -> object:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.program.copies import rewritten
+from lowerdeck.lowered_module.program.graphs import replace_input
 from lowerdeck.torch_base import expression_of, hint_of, pytree, varies
 
 
@@ -91,19 +91,11 @@ def _rewrite(graph: Graph) -> bool:
             continue
         value = node.meta["val"] = pytree.tree_map(lambda one: _with_sizes(one, plain), before)
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
-            _replace_by(node, value)
+            # It turned out to be one number.
+            for user in list(node.users):
+                replace_input(user, node, value)
+            graph.erase_node(node)
     return True
-
-
-def _replace_by(node: Node, number: int) -> None:
-    """Replace a size that turned out to be one number."""
-
-    def replaced(one: Node) -> Any:
-        return number if one is node else one
-
-    for user in list(node.users):
-        user.args, user.kwargs = map_arg((user.args, user.kwargs), replaced)
-    node.graph.erase_node(node)
 
 
 def number_of(size: Any) -> Any:

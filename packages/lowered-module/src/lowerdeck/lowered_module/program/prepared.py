@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,12 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.functional import changed_memory
-from lowerdeck.lowered_module.program.graphs import MUTATIONS, new_values, outputs_of
+from lowerdeck.lowered_module.program.graphs import (
+    MUTATIONS,
+    inputs_of,
+    new_values,
+    outputs_of,
+)
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.program.signature import flat_call_graph
 from lowerdeck.torch_base import (
@@ -29,7 +33,30 @@ from lowerdeck.torch_base import (
 )
 
 
-class PreparedProgram(ExportedProgram):
+class PortableProgram(ExportedProgram):
+    """An ExportedProgram that pickle and deepcopy keep as it is.
+
+    Make one with ``with_parts(program, PortableProgram)``.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle writes: torch could not load programs where they branch."""
+        tensors: list[torch.Tensor] = []
+        return load_program, (dump_program(self, tensors), tensors)
+
+    def __copy__(self) -> ExportedProgram:
+        """Return another program of the same parts."""
+        return with_parts(self, type(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PortableProgram:
+        """Return a deep copy, in which nodes know all that they knew: no pickle is needed."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy({**self.__dict__, "_module": None}, memo))
+        return copied
+
+
+class PreparedProgram(PortableProgram):
     """An ExportedProgram with flat inputs and outputs that is prepared for calls in eager.
 
     Make one with ``PreparedProgram.of``.
@@ -52,18 +79,6 @@ class PreparedProgram(ExportedProgram):
         )
         prepared._module = None  # type: ignore[attr-defined]
         return cast("PreparedProgram", prepared)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickle writes: without the eager module, which is made when asked for."""
-        tensors: list[torch.Tensor] = []
-        return load_program, (dump_program(self, tensors), tensors)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedProgram:
-        """Return a deep copy, in which nodes know all that they knew: no pickle is needed."""
-        copied = PreparedProgram.__new__(PreparedProgram)
-        memo[id(self)] = copied
-        copied.__dict__.update(copy.deepcopy({**self.__dict__, "_module": None}, memo))
-        return copied
 
     def with_own_state(self) -> PreparedProgram:
         """Return a program on the same graph and constants whose mutable state is its own."""
@@ -110,7 +125,7 @@ class PreparedModule(torch.nn.Module):
         self._user_inputs = [
             index for index, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
         ]
-        self._plan = _Plan.of(program)
+        self._returned, self._changed = _plan_outputs(program)
         self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
         self._fake = weakref.WeakKeyDictionary()
 
@@ -134,12 +149,9 @@ class PreparedModule(torch.nn.Module):
         outputs = self._source[0](*values)
         # Both are copied before anything changes: an output, or another new value, may be a view
         # of state that is about to be written.
-        returned = [_own(outputs[source], aliased) for source, aliased in self._plan.returned]
-        changes = [
-            (index, _own(outputs[source], aliased))
-            for source, aliased, index in self._plan.changed
-        ]
-        for index, value in changes:
+        returned = [_own(outputs[source], aliased) for source, aliased in self._returned]
+        new = [_own(outputs[source], aliased) for source, aliased, _ in self._changed]
+        for (_, _, index), value in zip(self._changed, new, strict=True):
             values[index].copy_(value)
         return tuple(returned)
 
@@ -161,42 +173,37 @@ def _own(value: Any, aliased: bool) -> Any:
     return value.clone() if aliased and isinstance(value, torch.Tensor) else value
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Which outputs are returned, and which go back into which input.
+def _plan_outputs(
+    program: ExportedProgram,
+) -> tuple[list[tuple[int, bool]], list[tuple[int, bool, int]]]:
+    """Return which outputs are returned, and which go back into which input.
 
-    Attributes:
-        returned: For each output of the user its index, and whether it must be cloned because it
-            may be a view of an input, of state, or of an output before it.
-        changed: For each mutation its index, whether it must be cloned because it may be a view of
-            state that is about to change, and the index of the input that takes the value.
+    Returns:
+        For each output of the user its index, and whether it must be cloned because it may be a
+        view of an input, of state, or of an output before it; and for each mutation its index,
+        whether it must be cloned because it may be a view of state that is about to change, and
+        the index of the input that takes the value.
     """
-
-    returned: list[tuple[int, bool]] = field(default_factory=list)
-    changed: list[tuple[int, bool, int]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, program: ExportedProgram) -> _Plan:
-        signature = program.graph_signature
-        placeholders = program.graph.find_nodes(op="placeholder")
-        names = {spec.target: position for position, spec in enumerate(signature.input_specs)}
-        names |= {node.name: position for position, node in enumerate(placeholders)}
-        memory = MemoryUse.of_program(program)
-        changing = {
-            memory.group(placeholders[names[spec.target]])
-            for spec in signature.output_specs
-            if spec.kind in MUTATIONS
-        }
-        taken = {memory.group(placeholder) for placeholder in placeholders}
-        plan = cls()
-        for index, (value, spec) in enumerate(outputs_of(program)):
-            group = memory.group(value) if isinstance(value, Node) else None
-            if spec.kind in MUTATIONS:
-                plan.changed.append((index, group in changing, names[spec.target]))
-            else:
-                plan.returned.append((index, group in taken))
-                taken |= set() if group is None else {group}
-        return plan
+    inputs = list(inputs_of(program))
+    positions = {spec.target: index for index, (_, spec) in enumerate(inputs)}
+    positions |= {node.name: index for index, (node, _) in enumerate(inputs)}
+    memory = MemoryUse.of_program(program)
+    taken = {memory.group(node) for node, _ in inputs}
+    changing = {
+        memory.group(inputs[positions[spec.target]][0])
+        for _, spec in outputs_of(program)
+        if spec.kind in MUTATIONS
+    }
+    returned: list[tuple[int, bool]] = []
+    changed: list[tuple[int, bool, int]] = []
+    for index, (value, spec) in enumerate(outputs_of(program)):
+        group = memory.group(value) if isinstance(value, Node) else None
+        if spec.kind in MUTATIONS:
+            changed.append((index, group in changing, positions[spec.target]))
+        else:
+            returned.append((index, group in taken))
+            taken |= set() if group is None else {group}
+    return returned, changed
 
 
 class StateCopies:
