@@ -22,7 +22,6 @@ from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
 from lowerdeck.lowered_module.program.functional import refuse_lost_mutation
 from lowerdeck.lowered_module.program.signature import SignatureIndex, sub_program
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of
 
 
@@ -146,8 +145,10 @@ def _cut_graph(
     by_call = {one.call_node: (regions[region], one) for region, one in outlined_regions.items()}
     for call in [node for node in gm.graph.nodes if node in by_call]:
         tag, outlined = by_call[call]
-        _claim(outlined.module, call, tag, owned.get(tag, ()))
-        yield tag, call, sub_program(outlined.module, program, tag, call, index)
+        placeholders = outlined.module.graph.find_nodes(op="placeholder")
+        own = set(owned.get(tag, ()))
+        mine = {n for n, outer in zip(placeholders, call.args, strict=True) if outer in own}
+        yield tag, call, sub_program(outlined.module, program, mine, call, index)
 
 
 def free_names(module: torch.nn.Module, stem: str) -> Iterator[str]:
@@ -158,14 +159,3 @@ def free_names(module: torch.nn.Module, stem: str) -> Iterator[str]:
         stem: The names without their numbers.
     """
     return (name for n in count() if not hasattr(module, name := f"{stem}_{n}"))
-
-
-def _claim(submodule: GraphModule, call: Node, tag: str, owned: Sequence[Node]) -> None:
-    """Mark the placeholders that the partition owns, and no others."""
-    mine = set(owned)
-    placeholders = submodule.graph.find_nodes(op="placeholder")
-    for inner, outer in zip(placeholders, call.args, strict=True):
-        if outer in mine:
-            inner.meta[DELEGATION_TAG] = tag
-        else:
-            inner.meta.pop(DELEGATION_TAG, None)

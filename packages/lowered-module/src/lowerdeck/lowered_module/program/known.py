@@ -195,34 +195,23 @@ def _is_computable(node: Node) -> bool:
     if target is operator.getitem or str(target) == _INNER_TENSOR:
         return True
     if getattr(target, "__name__", "") in _MODES:
-        inner = _inner_calls(node)
-        return all(one.target is ASSERTION or _is_computable(one) for one in inner)
+        (name,) = (str(one.target) for one in node.all_input_nodes if one.op == "get_attr")
+        inner = getattr(node.graph.owning_module, name).graph.nodes
+        calls = [one for one in inner if one.op == "call_function"]
+        return all(one.target is ASSERTION or _is_computable(one) for one in calls)
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _tensors(node):
         return False
     drawn = torch.Tag.nondeterministic_seeded in target.tags
     return not drawn and not _writes_into_others(node, target)
 
 
-def _inner_calls(node: Node) -> list[Node]:
-    """Return the calls of the graph that a node calls."""
-    (name,) = (str(one.target) for one in node.all_input_nodes if one.op == "get_attr")
-    inner = getattr(node.graph.owning_module, name)
-    return [one for one in inner.graph.nodes if one.op == "call_function"]
-
-
 def _tensors(node: Node) -> Sequence[torch.Tensor]:
     """Return the example results of a node; none if one is no tensor, or of symbolic sizes."""
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else (value,)
-    return (
-        [
-            one
-            for one in results
-            if isinstance(one, torch.Tensor) and all(isinstance(size, int) for size in one.shape)
-        ]
-        if all(isinstance(one, torch.Tensor) for one in results)
-        else []
-    )
+    if not all(isinstance(one, torch.Tensor) for one in results):
+        return []
+    return [one for one in results if all(isinstance(size, int) for size in one.shape)]
 
 
 def _writes_into_others(node: Node, target: OpOverload) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,7 +51,7 @@ class SignatureIndex:
 
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, list[OutputSpec]] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str | None, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: ExportedProgram) -> SignatureIndex:
@@ -85,16 +85,21 @@ def arrange_graph_placeholders(
         ``gm``.
     """
     specs = {spec.arg.name: spec for spec in owning_program.graph_signature.input_specs}
-    _arrange_placeholders(gm.graph, {name: spec.kind for name, spec in specs.items()}, tag)
+    owned = {n: specs[n.name] for n in _tagged_placeholders(gm.graph, tag) if n.name in specs}
+    _arrange_placeholders(gm.graph, owned)
     gm.recompile()
     return gm
 
 
-def _arrange_placeholders(graph: Graph, kinds: Mapping[str, InputKind], tag: str) -> None:
+def _tagged_placeholders(graph: Graph, tag: str) -> list[Node]:
+    placeholders = graph.find_nodes(op="placeholder")
+    return [node for node in placeholders if node.meta.get(DELEGATION_TAG) == tag]
+
+
+def _arrange_placeholders(graph: Graph, owned: Mapping[Node, InputSpec]) -> None:
     def rank(node: Node) -> int:
-        kind = kinds.get(node.name)
-        owned = kind in OWNABLE_KINDS and node.meta.get(DELEGATION_TAG) == tag
-        return OWNABLE_KINDS.index(kind) if owned and kind is not None else len(OWNABLE_KINDS)
+        kind = owned[node].kind if node in owned else None
+        return OWNABLE_KINDS.index(kind) if kind in OWNABLE_KINDS else len(OWNABLE_KINDS)
 
     placeholders = graph.find_nodes(op="placeholder")
     arranged = sorted(placeholders, key=rank)
@@ -172,7 +177,8 @@ def create_exported_program_from_submodule(
         OwnershipError: An owned input has no value in the owner.
     """
     index = SignatureIndex() if is_submodule else SignatureIndex.of(owning_program)
-    program, owned, mutated = sub_program(submodule, owning_program, tag, call_module_node, index)
+    mine = _tagged_placeholders(submodule.graph, tag)
+    program, owned, mutated = sub_program(submodule, owning_program, mine, call_module_node, index)
     submodule.recompile()
     return program, owned, {name: specs[0] for name, specs in mutated.items()}
 
@@ -180,7 +186,7 @@ def create_exported_program_from_submodule(
 def sub_program(
     submodule: GraphModule,
     owning_program: ExportedProgram,
-    tag: str,
+    mine: Container[Node],
     call: Node,
     index: SignatureIndex,
 ) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, list[OutputSpec]]]:
@@ -193,7 +199,7 @@ def sub_program(
     Args:
         submodule: The partition's graph module; arranged in place.
         owning_program: The program that it was cut out of.
-        tag: The partition's tag.
+        mine: Those of its placeholders that it owns, as far as they are of a kind for it.
         call: The owner's call of the partition.
         index: The owner's signature; it serves all partitions.
 
@@ -203,23 +209,36 @@ def sub_program(
         carried the new value.
     """
     graph = submodule.graph
-    outer = {
-        inner.name: source.name
-        for inner, source in zip(graph.find_nodes(op="placeholder"), call.args, strict=False)
-        if isinstance(source, Node)
-    }
-    known = {
-        inner: index.inputs[source] for inner, source in outer.items() if source in index.inputs
-    }
-    _arrange_placeholders(graph, {name: spec.kind for name, spec in known.items()}, tag)
-    input_specs, owned = _inputs(graph, known, tag, outer, index)
+    names: dict[Node, str] = {}
+    specs: dict[Node, InputSpec] = {}
+    for inner, source in zip(graph.find_nodes(op="placeholder"), call.args, strict=False):
+        if inner not in mine:
+            # It is the tag of another partition, or of one that shares the constant.
+            inner.meta.pop(DELEGATION_TAG, None)
+        spec = index.inputs.get(source.name) if isinstance(source, Node) else None
+        if isinstance(source, Node) and spec and inner in mine and spec.kind in OWNABLE_KINDS:
+            names[inner], specs[inner] = source.name, spec
+    _arrange_placeholders(graph, specs)
+    input_specs: list[InputSpec] = []
     state: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    for spec in owned.values():
+    for node in graph.find_nodes(op="placeholder"):
+        argument = argument_of(node)
+        if node not in specs:
+            input_specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+            continue
+        spec = specs[node]
+        if spec.target not in index.values:
+            raise OwnershipError(
+                f"a partition owns placeholder {names[node]!r}, but its target {spec.target!r} is "
+                "neither in the state dict nor among the constants"
+            )
+        input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
         # By where the owner has it and not by its kind: a buffer that is not persistent is a
         # constant.
         holder = state if spec.target in owning_program.state_dict else constants
-        holder[str(spec.target)] = index.values[str(spec.target)]
+        holder[str(spec.target)] = index.values[spec.target]
+    owned = {names[node]: spec for node, spec in specs.items()}
     output_specs, mutated = _outputs(submodule, call, index, {s.target for s in owned.values()})
     program = with_parts(
         owning_program,
@@ -234,32 +253,6 @@ def sub_program(
         guards_code=[],
     )
     return program, owned, mutated
-
-
-def _inputs(
-    graph: Graph,
-    known: Mapping[str, InputSpec],
-    tag: str,
-    outer: Mapping[str, str],
-    index: SignatureIndex,
-) -> tuple[list[InputSpec], dict[str, InputSpec]]:
-    """Return the specs of a partition's inputs, and by the owner's names those that it owns."""
-    specs: list[InputSpec] = []
-    owned: dict[str, InputSpec] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        spec = known.get(node.name)
-        argument = argument_of(node)
-        if spec is None or spec.kind not in OWNABLE_KINDS or node.meta.get(DELEGATION_TAG) != tag:
-            specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
-            continue
-        if spec.target is None or spec.target not in index.values:
-            raise OwnershipError(
-                f"placeholder {outer[node.name]!r} is tagged {tag!r} but its target "
-                f"{spec.target!r} is neither in the state dict nor among the constants"
-            )
-        specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
-        owned[outer[node.name]] = spec
-    return specs, owned
 
 
 def _outputs(
