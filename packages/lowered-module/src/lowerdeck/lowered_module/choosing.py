@@ -14,9 +14,9 @@ from torch.export import ExportedProgram
 
 from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
-from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
-from lowerdeck.lowered_module.pipeline import LoweredProgram, in_a_line, lower
+from lowerdeck.lowered_module.pipeline import LoweredProgram, lower
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import pytree
 

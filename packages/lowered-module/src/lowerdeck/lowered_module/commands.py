@@ -22,10 +22,16 @@ from lowerdeck.inspect import (
     say,
     writing,
 )
-from lowerdeck.lowered_module.authoring.quantization import Quantization, quantization_names
+from lowerdeck.lowered_module.authoring.quantization import (
+    Quantization,
+    find_offer,
+    float_weights,
+    quantization_names,
+    quantize,
+)
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
-from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.factories import (
     example_from,
     partitioner_from,
@@ -45,12 +51,10 @@ from lowerdeck.lowered_module.inspect.report import quantization_lines, report_l
 from lowerdeck.lowered_module.pipeline import (
     TRAINS,
     Example,
-    in_a_line,
     lower_exported,
     trains,
 )
 from lowerdeck.lowered_module.progress import Stages, held_messages
-from lowerdeck.lowered_module.quantizing import find_offer, float_weights, quantize
 
 _TOLERANCE = 1e-4
 _DEFAULT = "XnnpackBackend"

@@ -68,3 +68,13 @@ class CacheError(LoweringError, OSError):
     """A directory for kept results cannot be used."""
 
     exit_status: int = ExitStatus.FAILED
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error of others in one line.
+
+    Args:
+        error: The error.
+    """
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

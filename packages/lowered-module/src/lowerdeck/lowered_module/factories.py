@@ -13,8 +13,8 @@ import torch
 
 from lowerdeck.lowered_module.authoring.quantization import Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
-from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.lowered_module.pipeline import Example, example_of, in_a_line
+from lowerdeck.lowered_module.errors import LoweringError, in_a_line
+from lowerdeck.lowered_module.pipeline import Example, example_of
 
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 _Made = TypeVar("_Made")

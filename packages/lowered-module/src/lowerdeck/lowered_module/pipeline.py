@@ -24,7 +24,7 @@ from lowerdeck.decompose import (
 from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit
 from lowerdeck.lowered_module.authoring.partitioner import PartitionerLike, require_partitioner
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
-from lowerdeck.lowered_module.errors import LoweringError
+from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary, delegation_summary
 from lowerdeck.lowered_module.lowering import (
     MethodProgramsPartitionerSpec,
@@ -370,16 +370,6 @@ def separate_inputs(
     separated: tuple[tuple[Any, ...], dict[str, Any]]
     separated = pytree.tree_map(separate, (args, dict(kwargs)))
     return separated
-
-
-def in_a_line(error: BaseException) -> str:
-    """Return an error of others in one line.
-
-    Args:
-        error: The error.
-    """
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def decomposed_for(

@@ -7,8 +7,12 @@ from typing import cast
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
-from lowerdeck.lowered_module.program.graphs import delegate_calls, delegate_of
-from lowerdeck.torch_base import executorch_call_delegate, is_getitem
+from lowerdeck.torch_base import (
+    attribute_of,
+    executorch_call_delegate,
+    graphs_of,
+    is_getitem,
+)
 
 
 def get_lowered_submodules(
@@ -19,13 +23,11 @@ def get_lowered_submodules(
     Args:
         graph_module: One graph; graphs nested in it are not looked into.
     """
+    calls = graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
+    fetched = [(cast("Node", call.args[0]), call) for call in calls]
     return [
-        (
-            str(cast("Node", call.args[0]).target),
-            cast("LoweredBackendModule", delegate_of(graph_module, call)),
-            call,
-        )
-        for call in delegate_calls(graph_module)
+        (str(node.target), cast("LoweredBackendModule", attribute_of(graph_module, node)), call)
+        for node, call in fetched
     ]
 
 
@@ -36,6 +38,15 @@ def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBacken
         graph_module: One graph; graphs nested in it are not looked into.
     """
     return [module for _, module, _ in get_lowered_submodules(graph_module)]
+
+
+def delegates_in(graph_module: GraphModule) -> list[LoweredBackendModule]:
+    """Return the delegates that a graph and the graphs nested in it call, in order.
+
+    Args:
+        graph_module: The outermost graph.
+    """
+    return [one for gm in graphs_of(graph_module) for one in get_lowered_backend_modules(gm)]
 
 
 def get_delegates(graph: Graph) -> list[Node]:
@@ -61,7 +72,7 @@ def get_non_lowered_nodes(graph: Graph) -> list[Node]:
         for node in graph.nodes
         if node.op == "call_function"
         and node.target is not executorch_call_delegate
-        and not (is_getitem(node) and _is_call(node.args[0]))
+        and not (is_getitem(node) and _target_of(node.args[0]) is executorch_call_delegate)
     ]
 
 
@@ -71,16 +82,14 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
     Args:
         graph_module: One graph; a delegate's own delegates are shown too.
     """
-    fetched = {
-        call.args[0]: delegate_of(graph_module, call) for call in delegate_calls(graph_module)
-    }
+    fetched = {call.args[0]: one for _, one, call in get_lowered_submodules(graph_module)}
     lines = ["graph():"]
     for node in graph_module.graph.nodes:
         text = node.format_node()
         if text:
             lines.append(f"    {text}")
         delegate = fetched.get(node)
-        if isinstance(delegate, LoweredBackendModule):
+        if delegate is not None:
             inner = format_delegated_graph(delegate.original_module.graph_module)
             lines.append(f"        backend_id: {delegate.backend_id}")
             lines += [f"        {line}" for line in inner.splitlines()]
@@ -96,5 +105,5 @@ def print_delegated_graph(graph_module: GraphModule) -> None:
     print(format_delegated_graph(graph_module))
 
 
-def _is_call(argument: object) -> bool:
-    return isinstance(argument, Node) and argument.target is executorch_call_delegate
+def _target_of(argument: object) -> object:
+    return argument.target if isinstance(argument, Node) else None

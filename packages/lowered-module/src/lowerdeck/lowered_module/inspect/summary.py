@@ -14,7 +14,8 @@ from lowerdeck.lowered_module.authoring.rejects import operator_name, table
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_weights_of_parts
-from lowerdeck.lowered_module.program.graphs import computing_nodes, delegates_in, nodes_of
+from lowerdeck.lowered_module.inspect.inspection import delegates_in
+from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
 
 

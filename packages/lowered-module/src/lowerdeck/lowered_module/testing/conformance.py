@@ -14,9 +14,10 @@ from torch.export import ExportedProgram
 from lowerdeck.emitter import emit
 from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, pair_values
+from lowerdeck.lowered_module.inspect.inspection import delegates_in
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import delegates_in, nodes_of
+from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.testing.programs import Sample, generated
 
 
