@@ -13,11 +13,10 @@ from typing import Any
 
 from lowerdeck.torch_base import OpOverload, overload_name, returns_alias, schema_of
 
-_DELEGATES = "executorch.exir.lowered_backend_module"
-_BACKENDS = "executorch.exir.backend.backend_details"
-_DIALECT = "executorch.exir.dialects._ops"
-_PARTITIONERS = "executorch.exir.backend.partitioner"
-_CHECKS = "executorch.exir.verification.verifier"
+
+def _loaded(module: str, name: str) -> Any:
+    """Return a part of a module of exir, None if nobody has imported that."""
+    return getattr(sys.modules.get(f"executorch.exir.{module}"), name, None)
 
 
 def as_peer(cls: type) -> type:
@@ -29,7 +28,7 @@ def as_peer(cls: type) -> type:
     Args:
         cls: This package's class of delegates.
     """
-    peer = getattr(sys.modules.get(_DELEGATES), "LoweredBackendModule", None)
+    peer = _loaded("lowered_backend_module", "LoweredBackendModule")
     return cls if peer is None else _joined(cls, peer)
 
 
@@ -40,7 +39,7 @@ def _joined(cls: type, peer: type) -> type:
 
 def backend_base() -> Any:
     """Return the base of the backends that were written for ExecuTorch, or None."""
-    return getattr(sys.modules.get(_BACKENDS), "BackendDetails", None)
+    return _loaded("backend.backend_details", "BackendDetails")
 
 
 def is_peers(value: object) -> bool:
@@ -57,8 +56,8 @@ def edge_operator(target: object) -> Any:
 
 def clone_operator(like: object) -> Any:
     """Return the clone operator of the dialect that the operator ``like`` is of, or None."""
-    edge = sys.modules.get(_DIALECT)
-    return edge.ops.edge.aten.clone.default if edge is not None and is_peers(like) else None
+    ops = _loaded("dialects._ops", "ops")
+    return ops.edge.aten.clone.default if ops is not None and is_peers(like) else None
 
 
 def wants_edge(partitioner: object) -> bool:
@@ -67,7 +66,7 @@ def wants_edge(partitioner: object) -> bool:
     Args:
         partitioner: Any object.
     """
-    base = getattr(sys.modules.get(_PARTITIONERS), "Partitioner", None)
+    base = _loaded("backend.partitioner", "Partitioner")
     return base is not None and isinstance(partitioner, base)
 
 
@@ -97,7 +96,8 @@ def edge_dialect_is_loaded() -> bool:
 
     Whoever does so has imported the module that makes them.
     """
-    return _DIALECT in sys.modules and _CHECKS in sys.modules
+    modules = {"executorch.exir.dialects._ops", "executorch.exir.verification.verifier"}
+    return modules <= sys.modules.keys()
 
 
 def in_edge_dialect(operator: OpOverload) -> Any:
@@ -109,7 +109,7 @@ def in_edge_dialect(operator: OpOverload) -> Any:
         operator: An operator of torch.
     """
     namespace, _, name = schema_of(operator).name.partition("::")
-    edge = getattr(sys.modules[_DIALECT].ops.edge, namespace)
+    edge = getattr(_loaded("dialects._ops", "ops").edge, namespace)
     for one in (f"{name}_copy", name) if returns_alias(operator) else (name,):
         found = getattr(getattr(edge, one, None), overload_name(operator), None)
         if found is not None:
@@ -119,6 +119,6 @@ def in_edge_dialect(operator: OpOverload) -> Any:
 
 def edge_verifier() -> Any:
     """Return the class that says of programs that they are of the Edge dialect."""
-    checks = sys.modules[_CHECKS]
+    checks: Any = sys.modules["executorch.exir.verification.verifier"]
     relaxed = checks.EdgeCompileConfig(_check_ir_validity=False)
     return checks.EXIREdgeDialectVerifier(relaxed, class_only=True)

@@ -153,7 +153,9 @@ class LowerCommand:
             lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
-        default = "" if args.backend or args.auto else _default_backend()
+        # The backend of the official runtime for all machines, if it is installed.
+        is_free = not args.backend and not args.auto
+        default = _DEFAULT if is_free and installed_entries(PARTITIONERS, _DEFAULT) else ""
         args.backend = [
             _full_name(one) for one in args.backend or [default] if one not in {"", "none"}
         ]
@@ -327,11 +329,6 @@ def _full_name(backend: str) -> str:
     if ":" in backend or backend in quantization_names():
         return backend
     return installed_partitioner(backend).name
-
-
-def _default_backend() -> str:
-    """Return the backend of the official runtime for all machines, if it is installed."""
-    return _DEFAULT if installed_entries(PARTITIONERS, _DEFAULT) else ""
 
 
 def _in_eager(model: Example, count: int) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:

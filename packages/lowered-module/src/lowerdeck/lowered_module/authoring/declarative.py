@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -200,7 +200,11 @@ class DeclarativeBackend(BackendDetails):
             if found is None and is_getitem(node):
                 continue
             if found is None:
-                raise _unsupported(backend_name(cls), node, visitors)
+                raise UnsupportedOperatorError(
+                    f"backend {backend_name(cls)!r} cannot compile {describe_node(node)}; it "
+                    f"knows {', '.join(sorted(visitors)) or 'nothing'}: leave it to the program, "
+                    "or visit it"
+                )
             with part.visiting(node):
                 found[0].visitor(backend, part, node)
         blob = backend.compile(part)
@@ -275,13 +279,6 @@ def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Condi
                 own.setdefault(name, []).append(conditions)
         visitors |= own
     return visitors
-
-
-def _unsupported(backend: str, node: Node, known: Iterable[str]) -> UnsupportedOperatorError:
-    return UnsupportedOperatorError(
-        f"backend {backend!r} cannot compile {describe_node(node)}; it knows "
-        f"{', '.join(sorted(known)) or 'nothing'}: leave it to the program, or visit it"
-    )
 
 
 def _find_operator(name: object) -> OpOverload | None:

@@ -15,7 +15,7 @@ from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, outputs_of
-from lowerdeck.lowered_module.program.known import computed
+from lowerdeck.lowered_module.program.known import compute_known
 from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 from lowerdeck.torch_base import bytes_of, describe_node
@@ -73,8 +73,12 @@ class PartitionView:
         self.ahead: dict[Node, None] = {
             node: None for node in program.graph.nodes if AHEAD in node.meta
         }
-        found = {node.name: tensor for node, tensor in self.constants.items()}
-        self.constants.update(computed(self.ahead, found))
+        computed: dict[Node, Any] = dict(self.constants)
+        for node in self.ahead:
+            computed[node] = compute_known(node, computed.__getitem__)
+            is_read = any(user not in self.ahead for user in node.users)
+            if is_read and isinstance(computed[node], torch.Tensor):
+                self.constants[node] = computed[node]
         for node in [n for n in self.constants if n not in mutations and self._is_unread(n)]:
             # What nobody in the program reads was given to some partition all the same.
             del self.constants[node]

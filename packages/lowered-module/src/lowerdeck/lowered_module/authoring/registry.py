@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from lowerdeck.inspect import installed_entries
@@ -35,7 +35,7 @@ def register_backend(backend: type, name: str | None = None) -> type:
     """
     wanted = name or backend_name(backend)
     known = _registered.get(wanted)
-    if known is not None and not _same(known, backend):
+    if known is not None and _describe(known) != _describe(backend):
         raise AmbiguousBackendError(
             f"backend {wanted!r} is {_describe(known)} already, found {_describe(backend)}: "
             "choose another name, or call unregister_backend first"
@@ -112,7 +112,7 @@ def backend_names() -> list[str]:
     names = set(_registered)
     for base in (BackendDetails, backend_base()):
         names.update(backend_name(cls) for cls in _subclasses(base))
-    names.update(entry.name for entry in importlib.metadata.entry_points(group=BACKENDS))
+    names.update(entry.name for entry in installed_entries(BACKENDS))
     return sorted(names)
 
 
@@ -133,7 +133,7 @@ def find_partitioner(name: str) -> Any:
     return installed_partitioner(name).load()()
 
 
-def installed_partitioner(name: str) -> importlib.metadata.EntryPoint:
+def installed_partitioner(name: str) -> EntryPoint:
     """Return the entry point of the installed partitioner called ``name``.
 
     Args:
@@ -146,7 +146,7 @@ def installed_partitioner(name: str) -> importlib.metadata.EntryPoint:
     return only_entry(PARTITIONERS, name, f"partitioner {name!r} was not found")
 
 
-def only_entry(group: str, name: str, missing: str) -> importlib.metadata.EntryPoint:
+def only_entry(group: str, name: str, missing: str) -> EntryPoint:
     """Return the installed entry point of a name.
 
     Args:
@@ -163,7 +163,7 @@ def only_entry(group: str, name: str, missing: str) -> importlib.metadata.EntryP
     ]
     chosen = {entry.value: entry for entry in entries}
     if not chosen:
-        known = sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+        known = sorted({entry.name for entry in installed_entries(group)})
         raise BackendNotFoundError(
             f"{missing}. Installed: {', '.join(known) or 'none'}. Install a distribution with an "
             f"entry point of that name in the group {group!r}"
@@ -182,10 +182,7 @@ def _short(name: str) -> str:
 
 def _different(candidates: Iterable[Any]) -> list[Any]:
     """Return the newest of each class: a notebook's cell that runs again makes its class again."""
-    newest: dict[tuple[str, str], Any] = {}
-    for candidate in candidates:
-        newest[candidate.__module__, candidate.__qualname__] = candidate
-    return list(newest.values())
+    return list({_describe(candidate): candidate for candidate in candidates}.values())
 
 
 def _subclasses(base: Any) -> Iterator[Any]:
@@ -195,10 +192,6 @@ def _subclasses(base: Any) -> Iterator[Any]:
         waiting.extend(cls.__subclasses__())
         if not getattr(cls, "__abstractmethods__", None) and not is_offered(cls):
             yield cls
-
-
-def _same(one: Any, other: Any) -> bool:
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def _describe(backend: Any) -> str:

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.errors import SignatureError
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.graphs import inputs_of, outputs_of, value_of
+from lowerdeck.lowered_module.program.graphs import outputs_of, user_inputs, value_of
 from lowerdeck.lowered_module.program.signature import argument_of
 from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_parts
 
@@ -102,7 +102,7 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
     Args:
         program: A program whose graph and signature are its own.
     """
-    inputs = [node.name for node in _user_inputs(program)]
+    inputs = [node.name for node in user_inputs(program)]
     kept: list[tuple[Any, OutputSpec]] = []
     constants: list[tuple[int, Any]] = []
     mutated: list[int] = []
@@ -138,7 +138,7 @@ def single_call_program(
     """
     graph = Graph()
     arguments: list[Node] = []
-    for source in _user_inputs(inner):
+    for source in user_inputs(inner):
         arguments.append(graph.placeholder(source.name))
         arguments[-1].meta = {"val": source.meta.get("val")}
     results = [value for value, spec in outputs_of(inner) if spec.kind == OutputKind.USER_OUTPUT]
@@ -172,7 +172,3 @@ def single_call_program(
 
 
 _NAME = "lowered_module_0"
-
-
-def _user_inputs(program: ExportedProgram) -> list[Node]:
-    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]

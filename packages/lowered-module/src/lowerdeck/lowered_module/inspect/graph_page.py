@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from lowerdeck.inspect import html_page
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.lowered_module.program.graphs import inputs_of, outputs_of
+from lowerdeck.lowered_module.program.graphs import outputs_of, user_inputs
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
 from lowerdeck.torch_base import (
     attribute_of,
@@ -64,7 +63,7 @@ def graph_html(
             f"found a {type(program).__name__}, expected an exported program: torch.export.export"
         )
     picture = _Picture(reasons)
-    picture.add_graph(program.graph_module, _user_inputs(program), {}, -1)
+    picture.add_graph(program.graph_module, user_inputs(program), {}, -1)
     style, script = (
         files(__package__).joinpath(f"graph_page.{kind}").read_text(encoding="utf-8")
         for kind in ("css", "js")
@@ -129,7 +128,7 @@ class _Picture:
         nbytes = len(delegate.processed_bytes)
         self._add_group(str(handle.target), delegate.backend_id, nbytes, specs)
         inner = delegate.original_module
-        holes = _user_inputs(inner)
+        holes = user_inputs(inner)
         inside = {
             hole: made_by.get(arg, [])
             for hole, arg in zip(holes, args, strict=False)
@@ -189,10 +188,6 @@ class _Picture:
             }
         )
         return len(self.nodes) - 1
-
-
-def _user_inputs(program: ExportedProgram) -> list[Node]:
-    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]
 
 
 def _label(node: Node) -> str:

@@ -121,28 +121,21 @@ def _own_state(
     for inner in (node, *groups[tag]):
         if inner is not node:
             inside.append(inner)
-        if memory.group(inner) is not memory.group(node) or not _is_tensor(inner):
+        # Elements of a list are looked at by themselves.
+        held = inner.meta.get("val")
+        if memory.group(inner) is not memory.group(node) or not isinstance(held, torch.Tensor):
             continue
         foreign = [user for user in inner.users if tag_of.get(user) != tag]
         if not foreign:
             continue
         with node.graph.inserting_after(last if inner is node else inner):
             old = node.graph.call_function(_clone_like(value), (inner,))
-        old.meta = {"val": _cloned(inner.meta["val"]), DELEGATION_TAG: tag}
+        old.meta = {"val": held.detach().clone(), DELEGATION_TAG: tag}
         for reader in foreign:
             reader.replace_input_with(inner, old)
         inside.append(old)
         tag_of[old] = tag
     groups[tag][:] = inside
-
-
-def _is_tensor(node: Node) -> bool:
-    """Return whether a node has one tensor; elements of a list are looked at by themselves."""
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _cloned(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _clone_like(value: Node) -> Any:

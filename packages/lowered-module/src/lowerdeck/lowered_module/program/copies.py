@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry
 from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.graphs import inputs_of
@@ -26,14 +26,14 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
     """Return a copy for a partitioner to tag: own graphs, fake weights, the same constants."""
     values = [(spec.target, node.meta.get("val")) for node, spec in inputs_of(program)]
     mode = fake_mode_of([value for _, value in values])
+    if mode is None:
+        return shared_copy(program)
     known = dict(values)
-    state: dict[str, Any] = dict(program.state_dict)
-    if mode is not None:
-        for name, tensor in program.state_dict.items():
-            fake = known.get(name)
-            state[name] = mode.from_tensor(tensor, static_shapes=True) if fake is None else fake
-    graph_module = copy_graph_module(program.graph_module)
-    return _copy(program, graph_module, state, dict(program.constants))
+    state: dict[str, Any] = {}
+    for name, tensor in program.state_dict.items():
+        fake = known.get(name)
+        state[name] = mode.from_tensor(tensor, static_shapes=True) if fake is None else fake
+    return shared_copy(program, state_dict=state)
 
 
 def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> ExportedProgram:
@@ -47,25 +47,38 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
             the program's own, and tensors whose memory torch cannot share so (what was loaded or
             mapped) are the very same.
     """
+    take = _unless_lent if reads_only else lazy_clone
+    state = _each_once(program.state_dict, take)
+    constants = _each_once(program.constants, take)
     if reads_only:
-        return with_parts(
-            program,
-            state_dict=_each_once(program.state_dict, _unless_lent),
-            constants=_each_once(program.constants, _unless_lent),
-        )
+        return with_parts(program, state_dict=state, constants=constants)
     with collector_held():
-        return _copy(
-            program,
-            copy_graph_module(program.graph_module),
-            _each_once(program.state_dict, lazy_clone),
-            _each_once(program.constants, lazy_clone),
-        )
+        return shared_copy(program, state_dict=state, constants=constants)
 
 
-def shared_copy(program: ExportedProgram) -> ExportedProgram:
-    """Return a copy with its own graphs and the very same tensors."""
-    graph_module = copy_graph_module(program.graph_module)
-    return _copy(program, graph_module, dict(program.state_dict), dict(program.constants))
+def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:
+    """Return a copy with its own graphs and the very same tensors.
+
+    Args:
+        program: Any program.
+        **parts: What it is to have in place of the program's.
+    """
+    signature = program.graph_signature
+    own: dict[str, Any] = {
+        "graph_module": copy_graph_module(program.graph_module),
+        "graph_signature": ExportGraphSignature(
+            list(signature.input_specs), list(signature.output_specs)
+        ),
+        "state_dict": dict(program.state_dict),
+        "constants": dict(program.constants),
+        "range_constraints": dict(program.range_constraints),
+        "module_call_graph": [
+            ModuleCallEntry(one.fqn, one.signature) for one in program.module_call_graph
+        ],
+        "verifiers": list(program.verifiers),
+        "guards_code": [],
+    }
+    return with_parts(program, **(own | parts))
 
 
 def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> ExportedProgram:
@@ -81,29 +94,6 @@ def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> Exp
     copied.recompile()
     signature = renamed_outputs(program.graph_signature, copied.graph)
     return with_parts(program, graph_module=copied, graph_signature=signature)
-
-
-def _copy(
-    program: ExportedProgram,
-    graph_module: GraphModule,
-    state_dict: dict[str, Any],
-    constants: dict[str, Any],
-) -> ExportedProgram:
-    return with_parts(
-        program,
-        graph_module=graph_module,
-        graph_signature=ExportGraphSignature(
-            list(program.graph_signature.input_specs), list(program.graph_signature.output_specs)
-        ),
-        state_dict=state_dict,
-        constants=constants,
-        range_constraints=dict(program.range_constraints),
-        module_call_graph=[
-            ModuleCallEntry(one.fqn, one.signature) for one in program.module_call_graph
-        ],
-        verifiers=list(program.verifiers),
-        guards_code=[],
-    )
 
 
 def _unless_lent(tensor: torch.Tensor) -> torch.Tensor:

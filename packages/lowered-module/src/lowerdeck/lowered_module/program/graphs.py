@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputSpec, OutputKind, OutputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -26,6 +26,11 @@ def inputs_of(program: ExportedProgram) -> Iterator[tuple[Node, InputSpec]]:
     """Yield the inputs of a program: placeholders with their specs, in order."""
     placeholders = program.graph.find_nodes(op="placeholder")
     return zip(placeholders, program.graph_signature.input_specs, strict=True)
+
+
+def user_inputs(program: ExportedProgram) -> list[Node]:
+    """Return the placeholders of what the user passes in, in order."""
+    return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]
 
 
 def outputs_of(program: ExportedProgram) -> Iterator[tuple[Any, OutputSpec]]:

@@ -169,27 +169,6 @@ def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
         return target(*args, **kwargs)
 
 
-def computed(
-    known: Iterable[Node], constants: Mapping[str, torch.Tensor]
-) -> dict[Node, torch.Tensor]:
-    """Return what calls compute of constants, of those that others than such calls read.
-
-    Args:
-        known: The calls, each after those of them that it reads.
-        constants: The tensors of placeholders, by name.
-    """
-    values: dict[Node, Any] = {}
-    for node in known:
-        values[node] = compute_known(
-            node, lambda one: values[one] if one in values else constants[one.name]
-        )
-    return {
-        node: value
-        for node, value in values.items()
-        if isinstance(value, torch.Tensor) and any(user not in values for user in node.users)
-    }
-
-
 def _is_computable(node: Node) -> bool:
     target = node.target
     if target is operator.getitem or str(target) == _INNER_TENSOR:
