@@ -12,9 +12,11 @@ time.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     with_size_at,
 )
 from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.lowered_module.program.view_rules import MOVES, RULES
+from lowerdeck.lowered_module.program.view_rules import BROADCASTS, MOVES, RULES
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, varies
 
 _aten = torch.ops.aten
@@ -57,12 +59,6 @@ _LINES: Mapping[Any, Any] = {
 }
 """Convolutions over one dimension, and what does the same over two."""
 _RESIZES = frozenset({_aten.upsample_bilinear2d.vec, _aten.upsample_nearest2d.vec})
-_BINARY = frozenset(
-    {
-        *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor),
-        *(_aten.maximum.default, _aten.minimum.default),
-    }
-)
 
 
 def with_late_views(program: ExportedProgram) -> ExportedProgram:
@@ -124,10 +120,11 @@ class _Pass:
                 continue
             if isinstance(node.meta.get("val"), torch.SymInt):
                 self._sizes.setdefault(expression_of(node.meta["val"]), node)
-            if not self._is_passed(node, parts, wanted):
-                for source in node.all_input_nodes:
-                    if source in self._held:
-                        node.replace_input_with(source, self._merged(source, node))
+            with self._graph.inserting_before(node):
+                if not self._is_passed(node, parts, wanted):
+                    for source in node.all_input_nodes:
+                        if source in self._held:
+                            node.replace_input_with(source, self._merged(source))
         for node in reversed(self._graph.nodes):
             is_size = isinstance(node.meta.get("val"), torch.SymInt) and node.op != "placeholder"
             if not node.users and (is_size or node in self._replaced):
@@ -174,33 +171,29 @@ class _Pass:
             return self._is_view_passed(node, wanted)
         if node not in parts:
             return False
-        operands = [one for one in node.all_input_nodes if one in self._held]
+        operand = _operand_in_parts(node, self._held)
         is_due = node in wanted or node.target in MOVES
-        if not operands or not (is_due or len(operands) > 1):
+        if operand is None or not (
+            is_due or sum(n in self._held for n in node.all_input_nodes) > 1
+        ):
             return False
-        rule = RULES.get(node.target)
-        fine = next((self._held[one] for one in operands if rule or is_like(one, node)), None)
-        if fine is None:
+        fine = self._held[operand]
+        call = RULES[node.target](node, fine.parts)
+        if call is None:
             return False
+        target, changed, result = call
         args = arguments_of(node)
         first = next(iter(args))
-        target, result, changed = node.target, fine.parts, dict[str, Any]()
-        if rule is not None:
-            call = rule(node, fine.parts)
-            if args[first] not in self._held or call is None:
-                return False
-            target, changed, result = call
-            args = {**(args if target is node.target else {}), first: fine.node, **changed}
-        else:
+        if node.target in BROADCASTS:
             for name in list(args)[:2]:
                 if isinstance(args[name], Node):
                     args[name] = self._aligned(args[name], node, fine)
+        else:
+            args = {**(args if target is node.target else {}), first: fine.node, **changed}
         kwargs = {name: one for name, one in args.items() if name in node.kwargs}
         count = max([len(node.args), *(1 + list(args).index(name) for name in changed)])
         values = tuple(args.values())[:count]
-        with self._graph.inserting_before(node):
-            shape = tuple(size for each in result for size in each)
-            made = self._call(node, target, values, shape, kwargs)
+        made = self._call(node, target, values, flat_sizes(result), kwargs)
         self._held[node] = _Fine(made, result)
         self._replaced.add(node)
         return True
@@ -219,8 +212,7 @@ class _Pass:
             return False
         else:
             if not equal_sizes(shape_of(source), shape_of(node)):
-                with self._graph.inserting_before(node):
-                    source = self._view(node, source, shape_of(node), source)
+                source = self._view(node, source, shape_of(node), source)
             node.replace_all_uses_with(source)
         self._replaced.add(node)
         return True
@@ -231,30 +223,27 @@ class _Pass:
         if held is not None and equal_sizes(shape_of(held.node), shape_of(fine.node)):
             return held.node
         if is_like(operand, node):
-            source = operand if held is None else self._merged(operand, node)
-            with self._graph.inserting_before(node):
-                return self._view(operand, source, shape_of(fine.node), fine.node)
+            source = operand if held is None else self._merged(operand)
+            return self._view(operand, source, shape_of(fine.node), fine.node)
         missing = len(fine.parts) - len(shape_of(operand))
         for axis in reversed(range(missing, len(fine.parts))):
             for _ in fine.parts[axis][1:]:
                 at = axis - missing
-                with self._graph.inserting_before(node):
-                    shape = with_size_at(shape_of(operand), at, 1)
-                    operand = self._call(operand, _aten.unsqueeze.default, (operand, at), shape)
+                shape = with_size_at(shape_of(operand), at, 1)
+                operand = self._call(operand, _aten.unsqueeze.default, (operand, at), shape)
         return operand
 
-    def _merged(self, held: Node, before: Node) -> Node:
+    def _merged(self, held: Node) -> Node:
         """Return the view of what is held in parts."""
         if held not in self._views:
             fine = self._held[held]
             ones = spare_ones(fine.parts)
-            with self._graph.inserting_before(before):
-                if ones:
-                    args = (fine.node, ones)
-                    made = self._call(held, _aten.squeeze.dims, args, shape_of(held))
-                else:
-                    made = self._view(held, fine.node, shape_of(held), fine.node)
-                self._views[held] = made
+            if ones:
+                args = (fine.node, ones)
+                made = self._call(held, _aten.squeeze.dims, args, shape_of(held))
+            else:
+                made = self._view(held, fine.node, shape_of(held), fine.node)
+            self._views[held] = made
         return self._views[held]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
@@ -277,12 +266,9 @@ class _Pass:
     def _product(self, expression: Any, sized: Node) -> Any:
         """Return the node of a size that is one of a tensor's, or the product of some in turn."""
         shape = [expression_of(size) for size in shape_of(sized)]
-        for first in range(len(shape)):
-            total: Any = 1
-            for last in range(first, len(shape)):
-                total = total * shape[last]
-                if is_equal(total, expression):
-                    return self._product_of(sized, range(first, last + 1))
+        for first, last in combinations(range(len(shape) + 1), 2):
+            if is_equal(math.prod(shape[first:last]), expression):
+                return self._product_of(sized, range(first, last))
         raise AssertionError(f"{expression} is no product of {shape}")
 
     def _product_of(self, sized: Node, dims: Sequence[int]) -> Any:
@@ -368,32 +354,21 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
             parts = merged_sizes(before, shape_of(node))
             if parts is not None and sum(map(varies, flat_sizes(parts))) < SEVERAL:
                 parts = None
-        elif node.target in _BINARY:
-            operands = [one for one in node.all_input_nodes if one in found]
-            parts = next((found[one] for one in operands if is_like(one, node)), None)
-            if parts is not None and not _can_align(node, parts):
-                parts = None
-        elif node.target in RULES and node.args[0] in found:
-            call = RULES[node.target](node, found[node.args[0]])
+        else:
+            operand = _operand_in_parts(node, found)
+            call = None if operand is None else RULES[node.target](node, found[operand])
             parts = None if call is None else call[2]
         if parts is not None:
             found[node] = parts
     return found
 
 
-def _can_align(node: Node, parts: Parts) -> bool:
-    """Return whether the operands of a broadcast are like the result, or 1 where it has parts."""
-    for operand in node.all_input_nodes:
-        if not isinstance(operand.meta["val"], torch.Tensor):
-            return False
-        shape = shape_of(operand)
-        missing = len(parts) - len(shape)
-        whole = all(
-            len(parts[missing + axis]) == 1 or is_one(size) for axis, size in enumerate(shape)
-        )
-        if not whole and not is_like(operand, node):
-            return False
-    return True
+def _operand_in_parts(node: Node, parts: Container[Any]) -> Node | None:
+    """Return the operand that has parts and the dimensions of the result; None without one."""
+    if node.target in BROADCASTS:
+        return next((n for n in node.all_input_nodes if n in parts and is_like(n, node)), None)
+    source: Any = node.args[0] if node.target in RULES else None
+    return source if source in parts else None
 
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:

@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module.program.merged_sizes import Parts, numbered, only_part, shape_of
+from lowerdeck.lowered_module.program.merged_sizes import (
+    Parts,
+    is_like,
+    is_one,
+    numbered,
+    only_part,
+    shape_of,
+)
 from lowerdeck.torch_base import arguments_of
 
 _aten = torch.ops.aten
@@ -54,6 +61,21 @@ def _along(node: Node, parts: Parts) -> Call | None:
     return node.target, {"dim": dim}, (*parts[:axis], new, *parts[axis + 1 :])
 
 
+def _broadcast(node: Node, parts: Parts) -> Call | None:
+    """Apply an operator whose operands are like the result, or 1 where it has parts."""
+    for operand in node.all_input_nodes:
+        if not isinstance(operand.meta["val"], torch.Tensor):
+            return None
+        shape = shape_of(operand)
+        missing = len(parts) - len(shape)
+        is_whole = all(
+            len(parts[missing + axis]) == 1 or is_one(size) for axis, size in enumerate(shape)
+        )
+        if not is_whole and not is_like(operand, node):
+            return None
+    return node.target, {}, parts
+
+
 def _turned(node: Node, parts: Parts) -> Call | None:
     order, numbers = _order(node), numbered(parts)
     dims = [dim for axis in order for dim in numbers[axis]]
@@ -71,6 +93,13 @@ def _order(node: Node) -> list[int]:
     return order
 
 
+BROADCASTS = frozenset(
+    {
+        *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor),
+        *(_aten.maximum.default, _aten.minimum.default),
+    }
+)
+"""Operators with rules for two operands."""
 MOVES = frozenset({_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int})
 """Operators with rules that only move elements."""
 RULES: Mapping[Any, Rule] = {
@@ -87,6 +116,7 @@ RULES: Mapping[Any, Rule] = {
     ),
     **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _along),
     **dict.fromkeys(MOVES, _turned),
+    **dict.fromkeys(BROADCASTS, _broadcast),
     **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _channels),
     _aten.linear.default: _layer,
     _aten.layer_norm.default: _layer_norm,
