@@ -346,7 +346,13 @@ def _partitioned(
         mark_shared(copied, program, *shared)
     name = type(partitioner).__name__
     try:
-        result = _partition_here(partitioner, copied)
+        result: Any
+        if isinstance(partitioner, Partitioner):
+            # Called, one of ours would serve ExecuTorch's lowering.
+            with in_torchs_operators(copied):
+                result = partitioner.partition(copied)
+        else:
+            result = partitioner(copied)
     except LoweringError:
         raise
     except Exception as error:
@@ -380,11 +386,3 @@ def _partitioned(
     )
     with collector_held():
         return cut_program(tagged, tags)
-
-
-def _partition_here(partitioner: Any, program: ExportedProgram) -> Any:
-    """Return what a partitioner answers; called, one of ours would serve ExecuTorch's lowering."""
-    if not isinstance(partitioner, Partitioner):
-        return partitioner(program)
-    with in_torchs_operators(program):
-        return partitioner.partition(program)

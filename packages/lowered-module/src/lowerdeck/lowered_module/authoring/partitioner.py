@@ -144,17 +144,17 @@ def require_partitioner(given: object) -> None:
     """
     if isinstance(given, type):
         made_by = ".partitioner" if hasattr(given, "partitioner") else ""
-        raise PartitionError(
-            f"found the class {given.__name__} as partitioner, expected an object: give "
-            f"{given.__name__}{made_by}()"
+        found = f"the class {given.__name__}"
+        expected = f"an object: give {given.__name__}{made_by}()"
+    elif isinstance(given, list | tuple):
+        found = f"a {type(given).__name__}"
+        expected = "one Partitioner: call to_backend once for each; the first chooses first"
+    elif not callable(given):
+        found = f"a {type(given).__name__}"
+        expected = (
+            "a Partitioner, or what else takes a program: to_backend(program, "
+            "XnnpackPartitioner())"
         )
-    if isinstance(given, list | tuple):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected one Partitioner: call "
-            "to_backend once for each; the first chooses first"
-        )
-    if not callable(given):
-        raise PartitionError(
-            f"found a {type(given).__name__} as partitioner, expected a Partitioner, or what else "
-            "takes a program: to_backend(program, XnnpackPartitioner())"
-        )
+    else:
+        return
+    raise PartitionError(f"found {found} as partitioner, expected {expected}")
