@@ -335,7 +335,8 @@ def test_what_was_lowered_is_the_same_after_pickle_and_copies(
             assert again.to_bytes() == lowered.to_bytes()
             assert str(again.delegation()) == str(lowered.delegation())
         before = lowered.programs["forward"]
-        for after in (one.programs["forward"] for one in (once, twice)):
+        alone = pickle.loads(pickle.dumps(before))
+        for after in (once.programs["forward"], twice.programs["forward"], alone):
             assert after.graph_signature == before.graph_signature
             graphs = graphs_of(before.graph_module), graphs_of(after.graph_module)
             for mine, other in zip(*graphs, strict=True):

@@ -181,9 +181,8 @@ class LoweredBackendModule(torch.nn.Module):
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
         memo[id(self)] = copied
         torch.nn.Module.__init__(copied)
-        for name in ("_convention", "_backend_id", "_processed_bytes"):
+        for name in ("_convention", "_backend_id", "_processed_bytes", "_named_data_store_output"):
             setattr(copied, name, getattr(self, name))
-        copied._named_data_store_output = self._named_data_store_output
         copied._program = self._program.with_own_state()
         copied._compile_specs = copy.deepcopy(self._compile_specs, memo)
         copied.meta = copy.deepcopy(self.meta, memo)
