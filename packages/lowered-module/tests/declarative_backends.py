@@ -59,6 +59,9 @@ class PocketRuntime:
         program["values"] = {int(k): torch.tensor(v) for k, v in program["weights"].items()}
         return program
 
+    def input_count(self, program: Any) -> int:
+        return len(program["inputs"])
+
     def execute(self, program: Any, inputs: Sequence[Any]) -> list[torch.Tensor]:
         values = dict(program["values"])
         values.update(zip(program["inputs"], inputs, strict=True))
