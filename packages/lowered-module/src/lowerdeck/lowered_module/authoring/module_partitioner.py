@@ -112,10 +112,8 @@ class ModulePartitioner(Partitioner):
         Args:
             ep: The program before decomposition.
         """
-        wanted: list[OpOverload] = []
-        for partitioner in self._by_module.values():
-            asked = getattr(partitioner, "ops_to_not_decompose", None)
-            wanted += asked(ep)[0] if asked is not None else []
+        every = [getattr(one, "ops_to_not_decompose", None) for one in self._by_module.values()]
+        wanted = [operator for asked in every if asked is not None for operator in asked(ep)[0]]
         return list(dict.fromkeys(wanted)), None
 
     def _check_patterns(self, nodes: list[Node]) -> None:

@@ -139,10 +139,9 @@ class NodePartitioner(Partitioner):
         while True:
             ahead = self._ahead(calls, constants)
             self.known = {*constants, *(node.name for node in ahead)}
-            taken: dict[Node, str | None] = dict.fromkeys(_with_assertions(ahead), "")
-            taken.update(dict.fromkeys(ahead))
+            asserted = {*_with_assertions(ahead)} - ahead.keys()
             reasons = {
-                node: taken[node] if node in taken else self._reason(node)
+                node: None if node in ahead else "" if node in asserted else self._reason(node)
                 for node in gm.graph.nodes
             }
             proposal = propose_partitions(
