@@ -480,3 +480,23 @@ def test_a_partitioner_without_a_program_is_an_error() -> None:
     chosen = TaggingPartitioner(lambda _: None)
     with pytest.raises(PartitionError, match="partitioners for methods absent"):
         to_backend(MethodProgramsPartitionerSpec({}, {"absent": chosen}))
+
+
+def test_a_backend_may_copy_the_program_itself() -> None:
+    copies: list[ExportedProgram] = []
+
+    def copied(program: ExportedProgram, specs: list[CompileSpec]) -> ExportedProgram:
+        copies.append(program)
+        return program
+
+    received: list[ExportedProgram] = []
+
+    def noted(program: ExportedProgram, specs: list[CompileSpec]) -> bytes:
+        received.append(program)
+        return b""
+
+    with backend(noted) as kind:
+        kind.copy_exported_program_for_preprocess = staticmethod(copied)
+        to_backend(exported(Of(torch.sin), torch.ones(2)), everything("Custom"))
+    assert received == copies
+    assert len(received) == 1

@@ -80,6 +80,17 @@ def is_peers_backend(backend: object) -> bool:
     return base is not None and isinstance(backend, type) and issubclass(backend, base)
 
 
+def backend_own_copy(backend: Any) -> Any:
+    """Return a backend's ``copy_exported_program_for_preprocess``, None for exir's default of it.
+
+    executorch 1.5.1 introduced it; the default makes a deep copy.
+    """
+    name = "copy_exported_program_for_preprocess"
+    copies, default = getattr(backend, name, None), getattr(backend_base(), name, None)
+    same = getattr(copies, "__func__", None) is getattr(default, "__func__", copies)
+    return None if same else copies
+
+
 def wants_edge_backend(backend: object) -> bool:
     """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
 

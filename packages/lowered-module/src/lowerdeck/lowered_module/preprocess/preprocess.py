@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import is_peers_backend
+from lowerdeck.lowered_module._executorch import backend_own_copy, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
@@ -145,7 +145,7 @@ def _kind(value: object) -> str:
 
 def _run_here(cut: Cut) -> Any:
     try:
-        with _given(cut.backend, cut.program) as (program, is_edge):
+        with _given(cut) as (program, is_edge):
             result = cut.backend.preprocess(program, cut.compile_specs)
         return with_plain_bytes(result) if is_edge else result
     except Exception as error:
@@ -153,9 +153,14 @@ def _run_here(cut: Cut) -> Any:
 
 
 @contextmanager
-def _given(backend: Any, program: ExportedProgram) -> Iterator[tuple[ExportedProgram, bool]]:
+def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
     """Yield what a backend is given, in torch's operators, and whether it was in ExecuTorch's."""
-    given = backend_copy(program, reads_only=getattr(backend, "reads_only", False) is True)
+    backend, own_copy = cut.backend, backend_own_copy(cut.backend)
+    if own_copy is not None:
+        given = own_copy(cut.program, cut.compile_specs)
+    else:
+        reads_only = getattr(backend, "reads_only", False) is True
+        given = backend_copy(cut.program, reads_only=reads_only)
     if is_peers_backend(backend):
         yield given, False
         return
@@ -203,7 +208,7 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
     try:
         with ExitStack() as stack:
             for method, cut in mine:
-                program, _ = stack.enter_context(_given(backend, cut.program))
+                program, _ = stack.enter_context(_given(cut))
                 programs.setdefault(method, []).append(program)
                 specs.setdefault(method, []).append(cut.compile_specs)
             found = backend.preprocess_multimethod(programs, specs)
