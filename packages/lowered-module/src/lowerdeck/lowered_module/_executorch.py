@@ -61,11 +61,7 @@ def clone_operator(like: object) -> Any:
 
 
 def wants_edge(partitioner: object) -> bool:
-    """Return whether a partitioner was written for ExecuTorch, and so for its Edge dialect.
-
-    Args:
-        partitioner: Any object.
-    """
+    """Return whether a partitioner was written for ExecuTorch, and so for its Edge dialect."""
     base = _loaded("backend.partitioner", "Partitioner")
     return base is not None and isinstance(partitioner, base)
 

@@ -39,7 +39,6 @@ class Trial:
             is not right.
         difference: Largest difference from eager; None where the file is not right.
         why_not: Why it cannot be chosen; empty where it can.
-        chosen: Whether it was.
     """
 
     backend: str = ""
@@ -168,11 +167,7 @@ def lower_fastest(
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the table of some trials, the fastest first.
-
-    Args:
-        trials: What was tried.
-    """
+    """Yield the table of some trials, the fastest first."""
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
     width = max((len(trial.name) for trial in trials), default=0)
     for trial in sorted(trials, key=lambda one: one.milliseconds or math.inf):

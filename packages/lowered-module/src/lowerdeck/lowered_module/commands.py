@@ -140,9 +140,6 @@ class LowerCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Do it, and return the exit code.
 
-        Args:
-            args: The parsed arguments.
-
         Returns:
             ``DONE`` if the file was written and, with ``--check``, agrees with eager; ``DIFFERS``
             if it does not.

@@ -71,10 +71,6 @@ class CacheError(LoweringError, OSError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error of others in one line.
-
-    Args:
-        error: The error.
-    """
+    """Return an error of others in one line."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

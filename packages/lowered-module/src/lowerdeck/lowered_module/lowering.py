@@ -278,7 +278,6 @@ def require_programs(
     Args:
         partitioners: Names of methods with partitioners.
         programs: Names of methods with programs.
-        error: What to raise.
     """
     known = list(programs)
     unknown = [str(name) for name in partitioners if name not in known]

@@ -164,9 +164,6 @@ def lower_exported(
         programs: The program of each method.
         partitioners: The partitioners of each method, in their order.
         stages: Shows and times the stages.
-        config: As for ``lower``.
-        shared_state: Likewise.
-        progress: Likewise.
         **options: ``executor`` and ``cache``, likewise.
     """
     with stages.stage("decompose"):
@@ -253,10 +250,6 @@ class Example:
 
     def with_dynamic_batch(self, least: int, most: int) -> Example:
         """Return it with a dynamic dimension 0, the same for all tensors among its inputs.
-
-        Args:
-            least: The smallest size.
-            most: The largest size.
 
         Raises:
             LoweringError: It has dynamic shapes, or is exported already.
@@ -353,8 +346,6 @@ def separate_inputs(
     also a parameter or buffer of the module, the program reads only one.
 
     Args:
-        module: The model.
-        args: Example inputs.
         kwargs: Example inputs by name.
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}

@@ -24,7 +24,6 @@ def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
 
     Args:
         progress: The caller's own callback; None shows a bar if standard error is a terminal.
-        total: Number of partitions.
     """
     if progress is not None:
         yield progress
@@ -76,11 +75,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show and time one stage.
-
-        Args:
-            name: Its name.
-        """
+        """Show and time one stage."""
         self._bar.set_description(name)
         start = time.perf_counter()
         yield
@@ -93,7 +88,6 @@ class Stages:
 
         Args:
             done: Number of trials done.
-            total: Number of all.
             label: What came of the last one.
         """
         if not self._closed:
@@ -106,7 +100,6 @@ class Stages:
 
         Args:
             done: Number of partitions done.
-            total: Number of all.
             label: What the last one is called.
         """
         self._bar.set_postfix_str(f"partition {done} of {total}: {label}")

@@ -183,7 +183,6 @@ class DeclarativeBackend(BackendDetails):
         """Visit the nodes in order, compile, and return the result with its debug map.
 
         Args:
-            edge_program: The partition.
             compile_specs: What the partitioner wanted this backend to know.
 
         Raises:
@@ -219,7 +218,6 @@ class DeclarativePartitioner(NodePartitioner):
     Where visitors cannot say what the backend takes, derive from it and override ``objection``.
 
     Args:
-        backend: The backend.
         compile_specs: What it is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program; ``backend.min_nodes`` if
             None.
@@ -328,11 +326,7 @@ def _full_name(name: str) -> str:
 
 
 def _tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a node reads and makes, as far as metadata tells.
-
-    Args:
-        node: Any node.
-    """
+    """Yield the tensors that a node reads and makes, as far as metadata tells."""
     for source in (*node.all_input_nodes, node):
         for leaf in pytree.tree_leaves(source.meta.get("val")):
             if isinstance(leaf, torch.Tensor):

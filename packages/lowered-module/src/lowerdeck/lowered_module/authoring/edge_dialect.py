@@ -60,10 +60,6 @@ def offer_to_peer(name: str, backend: Any) -> None:
 
     ExecuTorch takes the last class of that name. Ours is made anew where it is not the last, and
     gives partitions that are not ours to the class that was there before.
-
-    Args:
-        name: The backend id.
-        backend: The class.
     """
     base = backend_base()
     if base is None:

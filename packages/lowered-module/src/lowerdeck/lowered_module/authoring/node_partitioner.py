@@ -39,7 +39,6 @@ class NodePartitioner(Partitioner):
     constants.
 
     Args:
-        backend_id: Where partitions go.
         compile_specs: What the backend is told about each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change; for backends whose
@@ -87,11 +86,7 @@ class NodePartitioner(Partitioner):
         """
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags.
-
-        Args:
-            exported_program: The program.
-        """
+        """Return the program with tags."""
         self.report = WhyNoPartitionReporter()
         tags: dict[str, DelegationSpec] = {}
         constants = constant_names(exported_program)

@@ -37,7 +37,6 @@ class PartitionView:
         ahead: Those calls, and what they alone read; no visitor is called for them.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each owned placeholder that changes, the node of its new value.
-        instructions: What visitors emitted.
         debug_map: From each instruction, by number or identifier, to the nodes that it computes.
         named_data: Blobs that the runtime half asks for by key.
     """

@@ -54,9 +54,7 @@ class Quantization(Protocol):
         """Return a quantised program of a model, and the partitioner for it.
 
         Args:
-            mode: One of ``modes``.
             module: The model, in evaluation mode; it is not changed.
-            args: Example inputs.
             kwargs: Example inputs that are given by name.
             samples: Inputs to calibrate with, positional ones and those by name.
 
@@ -165,7 +163,6 @@ def float_weights(
     Args:
         offer: What the backend offers.
         mode: One of its modes.
-        program: What it made.
     """
     why_float = getattr(offer, "why_float", None)
     return list_float_weights(

@@ -65,7 +65,6 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     class that the program uses.
 
     Args:
-        name: The backend id.
         peers: Whether who asks for it is ExecuTorch's, such as a partitioner's DelegationSpec.
 
     Returns:
@@ -136,9 +135,6 @@ def find_partitioner(name: str) -> Any:
 def installed_partitioner(name: str) -> EntryPoint:
     """Return the entry point of the installed partitioner called ``name``.
 
-    Args:
-        name: Its name.
-
     Raises:
         BackendNotFoundError: No distribution offers it.
         AmbiguousBackendError: Several distributions offer different ones.
@@ -150,8 +146,6 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
     """Return the installed entry point of a name.
 
     Args:
-        group: Its group.
-        name: Its name.
         missing: The beginning of the error without one.
 
     Raises:

@@ -58,7 +58,6 @@ class WhyNoPartitionReporter:
         """Record why ``node`` is left to the program.
 
         Args:
-            node: The node.
             reason: Why, in words that end a sentence.
         """
         self._reasons.setdefault(node, reason)
@@ -109,9 +108,6 @@ def keep_remarks(graph: Graph, remarks: object) -> None:
 
 def operator_name(node: Node) -> str:
     """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``.
-
-    Args:
-        node: Any node.
 
     Returns:
         For an operator of torch its name with the overload, as in ``visits``;

@@ -23,7 +23,6 @@ class OutputAccuracy:
     Attributes:
         largest: Largest absolute difference; infinite where the shapes differ, or where only one
             of both is NaN or infinite.
-        mean: Mean absolute difference.
         cosine: Cosine of the angle between both, as vectors of their finite elements.
         name: What was compared, such as ``"output 0"`` or ``"state 'cache.keys'"``.
         call: The call with this difference, counted from 1.
@@ -41,13 +40,7 @@ class OutputAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class EagerCall:
-    """One call of a model.
-
-    Attributes:
-        args: Positional inputs.
-        kwargs: Inputs by name.
-        outputs: The outputs, flat.
-    """
+    """One call of a model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -63,7 +56,6 @@ def call_in_eager(
         module: The model; it is not changed.
         args: Example inputs: those of the first call.
         kwargs: Example inputs by name.
-        count: Number of calls.
 
     Returns:
         The calls, and the buffers of the copy by name after the last call.
@@ -130,9 +122,6 @@ def compare_calls(
 
     Args:
         calls: As ``pair_values`` takes them.
-        run: Likewise.
-        state: Likewise.
-        state_of: Likewise.
     """
     worst: dict[str, OutputAccuracy] = {}
     for name, number, value, wanted in pair_values(calls, run, state, state_of):

@@ -23,8 +23,6 @@ class FloatWeight:
 
     Attributes:
         name: Its name in the model.
-        nbytes: Its size.
-        why: The reason.
     """
 
     name: str
@@ -50,7 +48,6 @@ def list_float_weights(
     """Return the weights of more than 1 kB that stay float, the largest first, but no biases.
 
     Args:
-        program: A quantised program.
         why_float: Returns why the weight that a node reads stays float; None leaves it out.
     """
     weights = []

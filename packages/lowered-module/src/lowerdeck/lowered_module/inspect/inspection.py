@@ -41,11 +41,7 @@ def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBacken
 
 
 def delegates_in(graph_module: GraphModule) -> list[LoweredBackendModule]:
-    """Return the delegates that a graph and the graphs nested in it call, in order.
-
-    Args:
-        graph_module: The outermost graph.
-    """
+    """Return the delegates that a graph and the graphs nested in it call, in order."""
     return [one for gm in graphs_of(graph_module) for one in get_lowered_backend_modules(gm)]
 
 
@@ -97,11 +93,7 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
 
 
 def print_delegated_graph(graph_module: GraphModule) -> None:
-    """Print ``format_delegated_graph(graph_module)``.
-
-    Args:
-        graph_module: One graph.
-    """
+    """Print ``format_delegated_graph(graph_module)``."""
     print(format_delegated_graph(graph_module))
 
 

@@ -26,7 +26,6 @@ def report_lines(
     """Yield what lowering came to, and what fills the file.
 
     Args:
-        emitted: What was emitted.
         summary: What went to backends.
         file: Where it was written.
         seconds: Wall time of each stage.
@@ -71,7 +70,6 @@ def quantization_lines(
     """Yield how a model was quantised.
 
     Args:
-        mode: How.
         float_weights: The weights that stay float, the largest first.
         weight_bytes: Bytes of all weights of the model in float.
         samples: With how many samples it was calibrated; None without calibration.

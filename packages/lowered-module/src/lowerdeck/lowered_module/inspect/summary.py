@@ -29,9 +29,6 @@ class Remark:
 
     Attributes:
         heading: What is so, such as ``"computed in float"``.
-        operator: The node's operator.
-        node: The node's name.
-        why: The reason.
     """
 
     heading: str
@@ -48,7 +45,6 @@ class RootCause:
     """One reason why nodes were left, with where it begins.
 
     Attributes:
-        why: The reason.
         start: The node whose value the first of them refuses, such as the input ``tokens`` of a
             chain of integers; empty where the reason is the operator itself.
         operators: Number of nodes, by operator.

@@ -58,7 +58,6 @@ class CutProgram:
     """A program whose partitions were cut out, being worked on in place.
 
     Attributes:
-        program: The working copy.
         cuts: The partitions, those of the outermost graph first, each in the graph's order.
         next_handle: The smallest debug handle above all in use.
     """

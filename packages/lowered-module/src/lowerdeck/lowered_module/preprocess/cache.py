@@ -116,8 +116,6 @@ def content_key(
     an object whose content is unknown.
 
     Args:
-        program: The partition.
-        backend: Its backend class.
         backend_id: The name that the class was found by.
         compile_specs: The compile specs of the partition.
     """

@@ -104,7 +104,6 @@ def make_delegate(
     """Return the delegate of one partition.
 
     Args:
-        cut: The partition.
         result: What its backend returned.
         convention: How to call it, where that is not with flat positional arguments.
     """

@@ -48,11 +48,6 @@ class Task:
     def of(cls, program: ExportedProgram, backend: Any, compile_specs: list[Any]) -> Task:
         """Return the task of compiling ``program``.
 
-        Args:
-            program: The partition.
-            backend: Its backend class.
-            compile_specs: Its compile specs.
-
         Raises:
             PreprocessError: The program holds what cannot be pickled.
         """
@@ -166,7 +161,6 @@ class SharedWeights(Executor):
         """Send work to the executor, with its weights in files.
 
         Args:
-            fn: What to call.
             *args: With what; in tasks of ``lower`` and ``to_backend``, weights become files.
             **kwargs: Likewise, as they are.
 
@@ -185,7 +179,6 @@ class SharedWeights(Executor):
 
         Args:
             wait: Taken as by every executor; changes nothing, because lowerings wait for theirs.
-            cancel_futures: Likewise.
         """
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -16,11 +16,7 @@ DATA = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
-    """Return the placeholders that no run changes, with their names in the state.
-
-    Args:
-        program: As for ``constant_names``.
-    """
+    """Return the placeholders that no run changes, with their names in the state."""
     changing = changing_inputs(program)
     return {
         node: spec.target

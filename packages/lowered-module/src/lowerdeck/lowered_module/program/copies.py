@@ -42,7 +42,6 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
     Its tensors share memory with the original's until one of them is written to.
 
     Args:
-        program: A partition.
         reads_only: Whether the backend changes neither graphs nor tensors: then the graphs are
             the program's own, and tensors whose memory torch cannot share so (what was loaded or
             mapped) are the very same.
@@ -60,7 +59,6 @@ def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:
     """Return a copy with its own graphs and the very same tensors.
 
     Args:
-        program: Any program.
         **parts: What it is to have in place of the program's.
     """
     signature = program.graph_signature
@@ -85,7 +83,6 @@ def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> Exp
     """Return a program whose outermost graph was rewritten, or ``program`` if nothing changed.
 
     Args:
-        program: Not changed.
         rewrite: Rewrites a copy of the graph in place; returns whether anything changed.
     """
     copied = copy_graph_module(program.graph_module)

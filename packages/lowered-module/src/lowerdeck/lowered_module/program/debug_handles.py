@@ -24,9 +24,6 @@ def assign_debug_handles(graph_module: GraphModule) -> int:
     whose handles were assigned by another tool still maps to that tool's records. New handles
     are unique across the program with all its nested graphs.
 
-    Args:
-        graph_module: The outermost graph.
-
     Returns:
         The smallest handle above all in use.
     """

@@ -38,7 +38,6 @@ def refuse_lost_mutation(
     It costs time in proportion to the graph.
 
     Args:
-        program: The program.
         gm: Its graph module, or one nested in it.
         tag_of: The partition of each node of the graph that is in one.
 

@@ -52,8 +52,6 @@ def replace_input(user: Node, node: Node, value: Any) -> None:
     """Let a node read any argument, such as a number or a list of nodes, in place of another node.
 
     Args:
-        user: The reader.
-        node: What it reads.
         value: What it is to have instead.
     """
 

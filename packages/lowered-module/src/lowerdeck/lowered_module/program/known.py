@@ -94,7 +94,6 @@ def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, 
 
     Args:
         nodes: The nodes of a graph, in order.
-        behaviours: Of their program.
     """
     changes, found = 0, {}
     for node in nodes:
@@ -144,7 +143,6 @@ def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
     """Return what a call of ``known_nodes`` computes.
 
     Args:
-        node: The call.
         read: Returns the value of a constant, or of a call that was computed before.
     """
 

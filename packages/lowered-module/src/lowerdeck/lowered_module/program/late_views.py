@@ -82,7 +82,6 @@ class _Fine:
     """A tensor from which another one is a view.
 
     Attributes:
-        node: The tensor.
         parts: For each dimension of the other one, the sizes that it merges.
     """
 

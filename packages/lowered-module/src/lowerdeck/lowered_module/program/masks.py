@@ -40,7 +40,6 @@ class _Positions:
     """The numbers from 0 along one dimension; the other dimensions have size 1.
 
     Attributes:
-        axis: The dimension.
         count: How many they are: a number, or the node of a symbolic one.
     """
 

@@ -59,7 +59,6 @@ def load_program(content: bytes, tensors: Sequence[torch.Tensor]) -> Any:
     Loading runs code, as all of pickle does: give it only what this program or its workers made.
 
     Args:
-        content: What it returned.
         tensors: The tensors that the bytes refer to.
 
     Raises:

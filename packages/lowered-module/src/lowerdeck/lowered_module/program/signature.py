@@ -79,7 +79,6 @@ def arrange_graph_placeholders(
     Args:
         gm: A partition's graph module, whose placeholders are named like the owner's nodes.
         owning_program: The program that the partition was cut out of.
-        tag: The partition's tag.
 
     Returns:
         ``gm``.
@@ -296,7 +295,6 @@ def flat_call_graph(
 
     Args:
         input_specs: Of the program's signature; those of the user's inputs count.
-        output_specs: Likewise.
     """
     inputs = sum(spec.kind == InputKind.USER_INPUT for spec in input_specs)
     outputs = sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs)

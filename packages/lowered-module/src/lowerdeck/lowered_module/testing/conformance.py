@@ -96,7 +96,6 @@ def check_backend(
     """Return what a partitioner and the backends that it names do well, and what not.
 
     Args:
-        partitioner: The partitioner.
         samples: Programs to try; ``default_samples()`` if None.
         runtimes: Runtime halves by backend id, for ``lowerdeck.runner``, before those that are
             installed. Without any, files are written and the report says "not run".

@@ -24,7 +24,6 @@ class Sample:
     Attributes:
         name: What is special about it.
         module: The eager module; calling it changes its state.
-        inputs: Positional arguments.
         dynamic_shapes: As ``torch.export.export`` takes them.
     """
 
@@ -47,8 +46,6 @@ class GeneratedModel(torch.nn.Module):
     """A random model on tensors of shape (batch, 4), the same for the same seed.
 
     Args:
-        seed: Chooses the model.
-        size: Number of steps.
         state: Whether it may change buffers.
         control_flow: Whether it may branch.
     """
@@ -103,7 +100,6 @@ def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bo
 
     Args:
         seed: Chooses the model and its inputs.
-        size: Number of steps.
         dynamic: Whether the batch may have another size than the example's.
         **options: ``state`` and ``control_flow`` of ``GeneratedModel``.
     """

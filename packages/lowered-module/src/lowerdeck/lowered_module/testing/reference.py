@@ -36,7 +36,6 @@ class VerbatimBackend(BackendDetails):
         """Return the graph as text, each line mapped to its node.
 
         Args:
-            edge_program: The partition.
             compile_specs: Written above the graph.
         """
         edge_program.validate()  # type: ignore[no-untyped-call]
@@ -54,7 +53,6 @@ class TaggingPartitioner(Partitioner):
 
     Args:
         tag_of: Returns a node's tag, or None.
-        backend_id: Where partitions go.
         constants: Whether partitions own the constants that they read.
         state: Whether partitions own the buffers whose new values they compute.
         compile_specs: What the backend is told.
@@ -77,11 +75,7 @@ class TaggingPartitioner(Partitioner):
         self.compile_specs = compile_specs
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags.
-
-        Args:
-            exported_program: The program.
-        """
+        """Return the program with tags."""
         tags: dict[str, DelegationSpec] = {}
         for node in nodes_of(exported_program.graph_module):
             tag = self.tag_of(node) if node.op == "call_function" else None
@@ -131,10 +125,6 @@ class RunPartitioner(TaggingPartitioner):
         self.chosen = chosen
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags.
-
-        Args:
-            exported_program: The program.
-        """
+        """Return the program with tags."""
         self.tag_of = _runs_of(exported_program.graph_module, self.chosen).get
         return super().partition(exported_program)
