@@ -1,6 +1,6 @@
-"""What this package does beside ExecuTorch: the same whatever was imported first.
+"""Interoperation with ExecuTorch's classes, in any order of imports.
 
-Nothing here imports ExecuTorch. Whoever has an object of its classes, or asks about one, has
+Nothing here imports ExecuTorch. Code that has an object of its classes, or asks about one, has
 imported the module that defines the class, so that looking whether it is loaded is enough; and it
 is looked each time that it is asked, never once and for all.
 """
@@ -15,7 +15,7 @@ from lowerdeck.torch_base import OpOverload, overload_name, returns_alias, schem
 
 
 def _loaded(module: str, name: str) -> Any:
-    """Return a part of a module of exir, None if nobody has imported that."""
+    """Return a part of a module of exir, None if it is not imported."""
     return getattr(sys.modules.get(f"executorch.exir.{module}"), name, None)
 
 
@@ -49,7 +49,7 @@ def is_peers(value: object) -> bool:
 
 def edge_operator(target: object) -> Any:
     """Return torch's operator behind one of ExecuTorch's Edge dialect, None for anything else."""
-    # The name under which ExecuTorch's class keeps it; nothing public tells.
+    # The name under which ExecuTorch's class keeps it; no public one exists.
     operator = getattr(target, "__dict__", {}).get("_op") if is_peers(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
@@ -67,7 +67,7 @@ def wants_edge(partitioner: object) -> bool:
 
 
 def is_peers_backend(backend: object) -> bool:
-    """Return whether a backend is of ExecuTorch's kind: also ours, where it stands in its list.
+    """Return whether a backend is of ExecuTorch's kind: also ours, where it is in its list.
 
     Args:
         backend: The class of a backend.
@@ -93,7 +93,7 @@ def wants_edge_backend(backend: object) -> bool:
     Args:
         backend: The class of a backend.
     """
-    # One of ours that stands in ExecuTorch's list says of itself that it is of this package.
+    # One of ours in ExecuTorch's list has this package as its module.
     ours = getattr(backend, "__module__", "").partition(".")[0] == "lowerdeck"
     return is_peers_backend(backend) and not ours
 
@@ -101,7 +101,7 @@ def wants_edge_backend(backend: object) -> bool:
 def edge_dialect_is_loaded() -> bool:
     """Return whether anyone can compare operators with those of ExecuTorch's Edge dialect.
 
-    Whoever does so has imported the module that makes them.
+    Such code has imported the module that makes them.
     """
     modules = {"executorch.exir.dialects._ops", "executorch.exir.verification.verifier"}
     return modules <= sys.modules.keys()
@@ -117,8 +117,8 @@ def in_edge_dialect(operator: OpOverload) -> Any:
     """
     namespace, _, name = schema_of(operator).name.partition("::")
     edge = getattr(_loaded("dialects._ops", "ops").edge, namespace)
-    for one in (f"{name}_copy", name) if returns_alias(operator) else (name,):
-        found = getattr(getattr(edge, one, None), overload_name(operator), None)
+    for variant in (f"{name}_copy", name) if returns_alias(operator) else (name,):
+        found = getattr(getattr(edge, variant, None), overload_name(operator), None)
         if found is not None:
             return found
     return None

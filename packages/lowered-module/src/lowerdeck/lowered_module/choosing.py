@@ -64,11 +64,11 @@ class Trial:
         if self.milliseconds is None:
             return f"  {self.name:<{width}} {'':>12}  {self.why_not}"
         mark = "*" if self.chosen else " "
-        told = (
+        outcome = (
             f"{self.delegates} delegates, {self.left} nodes left, {self.file_bytes / 1e6:.4g} MB, "
             f"differs by {self.difference:.3g}"
         )
-        return f"{mark} {self.name:<{width}} {self.milliseconds:>9.3f} ms  {told}"
+        return f"{mark} {self.name:<{width}} {self.milliseconds:>9.3f} ms  {outcome}"
 
     def __str__(self) -> str:
         """Return the line of the table."""
@@ -77,7 +77,7 @@ class Trial:
 
 def lower_fastest(
     program: ExportedProgram,
-    wanted: Iterable[Any],
+    candidates: Iterable[Any],
     *,
     backends: Sequence[str] | None = None,
     tolerance: float = 1e-4,
@@ -86,7 +86,7 @@ def lower_fastest(
     """Return the lowering of a program that is fastest in the official runtime, and all trials.
 
     The program is lowered for the runtime's own kernels and for each backend, and called on its
-    example inputs in a process of its own, with as many threads as the runtime takes.
+    example inputs in a separate process, with as many threads as the runtime takes.
     ``executorch`` must be installed.
 
     Args:
@@ -113,7 +113,7 @@ def lower_fastest(
             "the program has no example inputs to be measured with: export it, or set its "
             "example_inputs"
         )
-    inputs, expected = pytree.tree_leaves(program.example_inputs), list(wanted)
+    inputs, expected = pytree.tree_leaves(program.example_inputs), list(candidates)
     show = _silent if progress is None else progress
     trials: list[Trial] = []
     programs: dict[str, LoweredProgram] = {}
@@ -125,16 +125,16 @@ def lower_fastest(
         ) from error
     with OfficialRuntime() as runtime, tempfile.TemporaryDirectory() as folder:
         try:
-            known = runtime.backends()
+            available = runtime.backends()
         except OfficialRuntimeError as error:
             raise LoweringError(str(error)) from error
         installed = {entry.name for entry in installed_entries(PARTITIONERS)}
-        names = ["", *(sorted(installed & set(known)) if backends is None else backends)]
+        names = ["", *(sorted(installed & set(available)) if backends is None else backends)]
         show(0, len(names), f"the runtime's own kernels, then {', '.join(names[1:]) or 'nothing'}")
         for name in names:
             start = time.perf_counter()
             try:
-                if name and name not in known:
+                if name and name not in available:
                     raise LoweringError(f"the runtime has no {name}")
                 file = Path(folder, "model.pte")
                 programs[name], trial = _lowered(program, name, file)
@@ -143,7 +143,7 @@ def lower_fastest(
                 # The least of many calls: other work on the machine only makes one slower.
                 repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))
                 seconds = min(runtime.run(inputs, repeat=repeat).seconds)
-                differences = [one.largest for one in accuracy_of(first.outputs, expected)]
+                differences = [trial_.largest for trial_ in accuracy_of(first.outputs, expected)]
                 difference = max(differences, default=0.0)
                 if not difference <= tolerance:
                     raise LoweringError(
@@ -156,21 +156,23 @@ def lower_fastest(
             took = time.perf_counter() - start
             outcome = f"{trial.name}: {trial.why_not or 'right'}, took {took:.1f} s"
             show(len(trials), len(names), outcome)
-    times = {one.backend: one.milliseconds for one in trials if one.milliseconds is not None}
+    times = {
+        trial_.backend: trial_.milliseconds for trial_ in trials if trial_.milliseconds is not None
+    }
     if not times:
         reasons = "; ".join(f"{trial.name}: {trial.why_not}" for trial in trials)
         raise LoweringError(f"nothing that was tried is right: {reasons}")
     best = min(times, key=times.__getitem__)
     if times.get("", math.inf) <= _AS_FAST * times[best]:
         best = ""
-    return programs[best], [replace(one, chosen=one.backend == best) for one in trials]
+    return programs[best], [replace(trial_, chosen=trial_.backend == best) for trial_ in trials]
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
     """Yield the table of some trials, the fastest first."""
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
     width = max((len(trial.name) for trial in trials), default=0)
-    for trial in sorted(trials, key=lambda one: one.milliseconds or math.inf):
+    for trial in sorted(trials, key=lambda each_trial: each_trial.milliseconds or math.inf):
         yield trial.line(width)
 
 

@@ -154,7 +154,9 @@ class LowerCommand:
         is_free = not args.backend and not args.auto
         default = _DEFAULT if is_free and installed_entries(PARTITIONERS, _DEFAULT) else ""
         args.backend = [
-            _full_name(one) for one in args.backend or [default] if one not in {"", "none"}
+            _full_name(backend)
+            for backend in args.backend or [default]
+            if backend not in {"", "none"}
         ]
         chosen = None
         if args.quantize is not None:
@@ -162,7 +164,7 @@ class LowerCommand:
             chosen = find_offer(args.quantize, args.backend, has_samples=has_samples)
         tolerance = _TOLERANCE if args.tolerance is None else args.tolerance
         with warnings.catch_warnings(), Stages(_STAGES) as stages:
-            # torch tells its users that its own copies of tree specs are outdated.
+            # torch warns that its own copies of tree specs are outdated.
             outdated = r"`isinstance\(treespec, LeafSpec\)`"
             warnings.filterwarnings("ignore", message=outdated, category=FutureWarning)
             try:
@@ -177,15 +179,15 @@ class LowerCommand:
             note = " (the default; --backend none: portable kernels alone)" if default else ""
             say(f"backend        {', '.join(args.backend) or 'none: portable kernels'}{note}")
         say(*lines, f"file           {args.output.resolve()}")
-        if not args.check or all(one.largest <= tolerance for one in accuracy):
+        if not args.check or all(backend.largest <= tolerance for backend in accuracy):
             return ExitStatus.DONE
-        largest = max(one.largest for one in accuracy)
+        largest = max(backend.largest for backend in accuracy)
         say(
             f"{args.output} differs from eager by {largest}, more than {tolerance}:",
             *(
-                f"  {one.name} in call {one.call}: {one}"
-                for one in accuracy
-                if not one.largest <= tolerance
+                f"  {backend.name} in call {backend.call}: {backend}"
+                for backend in accuracy
+                if not backend.largest <= tolerance
             ),
         )
         return ExitStatus.DIFFERS
@@ -221,14 +223,14 @@ def _lower(
     stages: Stages,
 ) -> tuple[list[str], tuple[OutputAccuracy, ...]]:
     """Write the file; return the lines of the report, and what a comparison gave."""
-    told = nullcontext if getattr(args, "debug", False) else held_messages
+    silenced = nullcontext if getattr(args, "debug", False) else held_messages
     with stages.stage("build"):
         model = example_from(args.factory)
         if args.dynamic is not None:
             model = model.with_dynamic_batch(*args.dynamic)
     made_by: dict[str, Any] = {}
     samples: Sequence[Any] = ()
-    with stages.stage("quantize" if chosen else "export"), told():
+    with stages.stage("quantize" if chosen else "export"), silenced():
         if chosen is None:
             program = model.export(f"what {args.factory!r} returned", "; --debug shows where")
         else:
@@ -243,7 +245,7 @@ def _lower(
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
     keep_apart(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
-        with stages.stage("measure"), told():
+        with stages.stage("measure"), silenced():
             lowered, trials = lower_fastest(
                 program,
                 _repeated(model, args.factory, tolerance),
@@ -252,7 +254,7 @@ def _lower(
                 progress=stages.trial,
             )
     else:
-        with told():
+        with silenced():
             lowered = lower_exported(
                 {"forward": program},
                 {"forward": partitioners},
@@ -277,7 +279,11 @@ def _lower(
         lines += quantization_lines(
             args.quantize,
             float_weights(chosen[1], args.quantize, program),
-            sum(one.nbytes for one in model.module.parameters() if one.is_floating_point()),
+            sum(
+                parameter.nbytes
+                for parameter in model.module.parameters()
+                if parameter.is_floating_point()
+            ),
             len(samples) if args.quantize in chosen[1].calibrated else None,
             accuracy,
         )
@@ -287,12 +293,12 @@ def _lower(
 def _tolerance(text: str) -> float:
     """Return a difference that may be allowed: with NaN or less than 0, every model differs."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = -1.0
-    if not found >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no difference, which is 0 or more")
-    return found
+        number = -1.0
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a difference, which is 0 or more")
+    return number
 
 
 def _batch(text: str) -> tuple[int, int]:
@@ -336,16 +342,19 @@ lower: LowerCommand = LowerCommand()
 
 
 def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
-    """Return what eager gives, where it gives that again: nothing else tells what is right."""
-    wanted, again = (_in_eager(model, 1)[0][0].outputs for _ in range(2))
-    difference = max((one.largest for one in accuracy_of(again, wanted)), default=0.0)
+    """Return eager's results, where a second run gives the same."""
+    first, again = (_in_eager(model, 1)[0][0].outputs for _ in range(2))
+    difference = max(
+        (accuracy_of_output.largest for accuracy_of_output in accuracy_of(again, first)),
+        default=0.0,
+    )
     if not difference <= tolerance:
         raise LoweringError(
             f"the outputs of {factory!r} differ by {difference:.3g} between two calls of eager "
-            "with the same inputs, so that no file can be told to be right: take random "
+            "with the same inputs, so that no file can be checked: take random "
             "operators out (dropout: .eval()), or lower without --auto"
         )
-    return wanted
+    return first
 
 
 def _compared(

@@ -39,7 +39,7 @@ class PartitionerError(PartitionError, AssertionError):
 
 
 class OwnershipError(PartitionError):
-    """A delegate was told to own data that it cannot own."""
+    """A delegate should own data that it cannot own."""
 
 
 class AliasingError(PartitionError):
@@ -47,7 +47,7 @@ class AliasingError(PartitionError):
 
 
 class PreprocessError(LoweringError):
-    """A backend failed on one partition, or returned something that is no result."""
+    """A backend failed on one partition, or returned something else than a result."""
 
     exit_status: int = ExitStatus.FAILED
 

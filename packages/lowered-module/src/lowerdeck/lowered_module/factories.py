@@ -27,13 +27,17 @@ def example_from(factory: str) -> Example:
         factory: ``"package.module:function"``; modules are also looked for in the current folder.
 
     Raises:
-        LoweringError: There is no such function, or it returns something else.
+        LoweringError: The function is missing, or it returns something else.
     """
     expected = (
         "expected a function without arguments that returns an ExportedProgram, (module, "
         "example_args), or that with example_kwargs and dynamic_shapes"
     )
-    return _made(factory, expected, lambda given: example_of(given, f"{factory!r} returned"))
+    return _made(
+        factory,
+        expected,
+        lambda made_by_factory: example_of(made_by_factory, f"{factory!r} returned"),
+    )
 
 
 def samples_from(factory: str) -> list[Sample]:
@@ -44,19 +48,19 @@ def samples_from(factory: str) -> list[Sample]:
             inputs, a mapping of inputs by name, or the only input.
 
     Raises:
-        LoweringError: There is no such function, or it makes no samples.
+        LoweringError: The function is missing, or it returns no samples.
     """
     expected = (
         "expected a function without arguments that returns or yields samples: tuples of inputs"
     )
 
-    def listed(given: Any) -> list[Sample]:
-        is_one = isinstance(given, torch.Tensor | Mapping | str)
-        samples = [] if is_one or not isinstance(given, Iterable) else list(map(_sample, given))
+    def listed(values: Any) -> list[Sample]:
+        is_one = isinstance(values, torch.Tensor | Mapping | str)
+        samples = [] if is_one or not isinstance(values, Iterable) else list(map(_sample, values))
         if not samples:
-            told = "nothing" if isinstance(given, Iterable) and not is_one else ""
+            count = "nothing" if isinstance(values, Iterable) and not is_one else ""
             raise LoweringError(
-                f"--calibrate {factory!r} returned {told or f'a {type(given).__name__}'}, "
+                f"--calibrate {factory!r} returned {count or f'a {type(values).__name__}'}, "
                 f"{expected}"
             )
         return samples
@@ -74,15 +78,15 @@ def partitioner_from(name: str) -> Any:
     Raises:
         LoweringError: There is none, or it cannot be made without arguments.
     """
-    made: Any
+    partitioner: Any
     try:
         if ":" not in name:
-            made = find_partitioner(name)
+            partitioner = find_partitioner(name)
         else:
-            made = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+            partitioner = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
             # `Class`, `Class.partitioner` or an instance.
-            if isinstance(made, type) or not hasattr(made, "ops_to_not_decompose"):
-                made = made() if callable(made) else made
+            if isinstance(partitioner, type) or not hasattr(partitioner, "ops_to_not_decompose"):
+                partitioner = partitioner() if callable(partitioner) else partitioner
     except LoweringError:
         raise
     except (Exception, SystemExit) as error:
@@ -90,13 +94,13 @@ def partitioner_from(name: str) -> Any:
             f"{name!r} cannot be made without arguments: {in_a_line(error)}; name a partitioner "
             "that is made already"
         ) from error
-    missing = [part for part in _OF_PARTITIONERS if not callable(getattr(made, part, None))]
+    missing = [part for part in _OF_PARTITIONERS if not callable(getattr(partitioner, part, None))]
     if missing:
         raise LoweringError(
-            f"{name!r} is a {type(made).__name__} without {' and '.join(missing)}, expected a "
-            "partitioner: derive it from lowerdeck.lowered_module.Partitioner"
+            f"{name!r} is a {type(partitioner).__name__} without {' and '.join(missing)}, "
+            "expected a partitioner: derive it from lowerdeck.lowered_module.Partitioner"
         )
-    return made
+    return partitioner
 
 
 def sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
@@ -125,10 +129,10 @@ def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: 
         ) from error
 
 
-def _sample(given: Any) -> Sample:
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+def _sample(value: Any) -> Sample:
+    if isinstance(value, Mapping):
+        return (), dict(value)
+    return (tuple(value) if isinstance(value, tuple | list) else (value,)), {}
 
 
 def _named(text: str, expected: str) -> Any:
@@ -139,7 +143,7 @@ def _named(text: str, expected: str) -> Any:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        made: Any = importlib.import_module(module)
+        attribute: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         why = f": {in_a_line(error)}"
         if isinstance(error, ModuleNotFoundError):
@@ -150,6 +154,6 @@ def _named(text: str, expected: str) -> Any:
             why = f" ({error}): {cure}"
         raise LoweringError(f"module {module!r} of {text!r} cannot be imported{why}") from error
     try:
-        return attrgetter(path)(made)
+        return attrgetter(path)(attribute)
     except AttributeError as error:
         raise LoweringError(f"{text!r}: {error}") from error

@@ -203,13 +203,13 @@ def to_backend(
         )
     signature = inspect.signature(form)
     try:
-        given = signature.bind(*args, **named)
+        bound = signature.bind(*args, **named)
     except TypeError as error:
         raise TypeError(
             f"to_backend() {error}; with a {type(first).__name__} first it takes "
             f"{', '.join(signature.parameters)}"
         ) from None
-    return form(*given.args, **given.kwargs)
+    return form(*bound.args, **bound.kwargs)
 
 
 _FIRST = ("backend_id", "method_edge_program_partitioners", "edge_program")
@@ -226,10 +226,12 @@ def _lower_program(
     partitioner: Any = None,
     by_module: Any = None,
 ) -> ExportedProgram:
-    chosen: list[Any] = [one for one in (partitioner_instance, partitioner) if one is not None]
+    chosen: list[Any] = [
+        candidate for candidate in (partitioner_instance, partitioner) if candidate is not None
+    ]
     if by_module is not None:
         chosen.append(ModulePartitioner(by_module))
-    if len({id(one) for one in chosen}) > 1:
+    if len({id(candidate) for candidate in chosen}) > 1:
         raise TypeError(
             "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
             "several"
@@ -254,9 +256,9 @@ def _lower_whole(
     kept = edge_form(program) if wants_edge_backend(backend) else program
     kept = shared_copy(program) if kept is program else kept
     convention = flatten_program(kept)
-    taken = assign_debug_handles(kept.graph_module)
+    next_handle = assign_debug_handles(kept.graph_module)
     cut = Cut(backend_id, backend, specs, kept, "that is the whole program")
-    ((result,),) = preprocess({"": [cut]}, taken=taken).values()
+    ((result,),) = preprocess({"": [cut]}, first_handle=next_handle).values()
     leave_edge_form(kept)
     return make_delegate(cut, result, convention)
 
@@ -279,12 +281,12 @@ def require_programs(
         partitioners: Names of methods with partitioners.
         programs: Names of methods with programs.
     """
-    known = list(programs)
-    unknown = [str(name) for name in partitioners if name not in known]
+    names = list(programs)
+    unknown = [str(name) for name in partitioners if name not in names]
     if unknown:
         raise error(
             f"there are partitioners for methods {', '.join(unknown)}, but programs only for "
-            f"{', '.join(known) or 'none'}: give a program for each"
+            f"{', '.join(names) or 'none'}: give a program for each"
         )
 
 
@@ -299,32 +301,32 @@ def _lowered(
     state = StateCopies(programs.values())
     cut = {}
     for name, partitioner in partitioners.items():
-        others = [one for other, one in programs.items() if other != name]
+        others = [parts for other, parts in programs.items() if other != name]
         shared = (state.changed, used_memory(others)) if others else None
         cut[name] = _partitioned(programs[name], partitioner, shared)
     results = preprocess(
-        {name: one.cuts for name, one in cut.items()},
+        {name: parts.cuts for name, parts in cut.items()},
         together=together,
-        taken=max((one.next_handle + len(one.cuts) for one in cut.values()), default=0),
+        first_handle=max((parts.next_handle + len(parts.cuts) for parts in cut.values()), default=0),
     )
     lowered = {}
-    for name, one in cut.items():
+    for name, parts in cut.items():
         with collector_held():
-            leave_edge_form(one.program, [part.program for part in one.cuts])
-            delegates = list(map(make_delegate, one.cuts, results[name]))
-            lowered[name] = splice_delegates(one, delegates, state)
+            leave_edge_form(parts.program, [part.program for part in parts.cuts])
+            delegates = list(map(make_delegate, parts.cuts, results[name]))
+            lowered[name] = splice_delegates(parts, delegates, state)
     return lowered
 
 
 def _in_values(program: ExportedProgram) -> ExportedProgram:
     """Return a program that can be lowered: repaired, and without writes in place.
 
-    Delegates pass values only, and the signature of a functional program tells what they give
+    Delegates pass values only, and the signature of a functional program says what they give
     back.
     """
     changed = changed_constant(program)
     if changed is not None:
-        raise SignatureError(f"{changed}: export the module anew, or give it back its constant")
+        raise SignatureError(f"{changed}: re-export the module, or restore its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
     program = with_plain_sizes(repair_program(program))
     values = functional(remove_noop_mode_regions(program))

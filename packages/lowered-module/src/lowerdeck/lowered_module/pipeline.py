@@ -69,7 +69,7 @@ class LoweredProgram(EmittedProgram):
             method: One method; None for all together.
 
         Raises:
-            LoweringError: There is no such method.
+            LoweringError: The method is missing.
         """
         if method is not None and method not in self.programs:
             raise LoweringError(
@@ -104,7 +104,7 @@ def lower(
         partitioners: Who chooses what goes to backends: a partitioner, the name of a backend
             whose partitioner is installed, or a list of which the first chooses first; for all
             methods, or in a mapping by method. None leaves everything to the runtime's kernels.
-        constant_methods: Values that methods of their own return.
+        constant_methods: Values that additional methods return.
         bounds: Upper bounds of dynamic dimensions, for which memory is planned: a size for all of
             inputs that have none, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
             :data:`lowerdeck.emitter.Bounds`.
@@ -135,7 +135,7 @@ def lower(
     settings = _settings(config, constant_methods, bounds)
     with Stages(STAGES) as stages:
         with stages.stage("export"):
-            exported = {name: _exported(name, one) for name, one in methods.items()}
+            exported = {name: _exported(name, method) for name, method in methods.items()}
         return lower_exported(
             exported,
             chosen,
@@ -167,33 +167,37 @@ def lower_exported(
         **options: ``executor`` and ``cache``, likewise.
     """
     with stages.stage("decompose"):
-        # A file has no device, and on a GPU attention is taken apart into its own kernels.
+        # A file has no device, and on a GPU attention is decomposed into other kernels.
         exported = bounded(methods_on_cpu(programs), None if config is None else config.bounds)
-        # What has no partitioners stays as exported: `emit` decomposes it by a table of its own.
-        partitioned = {name: exported[name] for name, each in partitioners.items() if each}
+        # Without partitioners a program stays as exported: `emit` decomposes it by another table.
+        partitioned = {name: exported[name] for name, entry in partitioners.items() if entry}
         lowered = {**exported, **decomposed_for(partitioners, partitioned)}
     with stages.stage("lower"):
         show = stages.partition if progress is None else progress
         for turn in range(max(map(len, partitioners.values()), default=0)):
-            asked = {name: each[turn] for name, each in partitioners.items() if turn < len(each)}
-            spec = MethodProgramsPartitionerSpec(lowered, asked)
+            turns = {
+                name: entry[turn] for name, entry in partitioners.items() if turn < len(entry)
+            }
+            spec = MethodProgramsPartitionerSpec(lowered, turns)
             lowered = to_backend(spec, progress=show, **options)
     with stages.stage("emit"):
         emitted = emit(lowered, config=config, shared_state=shared_state)
-    parts = {each.name: getattr(emitted, each.name) for each in fields(emitted)}
-    portable = {name: with_parts(one, PortableProgram) for name, one in lowered.items()}
+    parts = {entry.name: getattr(emitted, entry.name) for entry in fields(emitted)}
+    portable = {name: with_parts(program, PortableProgram) for name, program in lowered.items()}
     return LoweredProgram(**parts, programs=portable, seconds=stages.seconds)
 
 
-def _by_method(given: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:
+def _by_method(partitioners: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:
     """Return the partitioners of each method, in their order."""
-    by_method = given if isinstance(given, Mapping) else dict.fromkeys(methods, given)
+    by_method = (
+        partitioners if isinstance(partitioners, Mapping) else dict.fromkeys(methods, partitioners)
+    )
     require_programs(by_method, methods, LoweringError)
-    found = {}
-    for name, one in by_method.items():
-        several = [] if one is None else one if isinstance(one, list | tuple) else [one]
-        found[name] = [find_partitioner(p) if isinstance(p, str) else p for p in several]
-    return found
+    chosen = {}
+    for name, entry in by_method.items():
+        several = [] if entry is None else entry if isinstance(entry, list | tuple) else [entry]
+        chosen[name] = [find_partitioner(p) if isinstance(p, str) else p for p in several]
+    return chosen
 
 
 def _settings(
@@ -221,10 +225,10 @@ def _settings(
     )
 
 
-def _exported(method: str, given: Any) -> ExportedProgram:
-    if isinstance(given, ExportedProgram):
-        return given
-    program = example_of(given, f"method {method!r} is").export(f"method {method!r}")
+def _exported(method: str, model: Any) -> ExportedProgram:
+    if isinstance(model, ExportedProgram):
+        return model
+    program = example_of(model, f"method {method!r} is").export(f"method {method!r}")
     if trains(program):
         warnings.warn(f"method {method!r} {TRAINS}", stacklevel=3)
     return program
@@ -232,7 +236,7 @@ def _exported(method: str, given: Any) -> ExportedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A module with example inputs, of which each is a tensor of its own.
+    """A module with example inputs, each a different tensor.
 
     Attributes:
         module: The module; of an exported program, its ``module()``.
@@ -268,7 +272,7 @@ class Example:
         shapes_by_input = shapes.dynamic_shapes(self.module, self.args, self.kwargs)
         return replace(self, dynamic_shapes=shapes_by_input)
 
-    def export(self, what: str, hint: str = "") -> ExportedProgram:
+    def export(self, origin: str, hint: str = "") -> ExportedProgram:
         """Return the exported program.
 
         Args:
@@ -285,7 +289,7 @@ class Example:
             return torch.export.export(self.module, self.args, self.kwargs, **shapes)
         except (Exception, SystemExit) as error:
             raise LoweringError(
-                f"torch.export cannot export {what}: {in_a_line(error)}{hint}"
+                f"torch.export cannot export {origin}: {in_a_line(error)}{hint}"
             ) from error
 
 
@@ -310,8 +314,8 @@ def trains(program: ExportedProgram) -> bool:
     return False
 
 
-def example_of(given: Any, what: str) -> Example:
-    """Return a module with example inputs, of which each is a tensor of its own.
+def example_of(value: Any, origin: str) -> Example:
+    """Return a module with example inputs, each a different tensor.
 
     Args:
         given: What should be an exported program, or a module with example inputs.
@@ -320,29 +324,29 @@ def example_of(given: Any, what: str) -> Example:
     Raises:
         LoweringError: It is something else.
     """
-    if isinstance(given, ExportedProgram):
-        if given.example_inputs is None:
-            raise LoweringError(f"{what} an ExportedProgram without example inputs: set them")
-        args, kwargs = given.example_inputs
-        return Example(given.module(), tuple(args), dict(kwargs), program=given)
-    described = type(given).__name__
-    if isinstance(given, tuple):
-        described = f"({', '.join(type(one).__name__ for one in given)})"
-        if len(given) in (2, 3, 4):
+    if isinstance(value, ExportedProgram):
+        if value.example_inputs is None:
+            raise LoweringError(f"{origin} an ExportedProgram without example inputs: set them")
+        args, kwargs = value.example_inputs
+        return Example(value.module(), tuple(args), dict(kwargs), program=value)
+    described = type(value).__name__
+    if isinstance(value, tuple):
+        described = f"({', '.join(type(part).__name__ for part in value)})"
+        if len(value) in (2, 3, 4):
             no_more: tuple[Any, ...] = ({}, None)
-            module, args, kwargs, shapes = (*given, *no_more[len(given) - 2 :])
+            module, args, kwargs, shapes = (*value, *no_more[len(value) - 2 :])
             if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping):
                 inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
                 return Example(module, *separate_inputs(module, inputs, kwargs), shapes)
-    raise LoweringError(f"{what} a {described}, expected {_EXAMPLE}")
+    raise LoweringError(f"{origin} a {described}, expected {_EXAMPLE}")
 
 
 def separate_inputs(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return example inputs of which each is a tensor of its own.
+    """Return example inputs, each a different tensor.
 
-    torch.export tells inputs apart by tensor object: of a tensor that is given twice, or that is
+    torch.export identifies inputs by tensor object: of a tensor that is given twice, or that is
     also a parameter or buffer of the module, the program reads only one.
 
     Args:
@@ -391,7 +395,7 @@ def decomposed_for(
     """
     cache = DecompositionCache()
     always: dict[OpOverload, Any] = dict.fromkeys(keep)
-    found = {}
+    decomposed = {}
     for name, given in programs.items():
         # As exir does: partitioners look for weights among the inputs.
         program = with_plain_sizes(unwrap_subclass_parameters(given))
@@ -399,10 +403,10 @@ def decomposed_for(
         kept[_ROLL] = _either(kept.get(_ROLL, _is_dynamic), _is_dynamic)
         kept |= always
         try:
-            found[name] = _decomposed(program, kept, cache)
+            decomposed[name] = _decomposed(program, kept, cache)
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
-    return found
+    return decomposed
 
 
 # Its parts compute the index of each element in a dozen kernels, which dynamic sizes leave to
@@ -414,7 +418,7 @@ def _is_dynamic(call: Node) -> bool:
     return any(map(varies, call.meta["val"].shape))
 
 
-# Layers that are made of others: what a partitioner wants whole may lie inside them.
+# Layers that are made of others: they may contain what a partitioner wants whole.
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
 _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"}
 
@@ -422,13 +426,13 @@ _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten
 def _decomposed(
     program: ExportedProgram, kept: Mapping[OpOverload, Any], cache: DecompositionCache
 ) -> ExportedProgram:
-    """Return a program taken apart, but for the calls that stay whole, inside of others too."""
+    """Return a decomposed program, but for the calls that stay whole, also inside of others."""
     called = {
         schema_of(node.target).name
         for node in nodes_of(program.graph_module)
         if isinstance(node.target, OpOverload)
     }
-    if called.isdisjoint(_RECURRENT) or all(wanted is None for wanted in kept.values()):
+    if called.isdisjoint(_RECURRENT) or all(predicate is None for predicate in kept.values()):
         return decompose(program, keep=kept, cache=cache)
     # A predicate is asked about calls, and those inside are none yet: they come out first.
     every = [operator for operator in kept if can_keep(operator)]
@@ -440,15 +444,15 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
     kept: dict[OpOverload, Any] = {}
     for partitioner in partitioners:
         require_partitioner(partitioner)
-        asked = getattr(partitioner, "ops_to_not_decompose", None)
-        if asked is None:
+        method = getattr(partitioner, "ops_to_not_decompose", None)
+        if method is None:
             continue
         try:
-            operators, wanted = asked(program)
-            if wanted is not None and not callable(wanted):
-                raise TypeError(f"the predicate is {wanted!r}")
-            # What writes or returns a view is taken apart all the same, as exir does.
-            able = [each for each in operators if can_keep(each, some=wanted is not None)]
+            operators, predicate = method(program)
+            if predicate is not None and not callable(predicate):
+                raise TypeError(f"the predicate is {predicate!r}")
+            # What writes or returns a view is decomposed all the same, as in exir.
+            able = [each for each in operators if can_keep(each, some=predicate is not None)]
         except Exception as error:
             raise LoweringError(
                 f"ops_to_not_decompose of {type(partitioner).__name__} failed: "
@@ -456,12 +460,12 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
                 "or None"
             ) from error
         for operator in able:
-            kept[operator] = _either(kept[operator], wanted) if operator in kept else wanted
+            kept[operator] = _either(kept[operator], predicate) if operator in kept else predicate
     return kept
 
 
-def _either(one: Any, other: Any) -> Callable[[Node], bool] | None:
+def _either(first: Any, other: Any) -> Callable[[Node], bool] | None:
     """Return which calls either of two predicates keeps; None keeps all."""
-    if one is None or other is None:
+    if first is None or other is None:
         return None
-    return lambda call: one(call) or other(call)
+    return lambda call: first(call) or other(call)

@@ -1,4 +1,4 @@
-"""What a lowering shows on standard error: progress, and torch's messages unless it fails."""
+"""Progress of a lowering on standard error, and captured messages of torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stages:
         # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
         self._closed = is_closed("stderr")
         disable = True if self._closed else None
-        # Whoever holds messages back meanwhile puts another stream in its place.
+        # Code that captures messages replaces the stream meanwhile.
         self._stderr = sys.stderr
         self._bar: Any = tqdm(total=len(names), unit="stage", disable=disable, leave=False)
 
@@ -107,26 +107,26 @@ class Stages:
 
 @contextmanager
 def held_messages() -> Iterator[None]:
-    """Hold what is printed and logged on stderr inside: told at the end, forgotten on an error.
+    """Capture what is printed and logged to stderr: printed at the end, dropped on an error.
 
-    torch prints a failing graph and logs warnings beside the error that it raises, and all that
+    torch prints a failing graph and logs warnings with the error that it raises, and all that
     is of use is in the error.
 
     Example:
         >>> with held_messages():
         ...     _ = sys.stderr.write("")
     """
-    real, held = sys.stderr, io.StringIO()
+    real, buffer = sys.stderr, io.StringIO()
     if not is_closed("stderr"):
-        _move(real, held)
+        _move(real, buffer)
     try:
-        with redirect_stderr(held):
+        with redirect_stderr(buffer):
             yield
     finally:
         # Also those that were made inside, which took the stream that they found.
-        _move(held, real)
+        _move(buffer, real)
     if not is_closed("stderr"):
-        real.write(held.getvalue())
+        real.write(buffer.getvalue())
 
 
 def _move(old: TextIO, new: TextIO) -> None:

@@ -1,1 +1,1 @@
-"""What the author of a backend uses."""
+"""The API for authors of backends."""

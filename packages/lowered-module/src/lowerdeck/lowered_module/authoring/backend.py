@@ -1,4 +1,4 @@
-"""What the author of a backend writes, and what a backend gives back."""
+"""Backends: what an author implements, and the result of compilation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowerdeck.serializer import NamedDataStoreOutput
 
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
-    """One key and its value, written into the file beside the delegate's blob.
+    """One key and its value, written into the file with the delegate's blob.
 
     Attributes:
         key: Name of the setting, such as ``"max_value"``.
@@ -37,7 +37,7 @@ class PreprocessResult:
         processed_bytes: The blob that the backend's runtime half will be given. Empty bytes are
             allowed.
         debug_handle_map: For each debug identifier that the runtime half logs, the debug handles
-            of the nodes it stands for (see ``DelegateMappingBuilder``); None where it logs none.
+            of its nodes (see ``DelegateMappingBuilder``); None where it logs none.
         data_store_output: Named data that the runtime half asks for by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
         delegate_info_meta: Anything that tools ahead of time want to find in
@@ -62,8 +62,8 @@ class PreprocessResult:
         self.processed_bytes = processed_bytes
         self.debug_handle_map = debug_handle_map
         self.data_store_output = data_store_output
-        taken = delegate_info_meta is not None
-        self.delegate_info_meta = delegate_info_meta if taken else _delegate_info_meta
+        has_meta = delegate_info_meta is not None
+        self.delegate_info_meta = delegate_info_meta if has_meta else _delegate_info_meta
 
     @property
     def _delegate_info_meta(self) -> Any:
@@ -120,7 +120,7 @@ class BackendDetails(ABC):
         """Return the compiled form of one partition.
 
         Args:
-            edge_program: The partition as a program of its own. It is the backend's to change:
+            edge_program: The partition as a separate program. The backend may change it:
                 nothing else reads it, and its weights are copied only if it writes to them.
             compile_specs: What the partitioner wanted this backend to know.
 

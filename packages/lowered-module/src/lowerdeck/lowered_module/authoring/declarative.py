@@ -50,7 +50,7 @@ def visits(
         when: Called with the node; returns True to take it, or False, or a str that says why not.
 
     Raises:
-        LoweringError: A name is no name of an operator, or ``dtypes`` holds something else.
+        LoweringError: A name is not the name of an operator, or ``dtypes`` holds something else.
     """
     for name in operators:
         _find_operator(name)  # or refuse it
@@ -78,7 +78,8 @@ class _Conditions:
         """Refuse dtypes that would never match a tensor."""
         dtypes: object = self.dtypes
         if dtypes is not None and not (
-            isinstance(dtypes, Collection) and all(isinstance(one, torch.dtype) for one in dtypes)
+            isinstance(dtypes, Collection)
+            and all(isinstance(dtype, torch.dtype) for dtype in dtypes)
         ):
             raise LoweringError(
                 f"{self.visitor.__name__}: found dtypes {dtypes!r}, expected a set such as "
@@ -167,7 +168,7 @@ class DeclarativeBackend(BackendDetails):
         """Return a partitioner that gives this backend all that its visitors take.
 
         Args:
-            compile_specs: What the backend is to be told about each partition.
+            compile_specs: The compile specs of each partition.
         """
         return DeclarativePartitioner(cls, compile_specs=compile_specs)
 
@@ -195,17 +196,17 @@ class DeclarativeBackend(BackendDetails):
         for node in edge_program.graph.nodes:
             if node.op != "call_function" or node in part.ahead:
                 continue
-            found = visitors.get(operator_name(node))
-            if found is None and is_getitem(node):
+            visitor = visitors.get(operator_name(node))
+            if visitor is None and is_getitem(node):
                 continue
-            if found is None:
+            if visitor is None:
                 raise UnsupportedOperatorError(
                     f"backend {backend_name(cls)!r} cannot compile {describe_node(node)}; it "
                     f"knows {', '.join(sorted(visitors)) or 'nothing'}: leave it to the program, "
                     "or visit it"
                 )
             with part.visiting(node):
-                found[0].visitor(backend, part, node)
+                visitor[0].visitor(backend, part, node)
         blob = backend.compile(part)
         return PreprocessResult(
             blob, part.debug_map.get_delegate_mapping(), part.named_data_output()
@@ -218,7 +219,7 @@ class DeclarativePartitioner(NodePartitioner):
     Where visitors cannot say what the backend takes, derive from it and override ``objection``.
 
     Args:
-        compile_specs: What it is told about each partition.
+        compile_specs: The compile specs of each partition.
         min_nodes: Partitions with fewer nodes are left to the program; ``backend.min_nodes`` if
             None.
     """
@@ -246,7 +247,7 @@ class DeclarativePartitioner(NodePartitioner):
             node: A call in the program or in a nested graph.
         """
         name = operator_name(node)
-        reasons = [one.objection(node) for one in self._visitors.get(name, ())]
+        reasons = [visitor.objection(node) for visitor in self._visitors.get(name, ())]
         if None in reasons:
             return None
         return " and ".join(dict.fromkeys(map(str, reasons))) or f"{name} is not supported"
@@ -260,8 +261,8 @@ class DeclarativePartitioner(NodePartitioner):
         Args:
             ep: The program before decomposition.
         """
-        found = map(_find_operator, self._visitors)
-        return [one for one in found if one is not None], None
+        operators = map(_find_operator, self._visitors)
+        return [one for one in operators if one is not None], None
 
 
 def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Conditions]]:
@@ -308,11 +309,11 @@ def _find_operator(name: object) -> OpOverload | None:
         return None
     # aten::add without an overload, and its like, are for plain numbers.
     every = {one: getattr(packet, one) for one in packet.overloads()}
-    known = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
-    if (overload or "default") not in known:
-        names = ", ".join(f"{namespace}.{short}.{one}" for one in known)
+    overloads = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
+    if (overload or "default") not in overloads:
+        names = ", ".join(f"{namespace}.{short}.{one}" for one in overloads)
         raise LoweringError(f"torch has no operator {_full_name(name)!r}; it has {names}")
-    found: OpOverload = known[overload or "default"]
+    found: OpOverload = overloads[overload or "default"]
     return found
 
 
@@ -326,7 +327,7 @@ def _full_name(name: str) -> str:
 
 
 def _tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a node reads and makes, as far as metadata tells."""
+    """Yield the tensors that a node reads and makes, as far as metadata has them."""
     for source in (*node.all_input_nodes, node):
         for leaf in pytree.tree_leaves(source.meta.get("val")):
             if isinstance(leaf, torch.Tensor):

@@ -14,7 +14,7 @@ Handles = int | Iterable[int | None]
 
 
 class DelegateMappingBuilder:
-    """Collects, for each debug identifier of a delegate, the debug handles it stands for.
+    """Collects the debug handles of each debug identifier of a delegate.
 
     A refused entry leaves the builder as it was: no identifier is burnt.
 
@@ -59,9 +59,9 @@ class DelegateMappingBuilder:
             DelegateMappingError: The identifier is missing, unwanted, of another type or already
                 there; not exactly one of ``nodes`` and ``handles`` is given; or no handle is left.
         """
-        found = _handles_of(nodes, handles)
+        collected = _handles_of(nodes, handles)
         key = self._identifier(identifier)
-        self._entries[key] = found
+        self._entries[key] = collected
         return key
 
     def _identifier(self, identifier: int | str | None) -> int | str:
@@ -80,8 +80,8 @@ class DelegateMappingBuilder:
             )
         elif identifier in self._entries:
             problem = (
-                f"identifier {identifier!r} stands for handles {self._entries[identifier]} "
-                "already: give every entry an identifier of its own"
+                f"identifier {identifier!r} has handles {self._entries[identifier]} "
+                "already: give every entry another identifier"
             )
         elif not isinstance(identifier, kind):
             problem = (
@@ -110,15 +110,15 @@ def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]
     source = ", ".join(map(str, candidates))
     if handles is None:
         candidates = [node.meta.get("debug_handle") for node in candidates]
-    found = {handle for handle in candidates if handle is not None}
-    for handle in found:
+    collected = {handle for handle in candidates if handle is not None}
+    for handle in collected:
         if isinstance(handle, bool) or not isinstance(handle, int):
             raise DelegateMappingError(
                 f"debug handles are ints, found {handle!r} of type {type(handle).__name__}"
             )
-    if not found:
+    if not collected:
         raise DelegateMappingError(
             f"no debug handle among [{source}]: lower through to_backend, which gives every "
             'node one, or set node.meta["debug_handle"]'
         )
-    return tuple(sorted(found))
+    return tuple(sorted(collected))

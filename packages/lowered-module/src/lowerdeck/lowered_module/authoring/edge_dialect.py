@@ -58,7 +58,7 @@ def to_torchs_operators(graph_module: GraphModule) -> list[tuple[Any, Any]]:
 def offer_to_peer(name: str, backend: Any) -> None:
     """Let ExecuTorch's lowering find a backend of this package by its name.
 
-    ExecuTorch takes the last class of that name. Ours is made anew where it is not the last, and
+    ExecuTorch takes the last class of that name. Ours is made again where it is not the last, and
     gives partitions that are not ours to the class that was there before.
     """
     base = backend_base()
@@ -97,7 +97,7 @@ def _offered(name: str, base: Any, backend: Any, other: Any) -> type:
 
 
 def is_offered(cls: type) -> bool:
-    """Return whether a class only stands in ExecuTorch's list for one of this package."""
+    """Return whether a class only represents one of this package in ExecuTorch's list."""
     return cls.__module__ == __name__
 
 

@@ -58,12 +58,12 @@ class ModulePartitioner(Partitioner):
     def __init__(self, by_module: Mapping[str, PartitionerLike | str]) -> None:
         super().__init__()
         self.refused: Mapping[str, str] = {}
-        given: Any = by_module
-        is_mapping = isinstance(given, Mapping) and len(given) > 0
-        if not is_mapping or not all(isinstance(pattern, str) for pattern in given):
+        patterns: Any = by_module
+        is_mapping = isinstance(patterns, Mapping) and len(patterns) > 0
+        if not is_mapping or not all(isinstance(pattern, str) for pattern in patterns):
             raise PartitionError(
-                f"found {given!r} as by_module, expected a mapping from patterns of module names, "
-                "such as 'layers.*', to partitioners or names of backends"
+                f"found {patterns!r} as by_module, expected a mapping from patterns of module "
+                "names, such as 'layers.*', to partitioners or names of backends"
             )
         self._by_module: dict[str, PartitionerLike] = {}
         for pattern, chosen in by_module.items():
@@ -112,18 +112,23 @@ class ModulePartitioner(Partitioner):
         Args:
             ep: The program before decomposition.
         """
-        every = [getattr(one, "ops_to_not_decompose", None) for one in self._by_module.values()]
-        wanted = [operator for asked in every if asked is not None for operator in asked(ep)[0]]
-        return list(dict.fromkeys(wanted)), None
+        every = [
+            getattr(partitioner, "ops_to_not_decompose", None)
+            for partitioner in self._by_module.values()
+        ]
+        operators = [
+            operator for method in every if method is not None for operator in method(ep)[0]
+        ]
+        return list(dict.fromkeys(operators)), None
 
     def _check_patterns(self, nodes: list[Node]) -> None:
         paths = list(dict.fromkeys(path for node in nodes for _, path in _calls(node)))
         for pattern in self._by_module:
             if not any(fnmatchcase(path, pattern) for path in paths):
-                shown = ", ".join(paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
+                examples = ", ".join(paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
                 raise PartitionError(
                     f"found the pattern {pattern!r} in by_module, which is the name of no module "
-                    f"that the program calls; these are {shown or 'none'}"
+                    f"that the program calls; these are {examples or 'none'}"
                 )
 
 
@@ -143,7 +148,7 @@ class Everything(Partitioner):
         for node in nodes_of(exported_program.graph_module):
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 node.meta[DELEGATION_TAG] = "all"
-        # What the user passes in belongs to nobody.
+        # Inputs of the user have no owner.
         for node in state_tensors(exported_program):
             node.meta[DELEGATION_TAG] = "all"
         return PartitionResult(exported_program, {"all": self._spec_of_all})
@@ -151,14 +156,14 @@ class Everything(Partitioner):
 
 def _unit(node: Node, pattern: str) -> tuple[str | None, str]:
     """Return the call and the name of the outermost module that matches."""
-    return next((one for one in _calls(node) if fnmatchcase(one[1], pattern)), (None, ""))
+    return next((call for call in _calls(node) if fnmatchcase(call[1], pattern)), (None, ""))
 
 
-def _new_tag(wanted: str, taken: Container[str]) -> str:
+def _new_tag(wanted: str, used: Container[str]) -> str:
     # Tags become names of attributes, where a dot would mean a module inside.
     wanted = tag = re.sub(r"\W", "_", wanted)
     number = 1
-    while tag in taken:
+    while tag in used:
         number += 1
         tag = f"{wanted}_{number}"
     return tag
@@ -167,7 +172,7 @@ def _new_tag(wanted: str, taken: Container[str]) -> str:
 def _calls(node: Node) -> Iterator[tuple[str, str]]:
     """Yield the calls of modules that a node is in, and the modules' names, the outermost first.
 
-    Of a module that is called twice running each call has a key of its own in the stack: the
+    Of a module that is called twice in a row each call has a separate key in the stack: the
     delegates are in the module, not around it.
     """
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():

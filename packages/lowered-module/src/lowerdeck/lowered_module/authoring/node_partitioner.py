@@ -39,7 +39,7 @@ class NodePartitioner(Partitioner):
     constants.
 
     Args:
-        compile_specs: What the backend is told about each partition.
+        compile_specs: The compile specs of each partition.
         min_nodes: Partitions with fewer nodes are left to the program.
         owns_state: Whether partitions keep the buffers that they change; for backends whose
             delegates hold state between calls.
@@ -141,10 +141,10 @@ class NodePartitioner(Partitioner):
             }
             proposal = propose_partitions(
                 gm,
-                lambda node, found=reasons: found[node] is None,  # type: ignore[misc]
+                lambda node, reasons=reasons: reasons[node] is None,  # type: ignore[misc]
                 min_nodes=self.min_nodes,
             )
-            # What others read, too, is computed where all can read it: everything is asked again.
+            # Values with other readers are computed outside: everything is asked again.
             kept = read_by_one(list(ahead), proposal.partitions, stretches)
             if len(kept) == len(ahead):
                 break
@@ -158,13 +158,13 @@ class NodePartitioner(Partitioner):
     def _ahead(self, calls: Sequence[Node], constants: Collection[str]) -> dict[Node, None]:
         """Return what is left otherwise and no input changes, and what that is computed of."""
         self.known = constants
-        known = known_nodes(calls, constants, in_memory=True)
+        computable = known_nodes(calls, constants, in_memory=True)
         needed: set[Node] = set()
-        for node in reversed(known):
+        for node in reversed(computable):
             if node in needed or self._reason(node):
                 needed.update((node, *node.all_input_nodes))
-        needed.update(node for node in known if is_getitem(node) and node.args[0] in needed)
-        return {node: None for node in known if node in needed}
+        needed.update(node for node in computable if is_getitem(node) and node.args[0] in needed)
+        return {node: None for node in computable if node in needed}
 
     def _reason(self, node: Node) -> str | None:
         """Return why a node is left, "" where that needs no report."""

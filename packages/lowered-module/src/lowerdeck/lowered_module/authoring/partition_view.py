@@ -79,7 +79,7 @@ class PartitionView:
             if is_read and isinstance(computed[node], torch.Tensor):
                 self.constants[node] = computed[node]
         for node in [n for n in self.constants if n not in mutations and self._is_unread(n)]:
-            # What nobody in the program reads was given to some partition all the same.
+            # Unread data was given to some partition all the same.
             del self.constants[node]
 
     def _is_unread(self, node: Node) -> bool:
@@ -94,16 +94,16 @@ class PartitionView:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def parts(self, node: Node) -> list[Node | None]:
-        """Return the getitem of each of a node's several values, None where nobody reads one.
+        """Return the getitem of each of a node's several values, None for an unread one.
 
         Args:
             node: A node with several values.
         """
-        found: list[Node | None] = [None] * len(node.meta["val"])
+        elements: list[Node | None] = [None] * len(node.meta["val"])
         for user in node.users:
             if isinstance(user.args[1], int):
-                found[user.args[1]] = user
-        return found
+                elements[user.args[1]] = user
+        return elements
 
     def emit(
         self,
@@ -127,7 +127,7 @@ class PartitionView:
         number = len(self.instructions)
         self.instructions.append(instruction)
         visited = [] if self._node is None else [self._node]
-        # Without handles the partition was not cut by to_backend: nobody asks for its map.
+        # Without handles the partition was not cut by to_backend: its map is unused.
         computed = [node for node in list(nodes) or visited if HANDLE in node.meta]
         if computed:
             self.debug_map.insert_delegate_mapping_entry(
@@ -136,7 +136,7 @@ class PartitionView:
         return number
 
     def store(self, key: str, tensor: torch.Tensor, *, alignment: int = 16) -> None:
-        """Put the elements of a tensor, in row-major order, beside the blob.
+        """Put the elements of a tensor, in row-major order, into named data.
 
         Args:
             key: Under which the runtime half finds them; partitions that store the same bytes
@@ -148,8 +148,8 @@ class PartitionView:
 
     def named_data_output(self) -> NamedDataStoreOutput | None:
         """Return the named data, or None where there is none."""
-        found = self.named_data.get_named_data_store_output()
-        return found if found.buffers else None
+        output = self.named_data.get_named_data_store_output()
+        return output if output.buffers else None
 
     @contextmanager
     def visiting(self, node: Node) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What says which nodes go to which backend."""
+"""Partitioners: the choice of nodes for a backend."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class Partitioner(ABC):
 PartitionerLike = Callable[[ExportedProgram], Any]
 
 
-def require_partitioner(given: object) -> None:
-    """Refuse what is no partitioner.
+def require_partitioner(value: object) -> None:
+    """Refuse anything but a partitioner.
 
     Args:
         given: What was given as one.
@@ -142,19 +142,19 @@ def require_partitioner(given: object) -> None:
     Raises:
         PartitionError: It is none.
     """
-    if isinstance(given, type):
-        made_by = ".partitioner" if hasattr(given, "partitioner") else ""
-        found = f"the class {given.__name__}"
-        expected = f"an object: give {given.__name__}{made_by}()"
-    elif isinstance(given, list | tuple):
-        found = f"a {type(given).__name__}"
+    if isinstance(value, type):
+        made_by = ".partitioner" if hasattr(value, "partitioner") else ""
+        description = f"the class {value.__name__}"
+        expected = f"an object: give {value.__name__}{made_by}()"
+    elif isinstance(value, list | tuple):
+        description = f"a {type(value).__name__}"
         expected = "one Partitioner: call to_backend once for each; the first chooses first"
-    elif not callable(given):
-        found = f"a {type(given).__name__}"
+    elif not callable(value):
+        description = f"a {type(value).__name__}"
         expected = (
             "a Partitioner, or what else takes a program: to_backend(program, "
             "XnnpackPartitioner())"
         )
     else:
         return
-    raise PartitionError(f"found {found} as partitioner, expected {expected}")
+    raise PartitionError(f"found {description} as partitioner, expected {expected}")

@@ -1,4 +1,4 @@
-"""What a backend offers that can quantise models by itself, and its use by a command."""
+"""Quantisation that a backend offers, and its use by the command."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def find_quantization(name: str) -> Quantization:
         AmbiguousBackendError: Several distributions offer different ones.
     """
     entry = only_entry(QUANTIZATIONS, name, f"{name!r} does not quantise")
-    made: Quantization = entry.load()()
-    return made
+    quantization: Quantization = entry.load()()
+    return quantization
 
 
 def find_offer(
@@ -109,9 +109,9 @@ def find_offer(
         )
     offer = find_quantization(name)
     if mode not in offer.modes:
-        known = ", ".join(f"{one} ({what})" for one, what in offer.modes.items())
+        modes = ", ".join(f"{one} ({meaning})" for one, meaning in offer.modes.items())
         raise CommandError(
-            f"{name} does not quantise by {mode!r}, but by {known}", ExitStatus.USAGE
+            f"{name} does not quantise by {mode!r}, but by {modes}", ExitStatus.USAGE
         )
     if has_samples and mode not in offer.calibrated:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""Where backends and partitioners are found by name."""
+"""Registry of backends and partitioners by name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def register_backend(backend: type, name: str | None = None) -> type:
     Raises:
         AmbiguousBackendError: Another class is registered under that name.
     """
-    wanted = name or backend_name(backend)
-    known = _registered.get(wanted)
-    if known is not None and _describe(known) != _describe(backend):
+    backend_id = name or backend_name(backend)
+    registered = _registered.get(backend_id)
+    if registered is not None and _describe(registered) != _describe(backend):
         raise AmbiguousBackendError(
-            f"backend {wanted!r} is {_describe(known)} already, found {_describe(backend)}: "
-            "choose another name, or call unregister_backend first"
+            f"backend {backend_id!r} is {_describe(registered)} already, found "
+            f"{_describe(backend)}: choose another name, or call unregister_backend first"
         )
-    _registered[wanted] = backend
+    _registered[backend_id] = backend
     return backend
 
 
@@ -78,32 +78,32 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     if name in _registered:
         return _registered[name]
     bases = [BackendDetails, backend_base()]
-    found: list[Any] = []
+    backends: list[Any] = []
     for base in reversed(bases) if peers else bases:
-        found = found or _different(c for c in _subclasses(base) if backend_name(c) == name)
-    if not found:
-        found = _different(entry.load() for entry in installed_entries(BACKENDS, name))
-    if len(found) > 1 and all(map(is_peers_backend, found)):
+        backends = backends or _different(c for c in _subclasses(base) if backend_name(c) == name)
+    if not backends:
+        backends = _different(entry.load() for entry in installed_entries(BACKENDS, name))
+    if len(backends) > 1 and all(map(is_peers_backend, backends)):
         # exir never asks: of several methods the newest class compiles, of one the oldest.
         warnings.warn(
-            f"backend {name} is {' and '.join(map(_describe, found))}: the newest is taken, as in "
-            "exir's lowering of several methods",
+            f"backend {name} is {' and '.join(map(_describe, backends))}: the newest is taken, "
+            "as in exir's lowering of several methods",
             stacklevel=2,
         )
-        found = found[-1:]
-    if len(found) > 1:
-        listing = " and ".join(_describe(backend) for backend in found)
+        backends = backends[-1:]
+    if len(backends) > 1:
+        listing = " and ".join(_describe(backend) for backend in backends)
         raise AmbiguousBackendError(
             f"backend {name!r} is claimed by {listing}: call register_backend with the one that "
             "is meant, or rename one (class attribute backend_id)"
         )
-    if not found:
+    if not backends:
         raise BackendNotFoundError(
             f"Backend {name} was not found. Known: {', '.join(backend_names()) or 'none'}. "
             f"Import its class, register it with register_backend, or install a distribution "
             f"with an entry point of that name in the group {BACKENDS!r}"
         )
-    return found[0]
+    return backends[0]
 
 
 def backend_names() -> list[str]:
@@ -157,9 +157,9 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
     ]
     chosen = {entry.value: entry for entry in entries}
     if not chosen:
-        known = sorted({entry.name for entry in installed_entries(group)})
+        names = sorted({entry.name for entry in installed_entries(group)})
         raise BackendNotFoundError(
-            f"{missing}. Installed: {', '.join(known) or 'none'}. Install a distribution with an "
+            f"{missing}. Installed: {', '.join(names) or 'none'}. Install a distribution with an "
             f"entry point of that name in the group {group!r}"
         )
     if len(chosen) > 1:

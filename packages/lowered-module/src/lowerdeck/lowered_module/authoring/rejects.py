@@ -72,7 +72,7 @@ class WhyNoPartitionReporter:
 def keep_reasons(graph: Graph, refused: object) -> None:
     """Leave on nodes of ``graph`` why a partitioner refused them, in place.
 
-    Summaries and pictures of the lowered program then tell it without the partitioner.
+    Summaries and pictures of the lowered program then show it without the partitioner.
 
     Args:
         graph: The graph that was partitioned.

@@ -1,4 +1,4 @@
-"""How a whole program is called, where its delegate takes and returns flat values only."""
+"""Calling convention of a program whose delegate takes and returns flat values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallingConvention:
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
         out_spec: Structure of the result.
-        constants: Outputs that are no values of the graph (None, numbers, strings), by position.
+        constants: Outputs other than values of the graph (None, numbers, strings), by position.
         mutated: Positions of the inputs that are changed in place. The delegate returns their new
             values first.
     """
@@ -132,8 +132,8 @@ def single_call_program(
     """Return a program whose inputs go to ``delegate`` and whose outputs come from it.
 
     Args:
-        delegate: The delegate to call. What it owns is no part of the program.
-        inner: The program that the delegate stands for, flat in and out.
+        delegate: The delegate to call. What it owns is not part of the program.
+        inner: The program that the delegate replaces, flat in and out.
         convention: How the program is called.
     """
     graph = Graph()
@@ -153,7 +153,9 @@ def single_call_program(
     graph.output((*changed, *results))
     root = torch.nn.Module()
     root.add_module(_NAME, delegate)
-    input_specs = [InputSpec(InputKind.USER_INPUT, argument_of(one), None) for one in arguments]
+    input_specs = [
+        InputSpec(InputKind.USER_INPUT, argument_of(argument), None) for argument in arguments
+    ]
     output_specs = [
         OutputSpec(OutputKind.USER_INPUT_MUTATION, argument_of(part), arguments[index].name)
         for part, index in zip(changed, convention.mutated, strict=True)

@@ -33,7 +33,7 @@ class LoweredBackendModule(torch.nn.Module):
         edge_program: The partition; the module keeps it, with flat inputs and outputs.
         backend_id: Name of the backend.
         processed_bytes: What the backend compiled.
-        compile_specs: What the backend was told.
+        compile_specs: The compile specs of the backend.
         named_data_store_output: The named data that the blob asks for, if any.
         convention: How to call it, where that is not with flat positional arguments.
 
@@ -78,7 +78,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def compile_specs(self) -> list[Any]:
-        """What the backend was told, and its runtime half will be."""
+        """The compile specs, for the backend and its runtime half."""
         return self._compile_specs
 
     @property
@@ -147,7 +147,7 @@ class LoweredBackendModule(torch.nn.Module):
         """Return ``program()`` as the bytes of a ``.pte`` file.
 
         Args:
-            extract_delegate_segments: Put the blob into a segment of its own, which a runtime can
+            extract_delegate_segments: Put the blob into a separate segment, which a runtime can
                 free once the backend has read it.
             segment_alignment: Alignment of segments in bytes.
             constant_tensor_alignment: Alignment of constant tensors in bytes; 16 if None.
@@ -173,7 +173,7 @@ class LoweredBackendModule(torch.nn.Module):
         return emit(program, config=settings)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        # pickle would take the class that ``__class__`` says, which is another beside ExecuTorch.
+        # pickle would take the class that ``__class__`` says, another one if ExecuTorch is loaded.
         return _unfilled, (), dict(self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
@@ -190,5 +190,5 @@ class LoweredBackendModule(torch.nn.Module):
 
 
 def _unfilled() -> LoweredBackendModule:
-    """Return a delegate for pickle to fill; what ExecuTorch's presence adds is asked for anew."""
+    """Return a delegate for pickle to fill; the class is chosen again."""
     return LoweredBackendModule.__new__(LoweredBackendModule)

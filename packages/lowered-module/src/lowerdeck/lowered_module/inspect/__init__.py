@@ -1,1 +1,1 @@
-"""What a lowered program shows of itself."""
+"""Inspection of lowered programs."""

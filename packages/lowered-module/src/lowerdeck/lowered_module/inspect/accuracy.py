@@ -75,15 +75,15 @@ def call_in_eager(
     with torch.no_grad():
         for number in range(count):
             before = copy_module(model, share_parameters=True) if number else model
-            given = tuple(args), dict(kwargs)
+            arguments = tuple(args), dict(kwargs)
             try:
-                add_call(model, pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), given))
+                add_call(model, pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), arguments))
             except Exception:
                 if not number:
                     raise
                 # A model may check its inputs; then it is called with the example inputs again.
                 model = before
-                add_call(model, copy.deepcopy(given))
+                add_call(model, copy.deepcopy(arguments))
     return calls, dict(model.named_buffers())
 
 
@@ -124,10 +124,10 @@ def compare_calls(
         calls: As ``pair_values`` takes them.
     """
     worst: dict[str, OutputAccuracy] = {}
-    for name, number, value, wanted in pair_values(calls, run, state, state_of):
-        one = _compare_values(value, wanted)
-        if name not in worst or not one.largest <= worst[name].largest:
-            worst[name] = replace(one, name=name, call=number)
+    for name, number, value, expected in pair_values(calls, run, state, state_of):
+        accuracy = _compare_values(value, expected)
+        if name not in worst or not accuracy.largest <= worst[name].largest:
+            worst[name] = replace(accuracy, name=name, call=number)
     return tuple(worst.values())
 
 
@@ -148,24 +148,24 @@ _EQUAL = OutputAccuracy(0.0, 0.0, 1.0)
 _NOTHING_ALIKE = OutputAccuracy(float("inf"), float("inf"), 0.0)
 
 
-def _compare_values(one: Any, other: Any) -> OutputAccuracy:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return _EQUAL if type(one) is type(other) and one == other else _NOTHING_ALIKE
-    if one.shape != other.shape or one.is_complex() != other.is_complex():
+def _compare_values(value: Any, other: Any) -> OutputAccuracy:
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return _EQUAL if type(value) is type(other) and value == other else _NOTHING_ALIKE
+    if value.shape != other.shape or value.is_complex() != other.is_complex():
         return _NOTHING_ALIKE
-    if not other.numel() or torch.equal(one, other):
+    if not other.numel() or torch.equal(value, other):
         return _EQUAL
-    one, other = _as_rows(one), _as_rows(other)
-    alike = (one == other) | (one.isnan() & other.isnan())
+    value, other = _as_rows(value), _as_rows(other)
+    alike = (value == other) | (value.isnan() & other.isnan())
     parts = (
-        (one - other)
+        (value - other)
         .masked_fill(alike, 0.0)
         .nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf"))
     )
     # One column, or the real and the imaginary part.
     difference = parts.norm(dim=1)
-    finite = one.isfinite() & other.isfinite()
-    cosine = torch.nn.functional.cosine_similarity(one[finite], other[finite], dim=0)
+    finite = value.isfinite() & other.isfinite()
+    cosine = torch.nn.functional.cosine_similarity(value[finite], other[finite], dim=0)
     return OutputAccuracy(float(difference.max()), float(difference.mean()), float(cosine))
 
 

@@ -77,11 +77,13 @@ def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWe
     if not any("quantize" in str(node.target) for node in nodes if _is_call(node)):
         return ()
     # A weight that several delegates read is one.
-    return _sorted({one.name: one for part in parts for one in list_float_weights(part)}.values())
+    return _sorted(
+        {weight.name: weight for part in parts for weight in list_float_weights(part)}.values()
+    )
 
 
 def _sorted(weights: Iterable[FloatWeight]) -> tuple[FloatWeight, ...]:
-    return tuple(sorted(weights, key=lambda one: (-one.nbytes, one.name)))
+    return tuple(sorted(weights, key=lambda weight: (-weight.nbytes, weight.name)))
 
 
 def _is_call(node: Node) -> bool:

@@ -36,7 +36,7 @@ def graph_html(
     """Return a page that shows the graph with each partition in its colour.
 
     Delegates are shown by the nodes inside them. Tags of a partitioner that were not lowered yet
-    are shown as partitions, too. Weights are named with the nodes that read them.
+    are also shown as partitions. Weights are named with the nodes that read them.
 
     Args:
         program: The program, before or after :func:`to_backend`.
@@ -48,7 +48,7 @@ def graph_html(
         The text of one HTML page that needs no network, to be written as UTF-8.
 
     Raises:
-        LoweringError: It is no exported program.
+        LoweringError: It is not an exported program.
 
     Example:
         >>> import torch
@@ -97,7 +97,7 @@ class _Picture:
         Args:
             graph_module: The graph; its delegates are shown by the nodes inside them.
             inputs: Its placeholders that are shown; None for all.
-            made_by: For nodes, what stands for their values; what is given are those from outside.
+            made_by: For nodes, the boxes of their values; those from outside are given.
             group: Its group; -1 outside of all delegates.
         """
         for node in graph_module.graph.nodes:
@@ -136,7 +136,7 @@ class _Picture:
         }
         self.add_graph(inner.graph_module, holes, inside, number)
         results = [inside.get(value, []) for value, _ in outputs_of(inner)]
-        made_by[node] = sorted({one for result in results for one in result})
+        made_by[node] = sorted({source for result in results for source in result})
         for user in node.users:
             if is_getitem(user) and isinstance(user.args[1], int) and user.args[1] < len(results):
                 made_by[user] = results[user.args[1]]
@@ -144,8 +144,10 @@ class _Picture:
     def _add_branch(
         self, child: GraphModule, call: Node, made_by: dict[Node, list[int]], group: int
     ) -> None:
-        """Add the nodes of a branch or body; its inputs stand for whatever the call reads."""
-        outside = sorted({one for arg in call.all_input_nodes for one in made_by.get(arg, [])})
+        """Add the nodes of a branch or body; its inputs are the values that the call reads."""
+        outside = sorted(
+            {source for arg in call.all_input_nodes for source in made_by.get(arg, [])}
+        )
         inside = dict.fromkeys(child.graph.find_nodes(op="placeholder"), outside)
         before = len(self.nodes)
         self.add_graph(child, None, inside, group)
@@ -164,10 +166,10 @@ class _Picture:
         self.groups.append({"name": name, "backend": backend, "nbytes": nbytes, "specs": specs})
 
     def _add(self, node: Node, kind: str, group: int, made_by: dict[Node, list[int]]) -> int:
-        needs = {one for arg in node.all_input_nodes for one in made_by.get(arg, [])}
+        needs = {source for arg in node.all_input_nodes for source in made_by.get(arg, [])}
         # Results of the branches of a call are what the call itself needs.
         needs |= set(made_by.get(node, []))
-        # Weights are placeholders that stand for no node of the picture.
+        # Weights are placeholders without a node in the picture.
         constants = [
             arg.name
             for arg in node.all_input_nodes

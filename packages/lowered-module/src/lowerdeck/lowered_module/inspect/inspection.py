@@ -42,7 +42,9 @@ def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBacken
 
 def delegates_in(graph_module: GraphModule) -> list[LoweredBackendModule]:
     """Return the delegates that a graph and the graphs nested in it call, in order."""
-    return [one for gm in graphs_of(graph_module) for one in get_lowered_backend_modules(gm)]
+    return [
+        delegate for gm in graphs_of(graph_module) for delegate in get_lowered_backend_modules(gm)
+    ]
 
 
 def get_delegates(graph: Graph) -> list[Node]:

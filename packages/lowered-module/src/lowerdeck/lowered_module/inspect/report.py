@@ -1,4 +1,4 @@
-"""What a person wants to see after lowering a model, in lines."""
+"""Report of a lowering in lines."""
 
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ def report_lines(
     plans = emitted.program.execution_plan
     yield f"planned memory {_size(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
     yield from _largest_tensor(plans)
-    yield "time           " + ", ".join(f"{one} {spent:.2f} s" for one, spent in seconds.items())
+    yield "time           " + ", ".join(
+        f"{output} {spent:.2f} s" for output, spent in seconds.items()
+    )
     if not_compared:
         yield f"from eager     not compared: {not_compared}"
     else:
-        largest = max((one.largest for one in accuracy), default=0.0)
+        largest = max((output.largest for output in accuracy), default=0.0)
         yield f"from eager     differs by at most {largest:.3g}"
 
 
@@ -76,20 +78,20 @@ def quantization_lines(
         accuracy: The difference of each output from that of the model in float.
     """
     if samples is not None:
-        told = f"with {samples} samples" if samples else "with the example inputs alone; "
-        yield f"calibrated     {told}" + (
+        calibration = f"with {samples} samples" if samples else "with the example inputs alone; "
+        yield f"calibrated     {calibration}" + (
             "" if samples else "--calibrate MODULE:FACTORY names better ones"
         )
     for weight in float_weights:
         yield f"stays float    {weight.name}: {_size(weight.nbytes)}: {weight.why}"
-    left = sum(one.nbytes for one in float_weights)
+    left = sum(output.nbytes for output in float_weights)
     if 2 * left > weight_bytes:
         yield (
             f"warning        --quantize {mode} leaves {_size(left)} of {_size(weight_bytes)} of "
             "weights in float"
         )
-    for one in accuracy:
-        yield f"from float     {one.name}: {one}"
+    for output in accuracy:
+        yield f"from float     {output.name}: {output}"
 
 
 def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
@@ -102,7 +104,7 @@ def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
     ]
     if not planned:
         return
-    tensor, index, plan = max(planned, key=lambda one: one[0].nbytes)
+    tensor, index, plan = max(planned, key=lambda entry: entry[0].nbytes)
     operators = [
         plan.operators[call.op_index].name
         for chain in plan.chains

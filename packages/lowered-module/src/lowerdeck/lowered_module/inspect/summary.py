@@ -1,4 +1,4 @@
-"""What lowering did to a program, as a table."""
+"""Summary of what was delegated and what was left."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class DelegationSummary:
     @property
     def share(self) -> float:
         """Share of the computing nodes that were delegated, from 0 to 1."""
-        taken, left = sum(self.delegated.values()), sum(self.left.values())
-        return taken / (taken + left) if taken + left else 0.0
+        delegated, left = sum(self.delegated.values()), sum(self.left.values())
+        return delegated / (delegated + left) if delegated + left else 0.0
 
     def __str__(self) -> str:
         rows = []
@@ -108,8 +108,8 @@ class DelegationSummary:
             f"{backend}: {count} delegates, {self.delegate_bytes[backend]} bytes"
             for backend, count in self.delegates.items()
         ]
-        taken, left = sum(self.delegated.values()), sum(self.left.values())
-        lines.append(f"{taken} of {taken + left} nodes delegated ({self.share:.0%})")
+        delegated, left = sum(self.delegated.values()), sum(self.left.values())
+        lines.append(f"{delegated} of {delegated + left} nodes delegated ({self.share:.0%})")
         heads = ("operator", "delegated", "left", "why left")
         notes = map(str, (*self.remarks, *self.float_weights))
         return "\n".join([*lines, table(heads, rows), *notes])
@@ -126,18 +126,18 @@ def delegation_summary(
     Raises:
         LoweringError: It is something else.
     """
-    given = list(program.values()) if isinstance(program, Mapping) else [program]
-    tops = [one.graph_module if isinstance(one, ExportedProgram) else one for one in given]
-    for one in tops:
-        if not isinstance(one, GraphModule):
+    programs = list(program.values()) if isinstance(program, Mapping) else [program]
+    tops = [part.graph_module if isinstance(part, ExportedProgram) else part for part in programs]
+    for top in tops:
+        if not isinstance(top, GraphModule):
             raise LoweringError(
-                f"found a {type(one).__name__}, expected an exported program or its graph module"
+                f"found a {type(top).__name__}, expected an exported program or its graph module"
             )
-    delegates = [one for top in tops for one in delegates_in(top)]
-    count = Counter(one.backend_id for one in delegates)
+    delegates = [delegate for top in tops for delegate in delegates_in(top)]
+    count = Counter(delegate.backend_id for delegate in delegates)
     size: Counter[str] = Counter()
-    for one in delegates:
-        size[one.backend_id] += len(one.processed_bytes)
+    for delegate in delegates:
+        size[delegate.backend_id] += len(delegate.processed_bytes)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
     causes: dict[tuple[str, str], Counter[str]] = {}
@@ -149,16 +149,16 @@ def delegation_summary(
             if name.startswith("aten._assert"):
                 continue  # It is not emitted.
             causes.setdefault(_root_cause(node), Counter())[name] += 1
-    parts = [one for one in given if isinstance(one, ExportedProgram)]
+    parts = [part for part in programs if isinstance(part, ExportedProgram)]
     return DelegationSummary(
         delegates=dict(count),
         delegate_bytes=dict(size),
         delegated=dict(Counter(map(operator_name, _delegated(delegates)))),
         left=dict(left),
-        reasons={name: tuple(found) for name, found in reasons.items()},
+        reasons={name: tuple(texts) for name, texts in reasons.items()},
         remarks=tuple(chain.from_iterable(map(_remarks_in, delegates))),
         float_weights=float_weights_of_parts(
-            [*parts, *(one.original_module for one in delegates)]
+            [*parts, *(delegate.original_module for delegate in delegates)]
         ),
         root_causes=tuple(
             sorted(
@@ -192,7 +192,7 @@ def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:
 
 def _delegated(delegates: Iterable[LoweredBackendModule]) -> Iterator[Node]:
     """Yield the nodes that delegates compute, and the delegates in them."""
-    for one in delegates:
-        graph_module = one.original_module.graph_module
+    for delegate in delegates:
+        graph_module = delegate.original_module.graph_module
         yield from computing_nodes(graph_module)
         yield from _delegated(delegates_in(graph_module))

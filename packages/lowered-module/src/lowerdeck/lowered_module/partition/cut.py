@@ -32,7 +32,7 @@ class Cut:
     Attributes:
         backend_id: Name of the backend that it goes to.
         backend: The class of that name.
-        compile_specs: What that backend is told.
+        compile_specs: The compile specs of that backend.
         program: The partition as a program.
         label: What errors call it: the tag, and the nested graph if any.
         owner: The graph that it was cut out of; None if it is a whole program.
@@ -87,7 +87,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
     """
     top = program.graph_module
     groups = group_by_tag(top, tags)
-    # Of operators of ExecuTorch's own dialect nobody knows what shares memory.
+    # Aliases of operators of ExecuTorch's own dialect are unknown.
     with in_torchs_operators(program):
         owned = settle_ownership(program, groups, tags)
     next_handle = assign_debug_handles(top)
@@ -108,9 +108,9 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
             spec = tags[tag]
             backend = find(spec.backend_id, is_peers(spec))
             label = f"{tag!r}" + (f" in {where.rstrip('.')}" if where else "")
-            part, *taken = parts
+            part, *rest = parts
             specs = list(spec.compile_specs)
-            cuts.append(Cut(spec.backend_id, backend, specs, part, label, gm, call, *taken))
+            cuts.append(Cut(spec.backend_id, backend, specs, part, label, gm, call, *rest))
         for node in gm.graph.find_nodes(op="get_attr"):
             child = attribute_of(gm, node)
             if isinstance(child, GraphModule):
@@ -137,8 +137,10 @@ def _cut_graph(
         outlined_regions = outline(gm, list(regions))
     except CycleError as error:
         names = {name for name in error.regions if name is not None}
-        known = [f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names]
-        raise CycleError(f"{error} ({'; '.join(known)})", error.path, error.regions) from None
+        partitions = [
+            f"{r.name} is partition {tag!r}" for r, tag in regions.items() if r.name in names
+        ]
+        raise CycleError(f"{error} ({'; '.join(partitions)})", error.path, error.regions) from None
     is_top = gm is program.graph_module
     index = SignatureIndex.of(program) if is_top else SignatureIndex()
     by_call = {one.call_node: (regions[region], one) for region, one in outlined_regions.items()}

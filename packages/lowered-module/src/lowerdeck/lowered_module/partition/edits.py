@@ -30,9 +30,9 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
         if one.op == "get_attr":
             inner, changed = attribute_of(before, one), attribute_of(after, other)
             if isinstance(inner, GraphModule) and isinstance(changed, GraphModule):
-                found = first_edit(inner, changed)
-                if found is not None:
-                    return f"in {one.target}: {found}"
+                edit = first_edit(inner, changed)
+                if edit is not None:
+                    return f"in {one.target}: {edit}"
             elif type(inner) is not type(changed):
                 return f"attribute {one.target} has become a {type(changed).__name__}"
     if len(old) != len(new):
@@ -41,24 +41,26 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
     return None
 
 
-def _same_target(one: Node, other: Node) -> bool:
+def _same_target(before: Node, other: Node) -> bool:
     # Placeholders are known by their position: fx gives copies other names where it must.
-    return one.op in ("placeholder", "output") or one.target == other.target
+    return before.op in ("placeholder", "output") or before.target == other.target
 
 
-def _same(one: object, other: object, match: Mapping[Node, Node]) -> bool:
-    if isinstance(one, Node):
-        return match.get(one) is other
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(
-            _same(a, b, match) for a, b in zip(one, other, strict=True)
+def _same(before: object, other: object, match: Mapping[Node, Node]) -> bool:
+    if isinstance(before, Node):
+        return match.get(before) is other
+    if isinstance(before, list | tuple) and isinstance(other, list | tuple):
+        return len(before) == len(other) and all(
+            _same(a, b, match) for a, b in zip(before, other, strict=True)
         )
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key], match) for key in one)
-    if isinstance(one, slice) and isinstance(other, slice):
-        ends = ((one.start, other.start), (one.stop, other.stop), (one.step, other.step))
+    if isinstance(before, dict) and isinstance(other, dict):
+        return list(before) == list(other) and all(
+            _same(before[key], other[key], match) for key in before
+        )
+    if isinstance(before, slice) and isinstance(other, slice):
+        ends = ((before.start, other.start), (before.stop, other.stop), (before.step, other.step))
         return all(_same(a, b, match) for a, b in ends)
-    return one is other or (type(one) is type(other) and bool(one == other))
+    return before is other or (type(before) is type(other) and bool(before == other))
 
 
 def _call(node: Node) -> str:

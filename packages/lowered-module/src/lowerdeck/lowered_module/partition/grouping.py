@@ -35,10 +35,10 @@ def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[o
         if tag not in known and tag not in tags:
             lost.setdefault(tag, []).append(node.name)
     if lost:
-        shown = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
+        examples = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
         warnings.warn(
-            f"Nodes are tagged {shown}, but partition_tags does not name these tags: nothing is "
-            "lowered for them. Add each with its DelegationSpec, or leave the nodes untagged.",
+            f"Nodes are tagged {examples}, but partition_tags does not name these tags: nothing "
+            "is lowered for them. Add each with its DelegationSpec, or leave the nodes untagged.",
             UserWarning,
             stacklevel=2,
         )
@@ -53,7 +53,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     delegates, tree specs; a tensor attribute if it is tagged.
 
     Args:
-        graph_module: One graph; nested graphs have groups of their own.
+        graph_module: One graph; nested graphs have separate groups.
         tags: The tags that mean something; others are passed over.
 
     Returns:
@@ -81,7 +81,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     for nodes in groups.values():
         _compute_numbers_outside(nodes, tag_of)
     for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, tag_of, tag)]:
-        # Nobody reads it: there is nothing to delegate, and a later pass removes the nodes.
+        # It is unread: there is nothing to delegate, and a later pass removes the nodes.
         for node in groups.pop(tag):
             del tag_of[node]
     for nodes in groups.values():

@@ -1,4 +1,4 @@
-"""Which delegate owns which parameter, buffer, lifted constant or custom object."""
+"""Ownership of parameters, buffers, lifted constants and custom objects by delegates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put finished delegates into the program in place of the partitions that they stand for."""
+"""Put finished delegates into the program in place of their partitions."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def splice_delegates(
 
 def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
     """Remove what moved into delegates from the graph's output; return the specs of the rest."""
-    taken = {id(spec) for part in cut.cuts for specs in part.mutated.values() for spec in specs}
+    owned = {id(spec) for part in cut.cuts for specs in part.mutated.values() for spec in specs}
     names = {name for part in cut.cuts for name in part.mutated}
-    kept = [(value, spec) for value, spec in outputs_of(cut.program) if id(spec) not in taken]
+    kept = [(value, spec) for value, spec in outputs_of(cut.program) if id(spec) not in owned]
     cut.program.graph.output_node().args = (tuple(value for value, _ in kept),)
     for part in cut.cuts:
         for reader in list(part.call.users):
@@ -126,14 +126,14 @@ def _stack_around(graph: Graph) -> dict[str, Any]:
         if node.op != "call_function" or not stack:
             continue
         pairs = zip(stack.items() if around is None else around, stack.items(), strict=False)
-        around = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        around = [frame for frame, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return dict(around or ())
 
 
 def _without(
     values: Mapping[str, Any], owned: set[str | None], still: set[str | None]
 ) -> dict[str, Any]:
-    """Return ``values`` less what is owned, under whatever name nobody else knows it by."""
+    """Return ``values`` less what is owned, under names that are not used otherwise."""
     gone = {id(values[name]) for name in owned if name is not None and name in values}
     return {
         name: value

@@ -47,7 +47,7 @@ class ResultCache:
     Threads, processes and machines may share a directory. Nothing in it is trusted: an entry
     counts as absent if it is not the user's own or others may write it, if it was kept under
     another key, and if it is cut short or altered. Results are data (bytes and JSON); reading
-    them runs nothing. Behind a URL no owner is known: whoever may write there chooses what
+    them runs nothing. Behind a URL no owner is known: a user who may write there chooses what
     programs will contain.
 
     Args:
@@ -62,7 +62,7 @@ class ResultCache:
         self._place = os.fspath(directory).removeprefix("file://")
         try:
             self._store = _Remote(self._place) if "://" in self._place else _Directory(self._place)
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has other errors
             raise CacheError(
                 f"no directory for a cache can be made at {self._place!r} ({_reason(error)}): "
                 "name another one, or lower without a cache"
@@ -145,7 +145,7 @@ def _contents(program: ExportedProgram) -> Iterator[Any]:
     for gm in graphs_of(program.graph_module):
         for node in gm.graph.nodes:
             target = operator_name(node) if node.op == "call_function" else str(node.target)
-            values = [_described(one) for one in pytree.tree_leaves(node.meta.get("val"))]
+            values = [_described(leaf) for leaf in pytree.tree_leaves(node.meta.get("val"))]
             # `custom` says, for one, which file a weight is to go to.
             meta = (node.meta.get("debug_handle"), AHEAD in node.meta, node.meta.get("custom"))
             yield repr((node.op, node.name, target, node.args, node.kwargs, values, meta))
@@ -182,7 +182,7 @@ def _memory_of(value: torch.Tensor) -> Any:
         # Through views: a lazy copy of weights stays lazy.
         return bytes_of(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
     except (RuntimeError, TypeError):
-        # Sparse and quantized tensors have no plain bytes of their own.
+        # Sparse and quantized tensors have no plain bytes.
         saved = io.BytesIO()
         torch.save(value, saved)
         return saved.getbuffer()
@@ -212,7 +212,7 @@ def _encoded(key: str, result: Any) -> bytes:
     # Pairs, because JSON knows no int keys; named data of the program itself is that of tag None.
     pairs = None if handles is None else list(handles.items())
     groups = [] if store is None else [(None, store.pte_data), *store.external_data.items()]
-    entries = [(tag, key, astuple(one)) for tag, group in groups for key, one in group.items()]
+    entries = [(tag, key, astuple(data)) for tag, group in groups for key, data in group.items()]
     tags = None if store is None else list(store.external_data)
     head = json.dumps([key, [view.nbytes for view in views], pairs, tags, entries])
     content = b"".join([head.encode(), b"\n", *views])
@@ -225,8 +225,8 @@ def _decoded(key: str, entry: bytes) -> PreprocessResult:
     end = entry.index(b"\n", start) + 1
     if hashlib.sha256(memoryview(entry)[start:]).digest() != entry[:start]:
         raise ValueError("cut short or altered")
-    found, sizes, pairs, tags, entries = json.loads(entry[start:end])
-    if found != key:
+    version, sizes, pairs, tags, entries = json.loads(entry[start:end])
+    if version != key:
         raise ValueError("the entry of another key")
     buffers: list[Any] = [entry[a:b] for a, b in pairwise(accumulate(sizes, initial=end))]
     blob, store = buffers.pop(0), None

@@ -31,10 +31,10 @@ def preprocess_partitions(
     executor: Executor | None,
     cache: ResultCache | None,
     progress: Progress | None,
-    taken: int,
+    first_handle: int,
     together: bool = False,
 ) -> dict[str, list[Any]]:
-    """Return the result of each partition of each method, in order, whoever computed it.
+    """Return the result of each partition of each method, in order, from whichever process.
 
     Args:
         cuts: The partitions of each method.
@@ -42,7 +42,7 @@ def preprocess_partitions(
         cache: Where results are looked up and kept.
         progress: Called after each partition; None shows a bar on a terminal.
         taken: The smallest debug handle above all in use.
-        together: Whether a backend with a ``preprocess_multimethod`` of its own sees its
+        together: Whether a backend that defines ``preprocess_multimethod`` sees its
             partitions of all methods at once: here, without executor and cache.
 
     Raises:
@@ -54,7 +54,7 @@ def preprocess_partitions(
     missing: list[Cut] = []
     groups: dict[tuple[str, Any], list[tuple[str, Cut]]] = {}
     count = sum(map(len, cuts.values()))
-    with handles_taken(taken), shown(progress, count) as show:
+    with handles_taken(first_handle), shown(progress, count) as show:
 
         def keep(cut: Cut, result: Any) -> None:
             blob = getattr(result, "processed_bytes", None)
@@ -156,15 +156,15 @@ def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
     """Yield what a backend is given, in torch's operators, and whether it was in ExecuTorch's."""
     backend, own_copy = cut.backend, backend_own_copy(cut.backend)
     if own_copy is not None:
-        given = own_copy(cut.program, cut.compile_specs)
+        copied = own_copy(cut.program, cut.compile_specs)
     else:
         reads_only = getattr(backend, "reads_only", False) is True
-        given = backend_copy(cut.program, reads_only=reads_only)
+        copied = backend_copy(cut.program, reads_only=reads_only)
     if is_peers_backend(backend):
-        yield given, False
+        yield copied, False
         return
-    with in_torchs_operators(given) as is_edge:
-        yield given, is_edge
+    with in_torchs_operators(copied) as is_edge:
+        yield copied, is_edge
 
 
 def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -> None:
@@ -184,7 +184,7 @@ def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -
                 failed = failures[order[future]] = _failure(cut, error)
                 failed.__cause__ = error
         if failures:
-            # Nobody waits for what is cancelled: dask does not report a future that is cancelled
+            # Cancelled futures are not waited for: dask does not report a future that is cancelled
             # while its task ends.
             pending = {future for future in pending if not future.cancel()}
     if failures:
@@ -210,23 +210,23 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
                 program, _ = stack.enter_context(_given(cut))
                 programs.setdefault(method, []).append(program)
                 specs.setdefault(method, []).append(cut.compile_specs)
-            found = backend.preprocess_multimethod(programs, specs)
+            results = backend.preprocess_multimethod(programs, specs)
     except Exception as error:
         raise PreprocessError(
             f"backend {name!r} failed on methods {', '.join(programs)} with "
             f"{type(error).__name__}: {error}"
         ) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(results, Mapping):
         raise PreprocessError(
-            f"backend {name!r} returned a {type(found).__name__} from preprocess_multimethod, "
+            f"backend {name!r} returned a {type(results).__name__} from preprocess_multimethod, "
             "expected a mapping from methods to lists of results"
         )
     for method, parts in programs.items():
-        count = len(found.get(method, ()))
+        count = len(results.get(method, ()))
         if count != len(parts):
             raise PreprocessError(
                 f"backend {name!r} returned {count} results for the {len(parts)} partitions of "
                 f"method {method!r}: return one per partition, in order"
             )
-    taken = {method: iter(found[method]) for method in programs}
-    return [next(taken[method]) for method, _ in mine]
+    iterators = {method: iter(results[method]) for method in programs}
+    return [next(iterators[method]) for method, _ in mine]

@@ -1,1 +1,1 @@
-"""What is known of an exported program, and copies of it."""
+"""Analysis, rewriting and copies of exported programs."""

@@ -33,7 +33,7 @@ def constant_names(program: ExportedProgram) -> dict[str, str]:
     those that are lowered together. ``tag_constant_data`` goes by the same rule.
 
     Args:
-        program: The whole program, or one partition as a program of its own.
+        program: The whole program, or one partition as a separate program.
 
     Returns:
         For each placeholder that is an unchanged parameter, buffer or lifted tensor constant: the
@@ -46,7 +46,7 @@ def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the tensor of each placeholder that no run changes.
 
     Args:
-        program: One partition as a program of its own.
+        program: One partition as a separate program.
 
     Returns:
         Placeholder names and their tensors.
@@ -60,7 +60,7 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
 
     Call it after tagging the nodes. Buffers that the program mutates are left alone (see
     ``tag_mutated_buffer``). Data read by several partitions gets the smallest of their tags, and
-    is owned by all of them. Data that nobody reads goes to the first partition, so that nothing
+    is owned by all of them. Unread data goes to the first partition, so that nothing
     dangles.
 
     Args:
@@ -93,7 +93,7 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
         if spec.kind not in DATA or not isinstance(value, Node) or value.op == "placeholder":
             continue
         tag = value.meta.get(DELEGATION_TAG)
-        # With USED_ELSEWHERE the delegate would change a state of its own, which the other
+        # With USED_ELSEWHERE the delegate would change its private state, which the other
         # methods do not see.
         readers = {user.meta.get(DELEGATION_TAG) for user in node.users}
         if tag is not None and USED_ELSEWHERE not in node.meta and readers <= {tag}:

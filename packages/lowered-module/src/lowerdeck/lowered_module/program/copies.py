@@ -28,10 +28,10 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
     mode = fake_mode_of([value for _, value in values])
     if mode is None:
         return shared_copy(program)
-    known = dict(values)
+    fakes = dict(values)
     state: dict[str, Any] = {}
     for name, tensor in program.state_dict.items():
-        fake = known.get(name)
+        fake = fakes.get(name)
         state[name] = mode.from_tensor(tensor, static_shapes=True) if fake is None else fake
     return shared_copy(program, state_dict=state)
 
@@ -71,7 +71,7 @@ def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:
         "constants": dict(program.constants),
         "range_constraints": dict(program.range_constraints),
         "module_call_graph": [
-            ModuleCallEntry(one.fqn, one.signature) for one in program.module_call_graph
+            ModuleCallEntry(entry.fqn, entry.signature) for entry in program.module_call_graph
         ],
         "verifiers": list(program.verifiers),
         "guards_code": [],
@@ -102,7 +102,7 @@ def _is_lent(tensor: torch.Tensor) -> bool:
     try:
         return not tensor.untyped_storage().resizable()
     except (NotImplementedError, RuntimeError):
-        return True  # it has no storage of its own
+        return True  # it has no storage
 
 
 def _each_once(

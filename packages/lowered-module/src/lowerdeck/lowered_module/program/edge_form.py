@@ -1,8 +1,8 @@
 """Programs as partitioners of ExecuTorch expect them, and what is left of them as it was.
 
 A partitioner written for ExecuTorch compares with operators of its Edge dialect: what returns
-views is a copy there, and a number beside a tensor is a tensor. A program of torch's own operators
-is put into that form for it, and what no backend took gets its operators and numbers back.
+views is a copy there, and a number next to a tensor is a tensor. A program of torch's operators is
+put into that form for it, and what no backend took gets its operators and numbers back.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
     """
     if any(edge_operator(node.target) for node in _calls(program.graph_module)):
         return program
-    made = shared_copy(program)
-    _lift_numbers(made)
-    for node in _calls(made.graph_module):
-        found = in_edge_dialect(node.target) if isinstance(node.target, OpOverload) else None
-        if found is not None:
+    copied = shared_copy(program)
+    _lift_numbers(copied)
+    for node in _calls(copied.graph_module):
+        edge_operator_ = (
+            in_edge_dialect(node.target) if isinstance(node.target, OpOverload) else None
+        )
+        if edge_operator_ is not None:
             node.meta[_CALLED] = node.target
-            node.target = found
-    made.graph_module.meta[_VERIFIERS] = list(made.verifiers)
-    set_program_parts(made, verifiers=[edge_verifier()])
-    return made
+            node.target = edge_operator_
+    copied.graph_module.meta[_VERIFIERS] = list(copied.verifiers)
+    set_program_parts(copied, verifiers=[edge_verifier()])
+    return copied
 
 
 def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
@@ -82,10 +84,10 @@ def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] =
     verifiers = program.graph_module.meta.pop(_VERIFIERS, None)
     if verifiers is None:
         return
-    for one in (*parts, program):
-        for node in _calls(one.graph_module):
+    for part in (*parts, program):
+        for node in _calls(part.graph_module):
             _give_back(node)
-        set_program_parts(one, verifiers=verifiers)
+        set_program_parts(part, verifiers=verifiers)
     _drop_unused(program)
 
 
@@ -120,10 +122,10 @@ def changed_as_in_exir(
         AliasingError: The program writes in place what cannot be said without.
     """
     program = functional(repair_program(program))
-    given = edge_form(program)
-    if given is program:
+    displayed = edge_form(program)
+    if displayed is program:
         return change(program)
-    changed = change(given)
+    changed = change(displayed)
     # A pass may return another module, without the metadata of the old one.
     changed.graph_module.meta[_VERIFIERS] = list(program.verifiers)
     leave_edge_form(changed)
@@ -147,30 +149,30 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
     program = functional(repair_program(program))
     if program.dialect == "EDGE":
         return program
-    made = edge_form(program)
-    made = shared_copy(program) if made is program else made
+    edge = edge_form(program)
+    edge = shared_copy(program) if edge is program else edge
     # Without it nothing leaves that form on the way through `to_backend`.
-    made.graph_module.meta.pop(_VERIFIERS, None)
-    for gm in graphs_of(made.graph_module):
+    edge.graph_module.meta.pop(_VERIFIERS, None)
+    for gm in graphs_of(edge.graph_module):
         _name_calls(gm.graph)
-    signature = renamed_outputs(made.graph_signature, made.graph)
-    set_program_parts(made, graph_signature=signature, verifiers=[edge_verifier()])
-    return made
+    signature = renamed_outputs(edge.graph_signature, edge.graph)
+    set_program_parts(edge, graph_signature=signature, verifiers=[edge_verifier()])
+    return edge
 
 
 def _name_calls(graph: Graph) -> None:
     """Name calls of the Edge dialect for their operators, as exir does."""
-    taken = {node.name for node in graph.nodes}
+    names = {node.name for node in graph.nodes}
     counts: dict[str, int] = {}
     for node in graph.nodes:
         if node.op != "call_function" or edge_operator(node.target) is None:
             continue
         stem = node.target.__name__.replace(".", "_").lower()
         name = stem
-        while name in taken:
+        while name in names:
             counts[stem] = counts.get(stem, 0) + 1
             name = f"{stem}_{counts[stem]}"
-        taken.add(name)
+        names.add(name)
         reserve_name(graph, name)
         node.name = name
 
@@ -188,10 +190,10 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
         edge_operator(node.target) for node in _calls(program.graph_module)
     ):
         return program
-    made = shared_copy(program)
-    made.graph_module.meta[_VERIFIERS] = torchs_verifiers(program)
-    leave_edge_form(made)
-    return made
+    copied = shared_copy(program)
+    copied.graph_module.meta[_VERIFIERS] = torchs_verifiers(program)
+    leave_edge_form(copied)
+    return copied
 
 
 def torchs_verifiers(program: ExportedProgram) -> list[Any]:
@@ -202,7 +204,7 @@ def torchs_verifiers(program: ExportedProgram) -> list[Any]:
     """
     # Those of the Edge dialect refine torch's own.
     return [
-        next(one for one in cls.__mro__ if getattr(one, "dialect", None) != "EDGE")
+        next(base for base in cls.__mro__ if getattr(base, "dialect", None) != "EDGE")
         for cls in program.verifiers
     ]
 
@@ -212,7 +214,7 @@ def _calls(graph_module: GraphModule) -> list[Node]:
 
 
 def _lift_numbers(program: ExportedProgram) -> None:
-    """Give each number beside a tensor a constant tensor of its own, in the outermost graph."""
+    """Give each number next to a tensor a constant tensor, in the outermost graph."""
     graph, signature = program.graph, program.graph_signature
     mode = fake_mode_of([node.meta.get("val") for node, _ in inputs_of(program)])
     # Constants come before the user's inputs.
@@ -246,7 +248,7 @@ def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
     Only where a tensor of that type computes the very same: in half precision a number is exact
     and a tensor is not.
     """
-    values = [one.meta.get("val") for one in node.all_input_nodes]
+    values = [source.meta.get("val") for source in node.all_input_nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
     if not isinstance(node.target, OpOverload) or not is_tensor or len(dtypes) != 1:
@@ -256,14 +258,14 @@ def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
     if dtype not in (torch.float32, torch.float64, torch.int32, torch.int64):
         return
     arguments = schema_of(node.target).arguments
-    for index, (one, argument) in enumerate(zip(node.args, arguments, strict=False)):
+    for index, (source, argument) in enumerate(zip(node.args, arguments, strict=False)):
         is_for_tensor = str(argument.type) in {"Tensor", "Optional[Tensor]"}
-        if type(one) in numbers and is_for_tensor:
-            yield index, torch.tensor(one, dtype=dtype)
+        if type(source) in numbers and is_for_tensor:
+            yield index, torch.tensor(source, dtype=dtype)
 
 
 def _drop_unused(program: ExportedProgram) -> None:
-    """Remove the tensors of numbers that nobody reads any more."""
+    """Remove the unread tensors of numbers."""
     specs, constants = [], dict(program.constants)
     for node, spec in inputs_of(program):
         if _NUMBER in node.meta and not node.users:

@@ -55,7 +55,9 @@ def refuse_lost_mutation(
             writers = memory.writers(group)
             if not writers or owners[group] == {tag}:
                 continue
-            writer = next((one for one in writers if tag_of.get(one) != tag), writers[0])
+            writer = next(
+                (candidate for candidate in writers if tag_of.get(candidate) != tag), writers[0]
+            )
             lost = (
                 f"would write, by {_shown(node)}, memory that is not its own"
                 if writer is node
@@ -74,7 +76,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         program: Any program; not changed, and returned itself if nothing writes.
 
     Raises:
-        AliasingError: torch cannot tell its writes in values.
+        AliasingError: torch cannot make its writes functional.
     """
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program
@@ -122,12 +124,12 @@ def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     Args:
         programs: The methods of one file; they hold the memory.
     """
-    found: list[Extent] = []
+    extents: list[Extent] = []
     for program in programs:
-        held = state_tensors(program)
+        state = state_tensors(program)
         changing = changing_inputs(program)
-        found += [Extent.of(held[node]) for node in changing if node in held]
-    return MemoryMap(found)
+        extents += [Extent.of(state[node]) for node in changing if node in state]
+    return MemoryMap(extents)
 
 
 def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
@@ -155,11 +157,11 @@ def mark_shared(
         changed: What any method changes, as ``changed_memory`` returns it.
         used: What other methods use, as ``used_memory`` returns it.
     """
-    held = state_tensors(source)
+    state = state_tensors(source)
     for (copied, _), (node, _) in zip(inputs_of(program), inputs_of(source), strict=True):
-        if node not in held:
+        if node not in state:
             continue
-        extent = Extent.of(held[node])
+        extent = Extent.of(state[node])
         if changed.find(extent) is not None:
             copied.meta[CHANGED_ELSEWHERE] = True
         if used.find(extent) is not None:
@@ -172,7 +174,7 @@ def _owners(
     """Return, for each memory that is written, who makes it and who writes it."""
     owners: dict[Node, set[str | None]] = {}
     for node in graph.nodes:
-        # What comes before the call is nobody's own, even where a partition owns its bytes.
+        # The value before the call has no owner, even where a partition owns its bytes.
         tag = None if node.op in _OUTSIDE else tag_of.get(node)
         group = memory.group(node)
         makes = node.op in _OUTSIDE or group not in map(memory.group, node.all_input_nodes)

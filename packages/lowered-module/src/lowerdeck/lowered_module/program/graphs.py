@@ -1,4 +1,4 @@
-"""What is in a program: its inputs and outputs, the nodes of all graphs, delegates."""
+"""Walks over a program: inputs and outputs, the nodes of all graphs, delegates."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def replace_input(user: Node, node: Node, value: Any) -> None:
         value: What it is to have instead.
     """
 
-    def replaced(one: Node) -> Any:
-        return value if one is node else one
+    def replaced(node_: Node) -> Any:
+        return value if node_ is node else node_
 
     user.args, user.kwargs = map_arg((user.args, user.kwargs), replaced)
 

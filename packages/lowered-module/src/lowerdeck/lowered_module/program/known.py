@@ -1,4 +1,4 @@
-"""What a program computes of its constants alone: masks, positions, tables of sines."""
+"""Values that depend on constants alone: masks, positions, tables of sines."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def known_nodes(
     Returns:
         The nodes, in order.
     """
-    found: dict[Node, None] = {}
+    computable: dict[Node, None] = {}
     left = _ALL_BYTES
     for node in nodes:
         if node.op != "call_function":
@@ -71,11 +71,11 @@ def known_nodes(
         # Asked first: nearly every call reads what an input changes.
         if (
             all(
-                one is skipped
-                or one in found
-                or one.op == "get_attr"
-                or (one.op == "placeholder" and one.name in constants)
-                for one in node.all_input_nodes
+                source is skipped
+                or source in computable
+                or source.op == "get_attr"
+                or (source.op == "placeholder" and source.name in constants)
+                for source in node.all_input_nodes
             )
             and _is_computable(node)
             and _is_small(node, in_memory=in_memory)
@@ -83,8 +83,8 @@ def known_nodes(
             size = _bytes_made(node) if in_memory else 0
             if size <= left:
                 left -= size
-                found[node] = None
-    return list(found)
+                computable[node] = None
+    return list(computable)
 
 
 def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, int]:
@@ -95,16 +95,16 @@ def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, 
     Args:
         nodes: The nodes of a graph, in order.
     """
-    changes, found = 0, {}
+    changes, stretches = 0, {}
     for node in nodes:
-        found[node] = changes
+        stretches[node] = changes
         if behaviours.effect(node) & Effect.MODE:
             changes += 1
-    return found
+    return stretches
 
 
 def read_by_one(
-    known: Sequence[Node],
+    computable: Sequence[Node],
     partitions: Sequence[Sequence[Node]],
     stretches: Mapping[Node, int] = MappingProxyType({}),
 ) -> list[Node]:
@@ -119,12 +119,12 @@ def read_by_one(
             none of them.
     """
     part_of = {node: number for number, part in enumerate(partitions) for node in part}
-    ahead = set(known)
+    ahead = set(computable)
     readers: dict[Node, int] = {}
     kept = []
-    for node in reversed(known):
+    for node in reversed(computable):
         where = stretches.get(node)
-        found = {
+        single = {
             -1
             if stretches.get(user) != where
             else readers.get(user, -1)
@@ -133,7 +133,7 @@ def read_by_one(
             for user in node.users
             if user.target is not ASSERTION
         }
-        readers[node] = found.pop() if len(found) == 1 else -1
+        readers[node] = single.pop() if len(single) == 1 else -1
         if readers[node] != -1:
             kept.append(node)
     return kept[::-1]
@@ -146,19 +146,19 @@ def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
         read: Returns the value of a constant, or of a call that was computed before.
     """
 
-    def value(one: Node) -> Any:
-        if one.op == "get_attr":
-            return getattr(node.graph.owning_module, str(one.target))
+    def value(source: Node) -> Any:
+        if source.op == "get_attr":
+            return getattr(node.graph.owning_module, str(source.target))
         if node.target in _SIZES_ONLY:
-            seen = one.meta["val"]
+            seen = source.meta["val"]
             # Only `new_zeros` and the like are computed of symbolic sizes, which they do not read.
             sizes = seen.shape if all(isinstance(size, int) for size in seen.shape) else ()
             return torch.zeros((), dtype=seen.dtype).expand(sizes)
-        return read(one)
+        return read(source)
 
     args: Any
     args, kwargs = map_arg((node.args, node.kwargs), value)
-    # What was computed before may lie in memory otherwise than in the program, where a view fits.
+    # Computed values may have another layout than in the program, where a view fits.
     target: Any = _aten.reshape.default if node.target in _VIEWS else node.target
     if isinstance(target, OpOverload) and schema_of(target).is_mutable:
         # What is written may be a view of a weight here.
@@ -172,10 +172,12 @@ def _is_computable(node: Node) -> bool:
     if target is operator.getitem or str(target) == _INNER_TENSOR:
         return True
     if getattr(target, "__name__", "") in _MODES:
-        (name,) = (str(one.target) for one in node.all_input_nodes if one.op == "get_attr")
+        (name,) = (
+            str(source.target) for source in node.all_input_nodes if source.op == "get_attr"
+        )
         inner = getattr(node.graph.owning_module, name).graph.nodes
-        calls = [one for one in inner if one.op == "call_function"]
-        return all(one.target is ASSERTION or _is_computable(one) for one in calls)
+        calls = [source for source in inner if source.op == "call_function"]
+        return all(source.target is ASSERTION or _is_computable(source) for source in calls)
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _tensors(node):
         return False
     drawn = torch.Tag.nondeterministic_seeded in target.tags
@@ -183,12 +185,12 @@ def _is_computable(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> Sequence[torch.Tensor]:
-    """Return the example results of a node; none if one is no tensor, or of symbolic sizes."""
+    """Return the example results of a node; none if one is not a tensor, or of symbolic sizes."""
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else (value,)
-    if not all(isinstance(one, torch.Tensor) for one in results):
+    if not all(isinstance(tensor, torch.Tensor) for tensor in results):
         return []
-    return [one for one in results if all(isinstance(size, int) for size in one.shape)]
+    return [tensor for tensor in results if all(isinstance(size, int) for size in tensor.shape)]
 
 
 def _writes_into_others(node: Node, target: OpOverload) -> bool:
@@ -207,7 +209,7 @@ def _writes_into_others(node: Node, target: OpOverload) -> bool:
 def _is_small(node: Node, *, in_memory: bool) -> bool:
     if in_memory:
         return _bytes_made(node) <= _MOST_BYTES
-    bytes_read = sum(_bytes(one) for one in node.all_input_nodes)
+    bytes_read = sum(_bytes(source) for source in node.all_input_nodes)
     return _bytes(node) <= max(_MOST_BYTES, bytes_read)
 
 
@@ -216,10 +218,12 @@ def _bytes_made(node: Node) -> int:
     target = node.target
     if target is operator.getitem or str(target) == _INNER_TENSOR:
         return 0
-    dtypes = {one.dtype for each in (node, *node.all_input_nodes) for one in _tensors(each)}
+    dtypes = {
+        tensor.dtype for source in (node, *node.all_input_nodes) for tensor in _tensors(source)
+    }
     is_view = returns_view(target) and target not in _MAY_COPY and len(dtypes) == 1
     return 0 if is_view else _bytes(node)
 
 
 def _bytes(node: Node) -> int:
-    return sum(math.prod(one.shape) * one.element_size() for one in _tensors(node))
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in _tensors(node))

@@ -6,7 +6,7 @@ whose reshapes carry one dynamic size must leave it. What is computed for each p
 images is then none. A convolution over one dimension is one over two, of lines as images of one
 row, between such views.
 
-Images of dynamic sizes that are resized lie channels last, which kernels resize in a sixth of the
+Images of dynamic sizes that are resized are channels last, which kernels resize in a sixth of the
 time.
 """
 
@@ -108,19 +108,19 @@ class _Pass:
             if node.target in _ASKING:
                 _give_asked_sizes(node)
         parts = _parts_of(self._graph)
-        wanted = _wanted(self._graph, parts)
-        if lines or wanted:
-            self._merge_late(parts, wanted)
-        return bool(lines or wanted) | _lay_out(self._graph)
+        wanted_nodes = _wanted(self._graph, parts)
+        if lines or wanted_nodes:
+            self._merge_late(parts, wanted_nodes)
+        return bool(lines or wanted_nodes) | _lay_out(self._graph)
 
-    def _merge_late(self, parts: Mapping[Node, Parts], wanted: Container[Node]) -> None:
+    def _merge_late(self, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]) -> None:
         for node in list(self._graph.nodes):
             if node.op not in {"call_function", "output"}:
                 continue
             if isinstance(node.meta.get("val"), torch.SymInt):
                 self._sizes.setdefault(expression_of(node.meta["val"]), node)
             with self._graph.inserting_before(node):
-                if not self._is_passed(node, parts, wanted):
+                if not self._is_passed(node, parts, wanted_nodes):
                     for source in node.all_input_nodes:
                         if source in self._held:
                             node.replace_input_with(source, self._merged(source))
@@ -156,22 +156,24 @@ class _Pass:
                 if isinstance(args.get(name), (list, tuple)):
                     args[name] = [other, *args[name]]
             target = _LINES[node.target]
-            made = self._call(
+            widened = self._call(
                 node, target, tuple(args.values()), with_size_at(shape_of(last), 2, 1)
             )
-            line = self._call(node, _aten.squeeze.dim, (made, 2), shape_of(last))
+            line = self._call(node, _aten.squeeze.dim, (widened, 2), shape_of(last))
         last.replace_all_uses_with(line)
-        for each in reversed(between):
-            self._graph.erase_node(each)
+        for passed in reversed(between):
+            self._graph.erase_node(passed)
 
-    def _is_passed(self, node: Node, parts: Mapping[Node, Parts], wanted: Container[Node]) -> bool:
+    def _is_passed(
+        self, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
+    ) -> bool:
         """Hold a node's result in parts, or replace a view; return whether that was done."""
         if node.target in _VIEWS:
-            return self._is_view_passed(node, wanted)
+            return self._is_view_passed(node, wanted_nodes)
         if node not in parts:
             return False
         operand = _operand_in_parts(node, self._held)
-        is_due = node in wanted or node.target in MOVES
+        is_due = node in wanted_nodes or node.target in MOVES
         if operand is None or not (
             is_due or sum(n in self._held for n in node.all_input_nodes) > 1
         ):
@@ -189,15 +191,15 @@ class _Pass:
                     args[name] = self._aligned(args[name], node, fine)
         else:
             args = {**(args if target is node.target else {}), first: fine.node, **changed}
-        kwargs = {name: one for name, one in args.items() if name in node.kwargs}
+        kwargs = {name: argument for name, argument in args.items() if name in node.kwargs}
         count = max([len(node.args), *(1 + list(args).index(name) for name in changed)])
         values = tuple(args.values())[:count]
-        made = self._call(node, target, values, flat_sizes(result), kwargs)
-        self._held[node] = _Fine(made, result)
+        merged = self._call(node, target, values, flat_sizes(result), kwargs)
+        self._held[node] = _Fine(merged, result)
         self._replaced.add(node)
         return True
 
-    def _is_view_passed(self, node: Node, wanted: Container[Node]) -> bool:
+    def _is_view_passed(self, node: Node, wanted_nodes: Container[Node]) -> bool:
         source: Any = node.args[0]
         fine = self._held.get(source)
         if fine is not None:
@@ -205,7 +207,7 @@ class _Pass:
             merged = merged_sizes(shape_of(source), shape_of(node))
         else:
             merged = sizes_merged_by(node)
-        if merged is not None and (node in wanted or _is_moved(node)):
+        if merged is not None and (node in wanted_nodes or _is_moved(node)):
             self._held[node] = _Fine(source, merged)
         elif fine is None:
             return False
@@ -218,11 +220,13 @@ class _Pass:
 
     def _aligned(self, operand: Node, node: Node, fine: _Fine) -> Node:
         """Return an operand of a broadcast with the dimensions that a result has in parts."""
-        held = self._held.get(operand)
-        if held is not None and equal_sizes(shape_of(held.node), shape_of(fine.node)):
-            return held.node
+        merged_operand = self._held.get(operand)
+        if merged_operand is not None and equal_sizes(
+            shape_of(merged_operand.node), shape_of(fine.node)
+        ):
+            return merged_operand.node
         if is_like(operand, node):
-            source = operand if held is None else self._merged(operand)
+            source = operand if merged_operand is None else self._merged(operand)
             return self._view(operand, source, shape_of(fine.node), fine.node)
         missing = len(fine.parts) - len(shape_of(operand))
         for axis in reversed(range(missing, len(fine.parts))):
@@ -232,18 +236,18 @@ class _Pass:
                 operand = self._call(operand, _aten.unsqueeze.default, (operand, at), shape)
         return operand
 
-    def _merged(self, held: Node) -> Node:
+    def _merged(self, node_before: Node) -> Node:
         """Return the view of what is held in parts."""
-        if held not in self._views:
-            fine = self._held[held]
+        if node_before not in self._views:
+            fine = self._held[node_before]
             ones = spare_ones(fine.parts)
             if ones:
                 args = (fine.node, ones)
-                made = self._call(held, _aten.squeeze.dims, args, shape_of(held))
+                squeezed = self._call(node_before, _aten.squeeze.dims, args, shape_of(node_before))
             else:
-                made = self._view(held, fine.node, shape_of(held), fine.node)
-            self._views[held] = made
-        return self._views[held]
+                squeezed = self._view(node_before, fine.node, shape_of(node_before), fine.node)
+            self._views[node_before] = squeezed
+        return self._views[node_before]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
         """Return a view; its sizes are found among the program's, or those of a tensor."""
@@ -268,23 +272,23 @@ class _Pass:
         for first, last in combinations(range(len(shape) + 1), 2):
             if is_equal(math.prod(shape[first:last]), expression):
                 return self._product_of(sized, range(first, last))
-        raise AssertionError(f"{expression} is no product of {shape}")
+        raise AssertionError(f"{expression} is not a product of {shape}")
 
     def _product_of(self, sized: Node, dims: Sequence[int]) -> Any:
         found: Any = None
         for dim in dims:
-            size = one = shape_of(sized)[dim]
+            size = unit = shape_of(sized)[dim]
             if is_one(size):
                 continue
             if varies(size):
-                one = self._graph.call_function(_aten.sym_size.int, (sized, dim))
-                one.meta = {"val": size}
-                self._sizes.setdefault(expression_of(size), one)
+                unit = self._graph.call_function(_aten.sym_size.int, (sized, dim))
+                unit.meta = {"val": size}
+                self._sizes.setdefault(expression_of(size), unit)
             if found is not None:
-                product = self._graph.call_function(operator.mul, (found, one))
+                product = self._graph.call_function(operator.mul, (found, unit))
                 product.meta = {"val": number_of(found) * size}
-                one = product
-            found = one
+                unit = product
+            found = unit
         return found
 
     def _call(
@@ -296,9 +300,9 @@ class _Pass:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Node:
         """Add a call whose result is like another one but for its sizes."""
-        made = self._graph.call_function(target, args, dict(kwargs or {}))
-        made.meta = {**like.meta, "val": like.meta["val"].new_empty(tuple(shape))}
-        return made
+        call = self._graph.call_function(target, args, dict(kwargs or {}))
+        call.meta = {**like.meta, "val": like.meta["val"].new_empty(tuple(shape))}
+        return call
 
 
 _SETTINGS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
@@ -325,20 +329,20 @@ def _shortened(node: Node) -> tuple[list[Node], int]:
     Speech encoders (wav2vec 2.0) do so after kernels of even size.
     """
     args = arguments_of(node)
-    found = [node]
-    while len(found[-1].users) == 1:
-        found += found[-1].users
-        if found[-1].target is not _aten.slice.Tensor or not is_like(found[-1], node):
+    chain_ = [node]
+    while len(chain_[-1].users) == 1:
+        chain_ += chain_[-1].users
+        if chain_[-1].target is not _aten.slice.Tensor or not is_like(chain_[-1], node):
             break
     padding, stride = args["padding"], args["stride"]
     if isinstance(padding, str) or list(stride) != [1] or args.get("transposed"):
         return [node], 0
-    if found[-1].target is _aten.slice.Tensor:
-        part: Any = arguments_of(found[-1])
+    if chain_[-1].target is _aten.slice.Tensor:
+        part: Any = arguments_of(chain_[-1])
         is_plain = (part["dim"] % 3, part["start"] or 0, part["step"]) == (2, 0, 1)
         less = -part["end"] if is_plain and isinstance(part["end"], int) else 0
         if 0 < less <= padding[0]:
-            return found, less
+            return chain_, less
     return [node], 0
 
 
@@ -372,23 +376,25 @@ def _operand_in_parts(node: Node, parts: Container[Any]) -> Node | None:
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
     """Return the nodes behind which a view needs the sizes that they would merge."""
-    found: set[Node] = set()
+    wanted_nodes: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node in parts and any(_is_wanted_by(user, node, parts, found) for user in node.users):
-            found.add(node)
-    return found
+        if node in parts and any(
+            _is_wanted_by(user, node, parts, wanted_nodes) for user in node.users
+        ):
+            wanted_nodes.add(node)
+    return wanted_nodes
 
 
 def _is_wanted_by(
-    user: Node, node: Node, parts: Mapping[Node, Parts], wanted: Container[Node]
+    user: Node, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
 ) -> bool:
-    if user in wanted:
+    if user in wanted_nodes:
         return True
     if user.target not in _VIEWS:
         return False
     before, after = flat_sizes(parts[node]), shape_of(user)
-    one, other, coarse = map(_dynamic, (before, after, shape_of(node)))
-    return equal_sizes(before, after) or (one == other and one != coarse)
+    source_sizes, other, coarse = map(_dynamic, (before, after, shape_of(node)))
+    return equal_sizes(before, after) or (source_sizes == other and source_sizes != coarse)
 
 
 def _is_moved(node: Node) -> bool:
@@ -415,9 +421,9 @@ def _is_line(node: Node) -> bool:
 def _lay_out(graph: Graph) -> bool:
     """Choose the layouts of images; return whether one changed.
 
-    What is computed element by element lies as what it is computed of; views that permute are
-    copies, so that nothing lies channels last for being one of these. An image and what it is
-    resized to lie as the kernel reads them fastest.
+    Elementwise results have the layout of their operands; views that permute are
+    copies, so that they do not make a result channels last. An image and what it is
+    resized to have the layout that the kernel reads fastest.
     """
     changed = False
     for node in graph.nodes:

@@ -68,18 +68,18 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 
 def _shorten(graph: Graph) -> bool:
     """Shorten the masks of a graph; return whether there was one."""
-    known: dict[Node, Any] = {}
+    facts: dict[Node, Any] = {}
     unread: list[Node] = []
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        known[node] = _known_of(node, known)
+        facts[node] = _known_of(node, facts)
         if node.target is _aten.index.Tensor:
-            if _becomes_view(node, known):
+            if _becomes_view(node, facts):
                 unread.append(node)
         elif node.target is _ATTENTION:
             mask = arguments_of(node)["attn_mask"]
-            short = None if known.get(mask) is _TRUE else _without_repeats(mask, known)
+            short = None if facts.get(mask) is _TRUE else _without_repeats(mask, facts)
             if short is not mask:
                 _give_mask(node, short)
                 unread.append(mask)
@@ -107,12 +107,12 @@ def _erase(graph: Graph, unread: list[Node]) -> None:
         if node in erased or node.op != "call_function" or len(checks) < len(node.users):
             continue
         unread += node.all_input_nodes
-        for each in (*checks, node):
-            graph.erase_node(each)
-            erased.add(each)
+        for dead in (*checks, node):
+            graph.erase_node(dead)
+            erased.add(dead)
 
 
-def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
+def _known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
     """Return ``_Positions`` or ``_TRUE`` of a result, or None."""
     target: Any = node.target
     args: Any = node.args
@@ -120,12 +120,12 @@ def _known_of(node: Node, known: Mapping[Any, Any]) -> Any:
         return _arange(arguments_of(node))
     if target in _ONES or (target is _aten.full.default and args[1] == 1):
         return _TRUE if _is_bool(node) else None
-    of = known.get(args[0]) if args and isinstance(args[0], Node) else None
+    of = facts.get(args[0]) if args and isinstance(args[0], Node) else None
     if of is None:
         return None
     if of is _TRUE:
         is_shape = target in (_aten.expand.default, _aten.unsqueeze.default, _aten.view.default)
-        is_both = target in _AND and known.get(args[1]) is _TRUE
+        is_both = target in _AND and facts.get(args[1]) is _TRUE
         return _TRUE if is_shape or is_both or _is_same(node) else None
     if target is _aten.ge.Scalar:
         return _TRUE if args[1] == 0 else None
@@ -145,7 +145,7 @@ def _arange(args: Mapping[str, Any]) -> _Positions | None:
     return _Positions(0, end)
 
 
-def _becomes_view(node: Node, known: Mapping[Any, Any]) -> bool:
+def _becomes_view(node: Node, facts: Mapping[Any, Any]) -> bool:
     """Replace a gather at all positions of each dimension, in order; return whether it was one."""
     args = arguments_of(node)
     source, indices = args["self"], args["indices"]
@@ -153,7 +153,7 @@ def _becomes_view(node: Node, known: Mapping[Any, Any]) -> bool:
     sizes: list[Any] = [1] * rank
     axes = []
     for index in indices:
-        positions = known.get(index)
+        positions = facts.get(index)
         if not isinstance(positions, _Positions):
             return False
         # Indices of fewer dimensions are broadcast from the last.
@@ -177,7 +177,7 @@ def _inserted(node: Node, target: Any, args: tuple[Any, ...]) -> Node:
     return call
 
 
-def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
+def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
     """Return a mask that attention broadcasts to the same, of as many dimensions."""
     if not isinstance(mask, Node):
         return mask
@@ -187,15 +187,15 @@ def _without_repeats(mask: Any, known: Mapping[Any, Any]) -> Any:
         inner = args[0]
     elif mask.target in _AND and _is_bool(mask):
         first, second = args
-        if _TRUE in (known.get(first), known.get(second)):
-            inner = second if known.get(first) is _TRUE else first
-    elif mask.target in _WHERE and known.get(args[0]) is _TRUE:
+        if _TRUE in (facts.get(first), facts.get(second)):
+            inner = second if facts.get(first) is _TRUE else first
+    elif mask.target in _WHERE and facts.get(args[0]) is _TRUE:
         inner = args[1]
     if not isinstance(inner, Node) or len(shape_of(inner)) != len(shape_of(mask)):
         return mask
     if inner.meta["val"].dtype is not mask.meta["val"].dtype:
         return mask
-    return _without_repeats(inner, known)
+    return _without_repeats(inner, facts)
 
 
 def _is_same(node: Node) -> bool:

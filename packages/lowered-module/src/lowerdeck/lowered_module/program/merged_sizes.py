@@ -33,8 +33,8 @@ def sizes_merged_by(view: Node) -> Parts | None:
 
 
 def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
-    """Return for each size which ones it is the product of; None if it is no such view."""
-    found: list[Sizes] = []
+    """Return for each size which ones it is the product of; None if it is another view."""
+    groups: list[Sizes] = []
     at = 0
     for size in after:
         start, total = at, 1
@@ -43,33 +43,33 @@ def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
             at += 1
         if at == start or not is_equal(total, expression_of(size)):
             return None
-        found.append(tuple(before[start:at]))
-    if not found or not all(map(is_one, before[at:])):
+        groups.append(tuple(before[start:at]))
+    if not groups or not all(map(is_one, before[at:])):
         return None
-    found[-1] = (*found[-1], *before[at:])
-    return tuple(found) if len(before) > len(after) else None
+    groups[-1] = (*groups[-1], *before[at:])
+    return tuple(groups) if len(before) > len(after) else None
 
 
 def flat_sizes(parts: Parts) -> Sizes:
     """Return all parts in one row."""
-    return tuple(size for each in parts for size in each)
+    return tuple(size for part in parts for size in part)
 
 
 def spare_ones(parts: Parts) -> list[int]:
     """Return which sizes are 1 and merged into others, if nothing else is merged."""
-    found: list[int] = []
-    for each, numbers in zip(parts, numbered(parts), strict=True):
-        place = only_part(each)
+    spare: list[int] = []
+    for part, numbers in zip(parts, numbered(parts), strict=True):
+        place = only_part(part)
         if place is None:
             return []
-        found += [number for at, number in enumerate(numbers) if at != place]
-    return found
+        spare += [number for at, number in enumerate(numbers) if at != place]
+    return spare
 
 
 def numbered(parts: Parts) -> list[list[int]]:
     """Return the positions of the parts of each dimension in one row."""
     numbers = iter(range(sum(map(len, parts))))
-    return [[next(numbers) for _ in each] for each in parts]
+    return [[next(numbers) for _ in part] for part in parts]
 
 
 def shape_of(node: Any) -> Sizes:
@@ -87,25 +87,25 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def is_like(one: Node, other: Node) -> bool:
+def is_like(left: Node, other: Node) -> bool:
     """Return whether two nodes have equal sizes."""
-    return equal_sizes(shape_of(one), shape_of(other))
+    return equal_sizes(shape_of(left), shape_of(other))
 
 
-def equal_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def equal_sizes(left: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether shapes are equal, whatever their symbols are worth."""
-    return len(one) == len(other) and all(
-        is_equal(expression_of(a), expression_of(b)) for a, b in zip(one, other, strict=True)
+    return len(left) == len(other) and all(
+        is_equal(expression_of(a), expression_of(b)) for a, b in zip(left, other, strict=True)
     )
 
 
-def is_equal(one: Any, other: Any) -> bool:
+def is_equal(left: Any, other: Any) -> bool:
     """Return whether two expressions are equal, whatever their symbols are worth."""
-    if one is other or one == other:
+    if left is other or left == other:
         return True
-    if isinstance(one, int) and isinstance(other, int):
+    if isinstance(left, int) and isinstance(other, int):
         return False
-    return _symbols(one) == _symbols(other) and bool((one - other).expand() == 0)
+    return _symbols(left) == _symbols(other) and bool((left - other).expand() == 0)
 
 
 def _symbols(expression: Any) -> Any:

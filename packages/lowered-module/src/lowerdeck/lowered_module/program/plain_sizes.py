@@ -1,7 +1,7 @@
-"""Sizes that are multiples of a number, written as such.
+"""Rewrite of padded sizes as multiples of a number.
 
 Windowed attention pads an image to whole windows by ``(w - n % w) % w``. torch takes the padded
-size for a sum, and sizes that follow for quotients of it, each with a bound of its own: the size
+size for a sum, and sizes that follow for quotients of it, each with a separate bound: the size
 of a window, ``m // (m // w)``, seems to be as large as the image. Written as ``(n + w - 1) // w *
 w`` it is ``w``.
 """
@@ -33,7 +33,7 @@ def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
 
 
 def _padding_of(node: Node) -> tuple[Node, int] | None:
-    """Return what a size pads to a multiple, and of which number; None if it is no padding."""
+    """Return what a size pads to a multiple, and of which number; None if it is not padding."""
     match node:
         case Node(
             target=operator.mod,
@@ -50,7 +50,7 @@ def _padding_of(node: Node) -> tuple[Node, int] | None:
 
 
 def _rewrite(graph: Graph) -> bool:
-    """Rewrite paddings, and write all sizes anew."""
+    """Rewrite paddings, then all sizes."""
     replaced: dict[Any, Any] = {}
     for node in list(graph.nodes):
         padding = _padding_of(node)
@@ -58,16 +58,16 @@ def _rewrite(graph: Graph) -> bool:
             continue
         size, number = padding
         with graph.inserting_before(node):
-            made = size
+            product = size
             for target, other in (
                 *((operator.add, number - 1), (operator.floordiv, number)),
                 *((operator.mul, number), (operator.sub, size)),
             ):
-                value = target(made.meta["val"], number_of(other))
-                made = graph.call_function(target, (made, other))
-                made.meta = {"val": value}
-        replaced[expression_of(node.meta["val"])] = expression_of(made.meta["val"])
-        node.replace_all_uses_with(made)
+                value = target(product.meta["val"], number_of(other))
+                product = graph.call_function(target, (product, other))
+                product.meta = {"val": value}
+        replaced[expression_of(node.meta["val"])] = expression_of(product.meta["val"])
+        node.replace_all_uses_with(product)
         graph.erase_node(node)
 
     @cache
@@ -89,7 +89,9 @@ def _rewrite(graph: Graph) -> bool:
         before = node.meta.get("val")
         if before is None:
             continue
-        value = node.meta["val"] = pytree.tree_map(lambda one: _with_sizes(one, plain), before)
+        value = node.meta["val"] = pytree.tree_map(
+            lambda tensor: _with_sizes(tensor, plain), before
+        )
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
             # It turned out to be one number.
             for user in list(node.users):

@@ -134,7 +134,7 @@ class PreparedModule(torch.nn.Module):
         return self._source == (program.graph_module, program.graph_signature)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
-        """Return the program's outputs for flat arguments, each in memory of its own.
+        """Return the program's outputs for flat arguments, each in separate memory.
 
         A runtime's delegate writes its outputs into memory that the caller plans, so none is a
         view of an input, of state, or of another output; torch that traces a call relies on it.
@@ -188,7 +188,7 @@ def _plan_outputs(
     positions = {spec.target: index for index, (_, spec) in enumerate(inputs)}
     positions |= {node.name: index for index, (node, _) in enumerate(inputs)}
     memory = MemoryUse.of_program(program)
-    taken = {memory.group(node) for node, _ in inputs}
+    groups = {memory.group(node) for node, _ in inputs}
     changing = {
         memory.group(inputs[positions[spec.target]][0])
         for _, spec in outputs_of(program)
@@ -201,13 +201,13 @@ def _plan_outputs(
         if spec.kind in MUTATIONS:
             changed.append((index, group in changing, positions[spec.target]))
         else:
-            returned.append((index, group in taken))
-            taken |= set() if group is None else {group}
+            returned.append((index, group in groups))
+            groups |= set() if group is None else {group}
     return returned, changed
 
 
 class StateCopies:
-    """Copies of what programs change, so that whoever runs the copies leaves the originals alone.
+    """Copies of mutable state, so that runs on the copies leave the originals unchanged.
 
     What shares memory in the programs shares it in the copies: methods that are lowered together
     keep one state.
@@ -219,8 +219,10 @@ class StateCopies:
     def __init__(self, programs: Iterable[ExportedProgram]) -> None:
         self._programs = list(programs)
         self.changed: MemoryMap = changed_memory(self._programs)
-        held = [v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())]
-        self._copies = OwnCopies(filter(self._is_changed, held))
+        tensors = [
+            v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())
+        ]
+        self._copies = OwnCopies(filter(self._is_changed, tensors))
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``values`` in which what is changed is replaced by its copy."""

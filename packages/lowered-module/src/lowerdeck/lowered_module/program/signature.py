@@ -156,7 +156,7 @@ def create_exported_program_from_submodule(
     call_module_node: Node,
     is_submodule: bool,
 ) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, OutputSpec]]:
-    """Return a partition as a program of its own, and the specs that its owner loses by it.
+    """Return a partition as a separate program, and the specs that its owner loses by it.
 
     ``submodule`` is arranged in place. No tensor is copied.
 
@@ -270,15 +270,17 @@ def _outputs(
     for position, value in enumerate(cast("Sequence[Any]", output.args[0])):
         reader = readers.get(position)
         specs = [] if reader is None else index.outputs.get(reader.name, [])
-        taken = [spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned]
-        if reader is not None and taken:
-            mutated[reader.name] = taken
+        mutations = [
+            spec for spec in specs if spec.kind in STATE_MUTATIONS and spec.target in owned
+        ]
+        if reader is not None and mutations:
+            mutated[reader.name] = mutations
             output_specs += [
-                OutputSpec(s.kind, TensorArgument(value.name), s.target) for s in taken
+                OutputSpec(s.kind, TensorArgument(value.name), s.target) for s in mutations
             ]
         # One user is the owner's output, which hands the new value back; that one the partition
         # does now.
-        if reader is None or not taken or len(specs) > len(taken) or len(reader.users) > 1:
+        if reader is None or not mutations or len(specs) > len(mutations) or len(reader.users) > 1:
             output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
         values += [value] * (len(output_specs) - len(values))
         if reader is not None:
@@ -308,16 +310,18 @@ def argument_of(value: object) -> Any:
     """Return the argument record by which a signature names ``value``, a node or a constant."""
     if not isinstance(value, Node):
         return ConstantArgument("", value)  # type: ignore[arg-type]
-    held = value.meta.get("val")
+    example = value.meta.get("val")
     for kind, record in (
         (torch.SymInt, SymIntArgument),
         (torch.SymFloat, SymFloatArgument),
         (torch.SymBool, SymBoolArgument),
     ):
-        if isinstance(held, kind):
+        if isinstance(example, kind):
             return record(value.name)
-    if isinstance(held, CustomObjArgument):
-        return CustomObjArgument(value.name, held.class_fqn, held.fake_val)
-    if value.op == "placeholder" and (held is None or isinstance(held, int | float | bool | str)):
-        return ConstantArgument(value.name, held)
+    if isinstance(example, CustomObjArgument):
+        return CustomObjArgument(value.name, example.class_fqn, example.fake_val)
+    if value.op == "placeholder" and (
+        example is None or isinstance(example, int | float | bool | str)
+    ):
+        return ConstantArgument(value.name, example)
     return TensorArgument(value.name)

@@ -41,7 +41,7 @@ def _layer(node: Node, parts: Parts) -> Call | None:
 
 def _layer_norm(node: Node, parts: Parts) -> Call | None:
     folded: Any = arguments_of(node)["normalized_shape"]
-    is_whole = all(len(one) == 1 for one in parts[-len(folded) :])
+    is_whole = all(len(part) == 1 for part in parts[-len(folded) :])
     return (node.target, {}, parts) if is_whole else None
 
 
@@ -56,7 +56,7 @@ def _along(node: Node, parts: Parts) -> Call | None:
     place = only_part(parts[axis])
     if len(shape) != len(parts) or place is None:
         return None
-    new = tuple(shape[axis] if at == place else one for at, one in enumerate(parts[axis]))
+    new = tuple(shape[axis] if at == place else size for at, size in enumerate(parts[axis]))
     dim = sum(map(len, parts[:axis])) + place
     return node.target, {"dim": dim}, (*parts[:axis], new, *parts[axis + 1 :])
 

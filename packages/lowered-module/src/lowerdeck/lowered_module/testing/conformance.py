@@ -39,7 +39,7 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was delegated and nothing failed; see ``not_run``, too."""
+        """Whether something was delegated and nothing failed; see also ``not_run``."""
         return self.delegates > 0 and not any(self.failures.values())
 
     def __str__(self) -> str:
@@ -141,7 +141,10 @@ def _try_sample(
 
     def lower_again() -> None:
         again = delegates_in(to_backend(program, partitioner).graph_module)
-        blobs = [[one.processed_bytes for one in found] for found in (delegates, again)]
+        blobs = [
+            [delegate.processed_bytes for delegate in delegates_of_run]
+            for delegates_of_run in (delegates, again)
+        ]
         _expect(blobs[0] == blobs[1], "blobs differ from one lowering to the next")
 
     attempt("lowering again gives the same blobs", lower_again)
@@ -178,14 +181,14 @@ def _compare(
 ) -> None:
     """Compare each element by its own size, and the dtype."""
     calls, state = call_in_eager(sample.module, sample.inputs, {})
-    for name, number, value, wanted in pair_values(calls, run, state, state_of):
+    for name, number, value, expected in pair_values(calls, run, state, state_of):
         where = f"{name} differs from eager's in call {number} of {len(calls)}"
-        if not isinstance(wanted, torch.Tensor):
-            _expect(type(value) is type(wanted) and value == wanted, where)
+        if not isinstance(expected, torch.Tensor):
+            _expect(type(value) is type(expected) and value == expected, where)
             continue
         torch.testing.assert_close(
             value,
-            wanted,
+            expected,
             atol=tolerance,
             rtol=tolerance,
             equal_nan=True,

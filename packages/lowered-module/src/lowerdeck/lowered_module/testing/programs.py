@@ -91,8 +91,8 @@ class GeneratedModel(torch.nn.Module):
         values = [x, y]
         for step, operands in self.steps:
             values.append(torch.tanh(step(self, values, operands)))
-        found: dict[str, Any] = {f"v{i}": values[i] for i in self.chosen}
-        return {"last": [values[-1], None], **found, "size": 4}
+        values_by_name: dict[str, Any] = {f"v{i}": values[i] for i in self.chosen}
+        return {"last": [values[-1], None], **values_by_name, "size": 4}
 
 
 def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bool) -> Sample:

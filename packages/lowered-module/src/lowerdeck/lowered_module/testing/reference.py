@@ -55,7 +55,7 @@ class TaggingPartitioner(Partitioner):
         tag_of: Returns a node's tag, or None.
         constants: Whether partitions own the constants that they read.
         state: Whether partitions own the buffers whose new values they compute.
-        compile_specs: What the backend is told.
+        compile_specs: The compile specs.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def _runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[
     A run is convex, because nothing is between its nodes.
 
     Args:
-        graph_module: The outermost graph; nested ones get tags of their own.
+        graph_module: The outermost graph; nested ones get separate tags.
         chosen: Which nodes to tag.
     """
     tags: dict[Node, str] = {}
