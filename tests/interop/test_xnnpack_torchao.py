@@ -232,7 +232,7 @@ def test_what_only_looks_like_a_layer_is_none(way: str, tmp_path: Path) -> None:
     inputs = torch.randn(3, 16), torch.randint(-127, 128, (16, 16), dtype=torch.int8)
     partitioner = XnnpackPartitioner()
     lowered = to_backend(torch.export.export(model, inputs), partitioner)
-    assert any("_int_mm" in name for name in partitioner.refused) == bool(way)
+    assert bool(partitioner.refused) == bool(way)
     if not way:
         return  # it is one, in the runtime's own steps
     wanted = model(*inputs)

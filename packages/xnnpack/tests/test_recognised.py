@@ -37,13 +37,15 @@ def test_a_decomposed_program_is_compiled_to_the_same_nodes(case: Case) -> None:
     torn = program.run_decompositions()
     before = [node.name for node in torn.graph.nodes]
     raw, found = (whole(to_backend(one, XnnpackPartitioner())) for one in (program, torn))
-    assert sorted(labels(found)) == sorted(labels(raw))
+    # A result that the pieces turn twice, and so not at all, is a copy.
+    made, wanted = (sorted(one for one in labels(x) if one != "Copy") for x in (found, raw))
+    assert made == wanted
     assert before == [node.name for node in torn.graph.nodes]
 
 
 def calls(program: ExportedProgram) -> list[Any]:
     """Return the calls of the program, as they are compiled."""
-    graph = recognised(program.graph_module, (), lambda _: True).graph
+    graph = recognised(program.graph_module, lambda _: True).graph
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
@@ -81,18 +83,18 @@ def test_what_only_looks_like_an_operator_is_none(name: str) -> None:
 
 def test_a_graph_without_pieces_is_the_programs_own() -> None:
     program = torch.export.export(torch.nn.Linear(3, 4), (torch.randn(2, 3),))
-    assert recognised(program.graph_module, (), lambda _: True).graph is program.graph
+    assert recognised(program.graph_module, lambda _: True).graph is program.graph
 
 
 def test_each_node_of_the_program_has_one_that_stands_for_it() -> None:
     _, program = forms(*WRITTEN_OUT["attention"][1:])
     names = [node.name for node in program.graph.nodes]
-    found = recognised(program.graph_module, (), lambda _: True)
+    found = recognised(program.graph_module, lambda _: True)
     sources = [one for node in found.graph.nodes for one in found.sources_of(node)]
     assert sorted(one.name for one in sources) == sorted(names)
     found.graph.lint()
     # What is not accepted stays in pieces.
-    refused = recognised(program.graph_module, (), lambda _: False)
+    refused = recognised(program.graph_module, lambda _: False)
     assert [node.name for node in refused.graph.nodes] == names
 
 

@@ -125,7 +125,7 @@ def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> R
         known = known_nodes(program.graph.nodes, constants)
         return {*constants, *(node.name for node in known)}
 
-    return recognised(program.graph_module, constants, lambda node: refusal(node, ahead()) is None)
+    return recognised(program.graph_module, lambda node: refusal(node, ahead()) is None)
 
 
 def emit_partition(

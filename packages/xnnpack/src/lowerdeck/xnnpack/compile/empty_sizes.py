@@ -24,7 +24,6 @@ from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.operators.volumes import VOLUMES
 
 HEADING = "fails on nothing"
 _aten = torch.ops.aten
@@ -81,7 +80,7 @@ _FAILS: Mapping[object, Sizes] = {
     ),
 }
 """The sizes of which a 0 is an error (0x1)."""
-_WINDOWS = frozenset({*CONVOLUTIONS, *VOLUMES, *_POOLS})
+_WINDOWS = frozenset({*CONVOLUTIONS, *_POOLS})
 """Operators that leave the height and width of no images unset: whatever was in memory."""
 _AVERAGES = frozenset({_aten.mean.dim, _aten.upsample_bilinear2d.vec})
 _RESHAPES = frozenset(op for op, entry in SHAPES.items() if entry is SHAPES[_aten.view.default])

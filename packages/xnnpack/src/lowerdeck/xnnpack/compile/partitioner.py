@@ -175,7 +175,7 @@ def _with_whole_calls(
     def accepts(node: Node) -> bool:
         return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
-    return recognised(program.graph_module, constants, accepts)
+    return recognised(program.graph_module, accepts)
 
 
 def _tag_pieces(whole: Recognised) -> None:

@@ -10,6 +10,7 @@ from lowerdeck.xnnpack.emit.arguments import (
     shape_of,
     symbols_refusal,
 )
+from lowerdeck.xnnpack.emit.computed import note_function
 from lowerdeck.xnnpack.emit.emission import (
     MOST_RESCALED,
     Emission,
@@ -20,7 +21,6 @@ from lowerdeck.xnnpack.emit.emission import (
 from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
 from lowerdeck.xnnpack.emit.scratch import Scratch, fits_half
-from lowerdeck.xnnpack.emit.tables import note_function
 from lowerdeck.xnnpack.emit.tidying import tidy
 from lowerdeck.xnnpack.emit.tracked import Tracked
 

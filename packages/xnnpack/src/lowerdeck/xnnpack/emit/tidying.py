@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from lowerdeck.serializer import XnnConstant, XnnGraph, XnnNode, XnnOperator, XnnValue
+from lowerdeck.xnnpack.emit.computed import compute_constants
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.moves import merge_moves
-from lowerdeck.xnnpack.emit.steps import compute_steps
-from lowerdeck.xnnpack.emit.tables import compute_tables
 
 _CONVOLUTIONS = (XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D)
 _BY_ELEMENT = {
@@ -45,8 +44,7 @@ def tidy(emission: Emission) -> None:
     for node in emission.graph.nodes:
         for value in node.inputs:
             readers[value].add(node.operator)
-    compute_steps(emission, readers)
-    compute_tables(emission, readers)
+    compute_constants(emission, readers)
     _number_anew(emission)
 
 

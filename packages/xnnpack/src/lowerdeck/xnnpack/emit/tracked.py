@@ -36,6 +36,11 @@ class Tracked:
     twins: dict[XnnEncoding, Tracked] = field(default_factory=dict)
     derived: dict[object, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, data: torch.Tensor, encoding: XnnEncoding = FLOAT) -> Tracked:
+        """Return a constant."""
+        return cls(tuple(data.shape), data, encoding=encoding)
+
     @property
     def is_constant(self) -> bool:
         """Whether the data are known ahead of time."""

@@ -1,12 +1,17 @@
-"""Convolutions: over two dimensions, over one, depthwise and transposed."""
+"""Convolutions: over one to three dimensions, depthwise and transposed.
+
+Memory holds volumes as N, D, H, W, C. A convolution's kernel in depth becomes channels: slices
+that lie one after the other are joined beside each other, and are images.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
@@ -17,6 +22,7 @@ from lowerdeck.xnnpack.emit import (
     Range,
     Tracked,
     fits_half,
+    joined,
     shape_of,
 )
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
@@ -27,9 +33,12 @@ from lowerdeck.xnnpack.operators.images import (
     image_of,
     image_sizes,
     line_refusal,
+    padded,
     spatial,
+    volume_refusal,
     window_fields,
 )
+from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
     output_scales,
@@ -49,13 +58,13 @@ class Convolution:
     """A convolution's settings, whichever operator it was written with.
 
     Attributes:
-        windows: How its kernel lies along height and width.
+        windows: How its kernel lies along height and width, and along depth before these.
         groups: Number of groups.
         transposed: Whether it is a transposed convolution.
         adjustment: Rows and columns to add to a transposed convolution's result.
     """
 
-    windows: tuple[Window, Window]
+    windows: tuple[Window, ...]
     groups: int
     transposed: bool = False
     adjustment: tuple[int, ...] = (0, 0)
@@ -73,11 +82,11 @@ class Convolution:
             sides = [(one // 2, one - one // 2) for one in reach]
         else:
             sides = [(one, one) for one in spatial(args["padding"], rank, 0)]
-        rows, columns = (
-            Window(kernel[axis], stride[axis], *sides[axis], dilation[axis]) for axis in (0, 1)
-        )
         return cls(
-            (rows, columns),
+            tuple(
+                Window(size, step, *around, reach)
+                for size, step, around, reach in zip(kernel, stride, sides, dilation, strict=True)
+            ),
             groups=int(args["groups"]),
             transposed=bool(args.get("transposed", "transpose" in str(call.node.target))),
             adjustment=spatial(args.get("output_padding", 0), rank, 0),
@@ -91,15 +100,15 @@ def _emit(emission: Emission, call: Call) -> None:
         if emission.writes.is_int8:
             _emit_static(emission, call, settings, stored)
             return
-        if emission.is_rounded(call.args["input"]):
+        why = "XNNPACK convolves no floats with integer weights"
+        if emission.is_rounded(call.args["input"]) and len(settings.windows) == 2:
             try:
                 _emit_dynamic(emission, call, settings, stored)
-            except FloatNeededError as why:
-                emission.in_float[call.node.name] = str(why)
+            except FloatNeededError as error:
+                why = str(error)
             else:
                 return
-        else:
-            emission.in_float[call.node.name] = "XNNPACK convolves no floats with integer weights"
+        emission.in_float[call.node.name] = why
     elif emission.writes.is_int8:
         raise FloatNeededError("its weight is not quantised")
     _emit_float(emission, call, settings)
@@ -108,34 +117,74 @@ def _emit(emission: Emission, call: Call) -> None:
 def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
     weight = emission.constant(call.args["weight"])
     bias = emission.optional(call.args["bias"])
-    if weight.dim() == 3:
-        weight = weight.unsqueeze(2)
     affine = following_batch_norm(call.node, emission)
     last, limits = following_clamp(call.node if affine is None else affine.last)
     filters, bias = _filters(weight, bias, settings, affine)
-    image = image_of(emission, emission.of(call.args["input"]))
+    image = _image(emission, call, settings)
     if tuple(filters.shape) == (1, 1, 1, 1) and settings == _POINT:
         pixels = _scaled_pixels(emission, image, filters, bias, limits)
         emission.define(last, from_image(emission, pixels, shape_of(last)))
         return
-    encoding = filter_encoding(emission, call.args["weight"], affine, filters, bias)
+    encoding = _filter_encoding(emission, call.args["weight"], affine, filters, bias)
     ids = emission.packed(filters, encoding), emission.packed(bias, encoding)
-    fields = fields_of(settings, weight.shape)
-    _define(emission, _kind(settings, filters), image, ids, fields, last, limits)
+    _define(emission, call, settings, _kind(settings, filters), image, ids, last, limits)
+
+
+def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
+    """Return what is convolved as images; slices of volumes are moved as the integers they are."""
+    tracked = emission.of(call.args["input"])
+    if len(settings.windows) == 2:
+        return image_of(emission, tracked)
+    moved = tracked.encoding if tracked.encoding.is_int8 else emission.writes
+    with emission.stored(None if moved.is_int8 else emission.reads, moved):
+        return _depth_as_channels(emission, tracked, settings, int(shape_of(call.node)[2]))
+
+
+def _depth_as_channels(
+    emission: Emission, tracked: Tracked, settings: Convolution, results: int
+) -> Tracked:
+    """Return images, one for each result in depth, with all channels that its window reads."""
+    batch, channels, depth, height, width = tracked.shape
+    kernel, stride, padding, _, dilation = settings.windows[0]
+    value = emission.id_of(tracked, _LAST)
+    # Each slice is as long as its results have steps, the last one's included.
+    end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
+    if padding or end:
+        depth = padding + int(depth) + end
+        wide = (batch, channels, depth, height, width)
+        value = padded(emission, value, wide, (0, padding, 0, 0, 0), (0, end, 0, 0, 0), _LAST)
+    each = int(channels) // settings.groups
+    volume = emission.tracked((batch, depth, height, width, channels), value)
+    image = (batch * results, height, width, settings.groups, each)
+    parts: list[Tracked] = []
+    for number in range(kernel):
+        part = stretch(emission, volume, 1, number * dilation, results * stride)
+        if stride > 1:
+            # Those that are left out become rows below the image, and are cut off.
+            tall = emission.view(part, (batch, results, stride * int(height), width, channels))
+            part = stretch(emission, tall, 2, 0, int(height))
+        parts.append(emission.view(part, image) if kernel > 1 else part)
+    if kernel > 1:
+        parts = [joined(emission, parts, len(image) - 1)]
+    shape = (batch * results, channels * kernel, height, width)
+    value = emission.id_of(emission.view(parts[0], _LAST.arrange(shape)))
+    return emission.tracked(shape, value, _LAST)
 
 
 def _define(
     emission: Emission,
+    call: Call,
+    settings: Convolution,
     kind: XnnOperator,
     image: Tracked,
     weights: tuple[int, int],
-    fields: Mapping[str, Fields],
     last: Node,
     limits: Range | None,
 ) -> None:
     """Define a node as a convolution of an image, with the ids of its filters and its bias."""
     filter_id, bias_id = weights
-    shape = image_sizes(shape_of(last))
+    batch, channels, *sizes = shape_of(last)
+    shape = (image.shape[0], channels, *image_sizes((batch, channels, *sizes))[2:][-2:])
     value = emission.add(
         kind,
         shape,
@@ -144,28 +193,20 @@ def _define(
         input1_id=image.ids[_LAST],
         filter_id=filter_id,
         bias_id=bias_id,
-        **fields,
+        **_fields(settings, call.shape("weight")),
     )
     result = from_image(emission, emission.tracked(shape, value, _LAST), shape_of(last))
     emission.define(last, result)
 
 
-def filter_encoding(
+def _filter_encoding(
     emission: Emission,
     weight: Node,
     affine: Affine | None,
     filters: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> XnnEncoding:
-    """Return how filters and bias are stored: both alike, or the runtime's result is garbage.
-
-    Args:
-        emission: Where they will be added.
-        weight: The weight.
-        affine: A batch norm that is folded into them.
-        filters: The weight in XNNPACK's order, folded.
-        bias: The bias, folded.
-    """
+    """Return how filters and bias are stored: both alike, or the runtime's result is garbage."""
     if emission.writes == HALF:
         return FLOAT  # of halves the runtime refuses filters of halves
     data = emission.of(weight).data
@@ -175,43 +216,37 @@ def filter_encoding(
     return HALF if all(map(fits_half, [filters] if bias is None else [filters, bias])) else FLOAT
 
 
-def _integer_filters(
-    weight: Quantized, settings: Convolution, *, depthwise: bool
-) -> tuple[Filters, torch.Tensor]:
-    """Return integer filters in XNNPACK's order, and the weight in torch's with two sizes."""
-    found = symmetric(weight)
-    transposed = settings.transposed
+def _integer_filters(weight: Quantized, settings: Convolution, *, depthwise: bool) -> Filters:
+    """Return integer filters in XNNPACK's order."""
+    found, transposed = symmetric(weight), settings.transposed
     scales = output_scales(found, int(transposed), settings.groups if transposed else 1)
-    data = found.data.unsqueeze(2) if found.data.dim() == 3 else found.data
-    filters, _ = _filters(data, None, settings, None, depthwise=depthwise)
+    filters, _ = _filters(found.data, None, settings, None, depthwise=depthwise)
     in_depth = depthwise and _is_depthwise(settings, filters)
-    return Filters(filters, scales, 3 if in_depth else 0), data
+    return Filters(filters, scales, 3 if in_depth else 0)
 
 
 def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: Quantized) -> None:
-    filters, data = _integer_filters(weight, settings, depthwise=True)
+    filters = _integer_filters(weight, settings, depthwise=True)
     bias = emission.optional(call.args["bias"])
     ids = store_static(emission, filters, bias, emission.of(call.args["input"]).encoding)
     last, limits = following_clamp(call.node)
-    image = image_of(emission, emission.of(call.args["input"]))
-    fields = fields_of(settings, data.shape)
-    _define(emission, _kind(settings, filters.data), image, ids, fields, last, limits)
+    image, kind = _image(emission, call, settings), _kind(settings, filters.data)
+    _define(emission, call, settings, kind, image, ids, last, limits)
 
 
 def _emit_dynamic(
     emission: Emission, call: Call, settings: Convolution, weight: Quantized
 ) -> None:
     # Beside integers whose scales are found at run time there is no depthwise convolution.
-    filters, data = _integer_filters(weight, settings, depthwise=False)
-    filter_id = store_channels(emission, filters)
+    filter_id = store_channels(emission, _integer_filters(weight, settings, depthwise=False))
     last, limits = following_clamp(call.node)
     kind = XnnOperator.CONV_TRANSPOSE_2D if settings.transposed else XnnOperator.CONV2D
     with emission.stored(FLOAT, FLOAT):
-        image = image_of(emission, emission.of(call.args["input"]))
+        image = _image(emission, call, settings)
         value = emission.dynamic(image.ids[_LAST], image.shape, _LAST, PER_IMAGE)
         image = emission.tracked(image.shape, value, _LAST)
         ids = filter_id, emission.packed(emission.optional(call.args["bias"]), FLOAT)
-        _define(emission, kind, image, ids, fields_of(settings, data.shape), last, limits)
+        _define(emission, call, settings, kind, image, ids, last, limits)
 
 
 _POINT = Convolution((Window(), Window()), groups=1)
@@ -252,7 +287,11 @@ def _filters(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return filters in XNNPACK's order, and the bias, with a batch norm folded into both."""
     groups = settings.groups
-    if settings.transposed:
+    weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
+    if weight.dim() == 5:
+        outer, _, _, height, width = weight.shape
+        filters = weight.permute(0, 3, 4, 2, 1).reshape(outer, height, width, -1)
+    elif settings.transposed:
         channels, per_group, height, width = weight.shape
         parts = weight.reshape(groups, channels // groups, per_group, height, width)
         filters = parts.permute(0, 2, 3, 4, 1).reshape(-1, height, width, channels // groups)
@@ -265,22 +304,15 @@ def _filters(
     return affine.fold(filters, bias, 3 if _is_depthwise(settings, filters) else 0)
 
 
-def fields_of(settings: Convolution, weight: Sequence[int]) -> dict[str, Fields]:
-    """Return the fields of a convolution's node.
-
-    Args:
-        settings: How it convolves.
-        weight: The sizes of its weight, as torch has them.
-    """
-    groups = settings.groups
-    if settings.transposed:
-        channels_in, channels_out = weight[0] // groups, weight[1]
-    else:
-        channels_in, channels_out = weight[1], weight[0] // groups
+def _fields(settings: Convolution, weight: Sequence[Dim]) -> dict[str, Fields]:
+    """Return the fields of a convolution's node, whose weight has these sizes in torch."""
+    groups, outer, inner = settings.groups, int(weight[0]), int(weight[1])
+    *depth, rows, columns = settings.windows
+    inputs, outputs = (outer // groups, inner) if settings.transposed else (inner, outer // groups)
     return {
-        **window_fields(*settings.windows, "kernel", "subsampling"),
-        "group_input_channels": channels_in,
-        "group_output_channels": channels_out,
+        **window_fields(rows, columns, "kernel", "subsampling"),
+        "group_input_channels": inputs * (depth[0].kernel if depth else 1),
+        "group_output_channels": outputs,
         "groups": groups,
         "adjustment_height": settings.adjustment[0],
         "adjustment_width": settings.adjustment[1],
@@ -291,14 +323,14 @@ def _refusal(call: Call) -> str | None:
     if not call.is_constant("weight") or not call.is_constant("bias"):
         return "its weight or bias is not constant"
     ranks = call.rank("input"), call.rank("weight")
-    if ranks not in ((4, 4), (3, 3)):
-        return f"an input of {ranks[0]} dimensions; with a batch, 3 or 4 are needed"
-    reason = line_refusal(call) if ranks == (3, 3) else None
-    if reason is not None:
-        return reason
+    if ranks not in ((5, 5), (4, 4), (3, 3)):
+        return f"an input of {ranks[0]} dimensions; with a batch, 3, 4 or 5 are needed"
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
         return "negative padding"
-    return None
+    if ranks == (5, 5) and call.args.get("transposed"):
+        return "XNNPACK has no transposed convolution of volumes"
+    refusals = {3: line_refusal, 5: volume_refusal}
+    return refusals[ranks[0]](call) if ranks[0] in refusals else None
 
 
 _CONVOLUTION = Operator(
@@ -306,7 +338,7 @@ _CONVOLUTION = Operator(
 )
 CONVOLUTIONS: Table = table(
     {
-        "conv1d conv1d.padding conv2d conv2d.padding convolution": _CONVOLUTION,
+        "conv1d conv1d.padding conv2d conv2d.padding conv3d convolution": _CONVOLUTION,
         "conv_transpose1d conv_transpose2d.input": _CONVOLUTION,
     }
 )

@@ -62,9 +62,9 @@ def image_sizes(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def from_image(emission: Emission, image: Tracked, shape: Sequence[Dim]) -> Tracked:
-    """Return an image as a tensor of 3 or 4 dimensions."""
+    """Return an image as a tensor of 3 to 5 dimensions."""
     value = image.ids[Layout.CHANNELS_LAST]
-    if len(shape) == 3:
+    if len(shape) != 4:
         value = emission.reshaped(value, Layout.CHANNELS_LAST.arrange(shape))
     return emission.tracked(shape, value, Layout.CHANNELS_LAST)
 

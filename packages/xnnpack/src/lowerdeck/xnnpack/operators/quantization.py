@@ -215,7 +215,8 @@ def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
 def _unround_refusal(call: Call) -> str | None:
     source = call.args["input"]
     if is_constant_source(source, call.constants):
-        return None
+        known = all(call.is_weight(one) for one in call.node.all_input_nodes)
+        return None if known else "its scales are not constant"
     if name_of(source) not in _ROUND:
         return "it dequantises what nothing before it quantised"
     if not is_dynamic(call.node):

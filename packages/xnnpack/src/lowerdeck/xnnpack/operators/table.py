@@ -30,7 +30,6 @@ from lowerdeck.xnnpack.operators.rearranging import REARRANGING
 from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.operators.volumes import VOLUMES
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OPERATORS: Table = {
@@ -51,7 +50,6 @@ OPERATORS: Table = {
     **RECURRENT,
     **REDUCTIONS,
     **SHAPES,
-    **VOLUMES,  # after the convolutions, of which one is over images and volumes
 }
 _aten = torch.ops.aten
 _LEFT: dict[object, str] = dict.fromkeys(

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of, expression_of, schema_of
 from lowerdeck.xnnpack.emit import fake, named
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
@@ -23,6 +24,13 @@ _KEEPING = frozenset(
     )
 )
 """Operators that change nothing where the sizes and the dtype stay."""
+LAYING = frozenset(
+    named(
+        "view reshape _unsafe_view flatten.using_ints to.dtype _to_copy clone contiguous "
+        "alias detach"
+    )
+)
+"""What leaves numbers in their order, and those of integers as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,22 @@ class Both:
     second: Pattern
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A tensor that may be laid out or cast otherwise, any number of times; of leaves the first.
+
+    Where such a pattern is the whole one, who recognises compares dtypes.
+    """
+
+    pattern: Pattern
+
+    @property
+    def ops(self) -> frozenset[object]:
+        """What its last call may be."""
+        assert isinstance(self.pattern, Piece)
+        return LAYING | self.pattern.ops
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Either:
     """One of some patterns, the first that matches."""
@@ -95,7 +119,19 @@ class Either:
 
 
 Pattern: TypeAlias = (
-    Leaf | Amount | Whatever | LastAxis | Piece | Both | Either | int | float | bool | None
+    Leaf
+    | Amount
+    | Whatever
+    | LastAxis
+    | Piece
+    | Both
+    | Laid
+    | Either
+    | list[int]
+    | int
+    | float
+    | bool
+    | None
 )
 
 
@@ -124,6 +160,8 @@ def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
     """Return whether a graph that calls no other operators may match a pattern."""
     if isinstance(pattern, Either):
         return any(is_possible(one, targets) for one in pattern.patterns)
+    if isinstance(pattern, Laid):
+        return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
         return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
     if isinstance(pattern, Piece):
@@ -145,16 +183,18 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
         node: A call; it is not passed over itself.
     """
     last = fake(node)
-    if last is not None and isinstance(pattern, (Piece, Either)):
+    if last is not None:
         for match in _matches(pattern, node, Match({}, ())):
-            if match.pieces[0] is node and _is_closed(match) and _is_of_one_dtype(match, last):
+            one_dtype = isinstance(pattern, Laid) or _is_of_one_dtype(match, last)
+            if match.pieces[0] is node and _is_closed(match) and one_dtype:
                 yield match
 
 
 def _is_closed(match: Match) -> bool:
     """Return whether nobody else reads what is computed on the way."""
     inside = set(match.pieces)
-    return all(user in inside for node in match.pieces[1:] for user in node.users)
+    readers = (user for node in match.pieces[1:] for user in node.users)
+    return all(user in inside or user.target is ASSERTION for user in readers)
 
 
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
@@ -178,6 +218,10 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):
             yield from _matches(pattern.second, value, begun)
+    elif isinstance(pattern, Laid):
+        if isinstance(value, Node) and value.target in LAYING and isinstance(value.args[0], Node):
+            yield from _matches(pattern, value.args[0], match.with_piece(value))
+        yield from _matches(pattern.pattern, value, match)
     elif isinstance(pattern, Leaf):
         if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
             yield match.with_found(pattern.name, value)

@@ -1,4 +1,4 @@
-"""The pieces of what moves elements: shuffles of channels (ShuffleNet), permutations, joins.
+"""The pieces of what moves elements: shuffles of channels (ShuffleNet), joins.
 
 Rolls of indices, and pixels that become channels or the other way round, stay in pieces: no model
 of the benchmarks has them.
@@ -19,7 +19,6 @@ from lowerdeck.xnnpack.recognise.pieces import (
     X,
     order_of,
     turned,
-    turns,
     view,
 )
 
@@ -63,14 +62,4 @@ SHUFFLES = (
         view(turned(view(X, "apart"), "turned"), "together"),
         _channel_shuffle,
     ),
-)
-
-
-def _permuted(match: Match) -> Arguments | None:
-    inner, outer = (order_of(match.found[name]) for name in ("inner", "outer"))
-    return (match.found["x"], [inner[axis] for axis in outer])
-
-
-TURNS = tuple(
-    Whole(_aten.permute.default, _turn, _permuted) for _turn in turns(turned(X, "inner"), "outer")
 )

@@ -13,6 +13,7 @@ from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Either,
+    Laid,
     Leaf,
     Match,
     Pattern,
@@ -35,8 +36,25 @@ class Whole:
     """
 
     op: OpOverload
-    pieces: Piece
+    pieces: Piece | Laid
     arguments: Callable[[Match], Arguments | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An argument of a whole operator that a call of its own makes.
+
+    Attributes:
+        op: What is called.
+        arguments: With what.
+        value: What it returns, as an example.
+        name: What is added to the operator's name.
+    """
+
+    op: OpOverload
+    arguments: Arguments
+    value: torch.Tensor
+    name: str
 
 
 ADD = "add.Tensor add.Scalar"
@@ -52,18 +70,13 @@ def view(pattern: Pattern, name: str = "") -> Piece:
     return Piece(VIEW, pattern, ANY, name=name)
 
 
-def turns(pattern: Pattern, name: str) -> tuple[Piece, ...]:
-    """Return the ways to give a tensor's dimensions another order."""
-    return (
+def turned(pattern: Pattern, name: str) -> Either:
+    """Return a tensor with its dimensions in another order, whichever."""
+    return Either(
         Piece("permute", pattern, ANY, name=name),
         Piece("transpose.int", pattern, ANY, ANY, name=name),
         Piece("t mT", pattern, name=name),
     )
-
-
-def turned(pattern: Pattern, name: str) -> Either:
-    """Return a tensor with its dimensions in another order, whichever."""
-    return Either(*turns(pattern, name))
 
 
 def order_of(node: Node) -> list[int]:

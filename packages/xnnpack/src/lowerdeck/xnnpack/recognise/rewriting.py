@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
-from lowerdeck.xnnpack.recognise.integer_layers import PRODUCTS, integer_layers
+from lowerdeck.xnnpack.operators.contract import ASSERTION
 from lowerdeck.xnnpack.recognise.matching import Match, is_empty, is_possible, matches
-from lowerdeck.xnnpack.recognise.pieces import Arguments, Whole
+from lowerdeck.xnnpack.recognise.pieces import Arguments, Prepared, Whole
 from lowerdeck.xnnpack.recognise.stages import STAGES
 
 Accepts = Callable[[Node], bool]
@@ -38,12 +38,11 @@ class Recognised:
         return self.sources.get(node, (node,))
 
 
-def recognised(module: GraphModule, constants: Collection[str], accepts: Accepts) -> Recognised:
+def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
     """Return a program's graph with whole operators in place of their pieces.
 
     Args:
         module: The program, which is not changed.
-        constants: Names of the placeholders that no run changes.
         accepts: Whether a whole call is better than its pieces: whether XNNPACK takes it.
 
     Returns:
@@ -54,8 +53,7 @@ def recognised(module: GraphModule, constants: Collection[str], accepts: Accepts
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return Recognised(module.graph, {})
     graph, sources = _copied(module)
-    _recognise_integers(graph, constants, sources, accepts)
-    for stage in stages:
+    for stage in filter(None, stages):
         _recognise(graph, stage, sources, accepts)
     return Recognised(graph, sources)
 
@@ -77,13 +75,8 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
 
 def _ends_something(node: Node, stages: Sequence[_ByLast]) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
-    return node.op == "call_function" and (
-        node.target in PRODUCTS
-        or any(
-            _found(whole, node) is not None
-            for stage in stages
-            for whole in stage.get(node.target, ())
-        )
+    return node.op == "call_function" and any(
+        _found(whole, node) is not None for stage in stages for whole in stage.get(node.target, ())
     )
 
 
@@ -95,35 +88,6 @@ def _copied(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
         # The namespace of a new graph avoids names that export gives, such as "input".
         copies[node].name = node.name
     return graph, {copy: (node,) for node, copy in copies.items()}
-
-
-def _recognise_integers(
-    graph: Graph,
-    constants: Collection[str],
-    sources: dict[Node, tuple[Node, ...]],
-    accepts: Accepts,
-) -> None:
-    """Replace the pieces of layers of 8-bit integers."""
-    layers = integer_layers(graph, constants)
-    survey = _Survey(graph) if layers else None
-    for layer in layers:
-        assert survey is not None
-        pieces = sorted(layer.pieces, key=survey.place.__getitem__)
-        read = (layer.rows, layer.weight, layer.scale, layer.bias, *layer.rows.args)
-        if not survey.are_as_one(pieces, read):
-            continue
-        made = layer.insert(graph)
-        if not all(map(accepts, made)):
-            for one in reversed(made):
-                graph.erase_node(one)
-            continue
-        layer.last.replace_all_uses_with(made[-1])
-        survey.replace(pieces, made[-1])
-        for piece in reversed(pieces):
-            graph.erase_node(piece)
-        made[-1].name = layer.last.name
-        sources.update(dict.fromkeys(made, ()))
-        sources[made[-1]] = tuple(one for piece in pieces for one in sources.pop(piece))
 
 
 def _recognise(
@@ -154,23 +118,48 @@ def _replaced(
         match, arguments = _found(whole, node) or (None, None)
         if match is None or arguments is None:
             continue
-        pieces = sorted(dict.fromkeys(match.pieces), key=survey.place.__getitem__)
-        if not survey.are_as_one(pieces, arguments):
+        checks = (one for piece in match.pieces[1:] for one in piece.users)
+        found = {*match.pieces, *(one for one in checks if one.target is ASSERTION)}
+        pieces = sorted(found, key=survey.place.__getitem__)
+        if not survey.are_as_one(pieces, _nodes_in(arguments)):
             continue
         with graph.inserting_before(node):
-            made = graph.call_function(whole.op, arguments)
-        made.meta = dict(node.meta)
-        if not accepts(made):
-            graph.erase_node(made)
+            made = _called(graph, whole.op, arguments, node.name)
+        made[-1].meta = dict(node.meta)
+        if not all(map(accepts, made)):
+            for one in reversed(made):
+                graph.erase_node(one)
             continue
-        node.replace_all_uses_with(made)
-        survey.replace(pieces, made)
+        node.replace_all_uses_with(made[-1])
+        survey.replace(pieces, made[-1])
         for piece in reversed(pieces):
             graph.erase_node(piece)
-        made.name = node.name
-        sources[made] = tuple(one for piece in pieces for one in sources.pop(piece))
-        return made
+        made[-1].name = node.name
+        sources.update(dict.fromkeys(made, ()))
+        sources[made[-1]] = tuple(one for piece in pieces for one in sources.pop(piece))
+        return made[-1]
     return None
+
+
+def _called(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
+    """Add a call, after those that make its arguments, and return all."""
+    made: list[Node] = []
+    for one in arguments:
+        if isinstance(one, Prepared):
+            call = graph.call_function(one.op, one.arguments)
+            call.name, call.meta["val"] = f"{name}_{one.name}", one.value
+            made.append(call)
+    prepared = iter(made)
+    given = tuple(next(prepared) if isinstance(one, Prepared) else one for one in arguments)
+    return [*made, graph.call_function(op, given)]
+
+
+def _nodes_in(arguments: Arguments) -> Iterator[Node]:
+    for one in arguments:
+        if isinstance(one, Prepared):
+            yield from _nodes_in(one.arguments)
+        elif isinstance(one, Node):
+            yield one
 
 
 def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
@@ -202,7 +191,7 @@ class _Survey:
             ):
                 self._early.add(node)
 
-    def are_as_one(self, pieces: Sequence[Node], arguments: Sequence[object]) -> bool:
+    def are_as_one(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
         """Return whether pieces may be computed where the last of them is, of some arguments.
 
         They are, if nothing is overwritten between them but by themselves, and if they read
@@ -211,7 +200,7 @@ class _Survey:
         """
         first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
         first += sum(one in self._writers for one in pieces[1:])
-        known = {*pieces, *(one for one in arguments if isinstance(one, Node))}
+        known = {*pieces, *arguments}
         return first == last and all(
             one in known or one in self._early or is_empty(one)
             for node in pieces
