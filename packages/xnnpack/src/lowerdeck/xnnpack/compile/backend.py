@@ -156,7 +156,7 @@ def emit_partition(
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name]
             emission.scratch.know(tensor)
-            emission.define(node, Tracked(tuple(tensor.shape), tensor))
+            emission.define(node, Tracked.of(tensor))
     for position, node in enumerate(inputs):
         # Positions of arguments that are no tensors, such as sizes, have no value.
         value = node.meta.get("val")
@@ -282,7 +282,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         holder, name = node.args
         tensor = getattr(emission.of(holder).data, str(name)).detach()  # type: ignore[arg-type]
         emission.scratch.know(tensor)
-        emission.define(node, Tracked(tuple(tensor.shape), tensor))
+        emission.define(node, Tracked.of(tensor))
         return
     quantized = _folded_integers(emission, node)
     if quantized is not None:
@@ -294,11 +294,11 @@ def _fold(emission: Emission, node: fx.Node) -> None:
     else:
         result = note_function(emission, function, data(node.all_input_nodes[0]))
     if isinstance(result, torch.Tensor):
-        emission.define(node, Tracked(tuple(result.shape), result))
+        emission.define(node, Tracked.of(result))
         return
     for user in node.users:
         piece = result[user.args[1]]
-        emission.define(user, Tracked(tuple(piece.shape), piece))
+        emission.define(user, Tracked.of(piece))
 
 
 def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:

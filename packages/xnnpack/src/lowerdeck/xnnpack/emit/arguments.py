@@ -76,16 +76,22 @@ class Call:
     limits: tuple[float, float] | None = None
 
     @property
+    def result(self) -> tuple[Dim, ...]:
+        """The sizes of the result, of several that of the first."""
+        value = self.node.meta["val"]
+        return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)
+
+    @property
     def operand(self) -> str:
         """Name of the tensor that a function is of."""
         return "self" if "self" in self.args else "input"
 
-    def shape(self, name: str) -> tuple[Dim, ...]:
-        """Return the sizes of a tensor argument."""
-        return shape_of(self.args[name])
+    def shape(self, name: str = "") -> tuple[Dim, ...]:
+        """Return the sizes of a tensor argument, of the operand if none is named."""
+        return shape_of(self.args[name or self.operand])
 
-    def rank(self, name: str) -> int:
-        """Return the number of dimensions of a tensor argument."""
+    def rank(self, name: str = "") -> int:
+        """Return the number of dimensions of a tensor argument, likewise."""
         return len(self.shape(name))
 
     def is_constant(self, name: str) -> bool:
@@ -110,6 +116,6 @@ class Call:
             seen.update(sources)
         return True
 
-    def axis(self, name: str = "dim", of: str = "self") -> int:
-        """Return an argument that counts dimensions, counted from the front."""
-        return int(self.args[name]) % max(self.rank(of), 1)
+    def axis(self) -> int:
+        """Return the argument ``dim``, counted from the front."""
+        return int(self.args["dim"]) % max(self.rank("self"), 1)

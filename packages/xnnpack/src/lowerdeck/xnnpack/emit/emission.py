@@ -497,6 +497,39 @@ class Emission:
         shape = [tensor.shape[axis] for axis in order]
         return self.tracked(shape, self.permuted(self.id_of(tensor), order, shape))
 
+    def part(
+        self,
+        tensor: Tracked,
+        offsets: Sequence[int],
+        sizes: Sequence[int],
+        layout: Layout | None = None,
+    ) -> Tracked:
+        """Return a part of a tensor.
+
+        Args:
+            tensor: The tensor.
+            offsets: Where the part begins in each dimension, as torch counts them.
+            sizes: How long it is, 0 for all of a dimension, whatever its size is at run time.
+            layout: The layout in which it is cut, the preferred one by default.
+        """
+        layout = layout or tensor.preferred
+        return self.unary(
+            XnnOperator.STATIC_SLICE,
+            tensor,
+            shape=[size or whole for size, whole in zip(sizes, tensor.shape, strict=True)],
+            layout=layout,
+            num_dims=len(sizes),
+            offsets=layout.arrange(offsets),
+            sizes=layout.arrange(sizes),
+        )
+
+    def stretch(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
+        """Return a part of a tensor along one dimension, which has a fixed size."""
+        if size == tensor.shape[axis]:
+            return tensor
+        at = [one == axis for one in range(len(tensor.shape))]
+        return self.part(tensor, [start * one for one in at], [size * one for one in at])
+
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
         """Return ``value`` with other sizes; at most one of them is symbolic."""
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)

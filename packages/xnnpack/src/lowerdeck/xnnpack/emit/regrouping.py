@@ -185,21 +185,14 @@ class _Tensor:
         return [key for key in self.keys if key is not None and key[0] == group]
 
     def _slices(self, axis: int, count: int, size: int) -> list[Tracked]:
-        rank = len(self.shape)
-        shape = [*self.shape[:axis], size, *self.shape[axis + 1 :]]
-        slices = [
-            self.emission.add(
-                XnnOperator.STATIC_SLICE,
-                shape,
-                num_dims=rank,
-                offsets=tuple(number * size if at == axis else 0 for at in range(rank)),
-                # Size 0 stands for all of a dimension, whatever its size is at run time.
-                sizes=tuple(size if at == axis else 0 for at in range(rank)),
-                input_id=self.value,
-            )
+        tensor = self.emission.tracked(self.shape, self.value)
+        # Of a dimension of which a part is all, a slice is taken, too.
+        at = [int(one == axis) for one in range(len(self.shape))]
+        sizes = [size * one for one in at]
+        return [
+            self.emission.part(tensor, [number * size * one for one in at], sizes)
             for number in range(count)
         ]
-        return [self.emission.tracked(shape, one) for one in slices]
 
     def _join(self, parts: list[Tracked], axis: int) -> None:
         whole = joined(self.emission, parts, axis)

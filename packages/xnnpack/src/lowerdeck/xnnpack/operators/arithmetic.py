@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.serializer import XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
 _COARSEST = 2**11
@@ -31,7 +31,7 @@ def _binary(kind: XnnOperator, *, swapped: bool = False) -> Operator:
             left, right = right, left
         right = scaled(e, right, call.args.get("alpha", 1))
         left, right = _without_repeats(left, right), _without_repeats(right, left)
-        return e.binary(kind, left, right, call.limits, shape=shape_of(call.node))
+        return e.binary(kind, left, right, call.limits, shape=call.result)
 
     return function(
         build,
@@ -77,7 +77,7 @@ def _without_repeats(one: Tracked, other: Tracked) -> Tracked:
         # By their bits: a zero of another sign is another number to divide by.
         if bool((data.view(bits) == first.view(bits)).all()):
             data = first
-    return one if data is one.data else Tracked(tuple(data.shape), data)
+    return one if data is one.data else Tracked.of(data)
 
 
 def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:

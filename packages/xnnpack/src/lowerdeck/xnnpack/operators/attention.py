@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from lowerdeck.serializer import XnnNode, XnnOperator
-from lowerdeck.xnnpack.emit import (
-    Call,
-    Emission,
-    Tracked,
-    is_fixed,
-    joined,
-    shape_of,
-    symbols_refusal,
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, joined, symbols_refusal
+from lowerdeck.xnnpack.operators.contract import (
+    Operator,
+    Table,
+    first_of,
+    function,
+    has_dimensions,
+    keeps_dtype,
+    table,
 )
-from lowerdeck.xnnpack.operators.contract import Operator, Table, function, table
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
-from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.layout import Layout
 
 
@@ -33,14 +30,8 @@ def _softmax(e: Emission, x: Tracked, call: Call) -> Tracked:
     return e.transposed(e.unary(XnnOperator.SOFTMAX, e.transposed(x, swap)), swap)
 
 
-def _softmax_refusal(call: Call) -> str | None:
-    if call.args.get("half_to_float"):
-        return "it changes the dtype"
-    return None if call.rank("self") >= 1 else "it has no dimension"
-
-
 def _attention(emission: Emission, call: Call) -> None:
-    query, key, value = (emission.of(call.args[name]) for name in ("query", "key", "value"))
+    query, key, value = (emission.of(call.args[name]) for name in _TENSORS)
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
@@ -50,7 +41,7 @@ def _attention(emission: Emission, call: Call) -> None:
         many = 1
     mask = mask_of(emission, call, many)
     query, key, value = (emission.plain(one) for one in (query, key, value))
-    batch = shape_of(call.node)[:-1]
+    batch = call.result[:-1]
     if many > 1:
         # Heads that share a key broadcast against it, in a dimension of their own.
         query, key, value = (
@@ -72,7 +63,7 @@ def _attention(emission: Emission, call: Call) -> None:
     if mask.kept is not None:
         result = emission.binary(XnnOperator.MULTIPLY, result, mask.kept, shape=result.shape)
     if many > 1:
-        result = emission.view(result, shape_of(call.node))
+        result = emission.view(result, call.result)
     emission.define(call.node, result)
 
 
@@ -84,7 +75,7 @@ def _apart(emission: Emission, tracked: Tracked, many: int) -> Tracked:
 
 def _repeated(emission: Emission, tracked: Tracked, many: int) -> Tracked:
     """Return heads, each ``many`` times."""
-    heads = [stretch(emission, tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
+    heads = [emission.stretch(tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
     return joined(emission, [one for one in heads for _ in range(many)], 1)
 
 
@@ -99,39 +90,35 @@ def _attention_refusal(call: Call) -> str | None:
     args = call.args
     if args["dropout_p"]:
         return "it drops out"
-    if min(call.rank(name) for name in ("query", "key", "value")) < 3:
+    if min(call.rank(name) for name in _TENSORS) < 3:
         return "it has fewer than 3 dimensions"
     if not is_fixed(call.shape("query")[-1]):
         return "its width is symbolic"
-    lengths = (call.shape("query")[-2], call.shape("key")[-2])
-    if args["is_causal"] and not all(is_fixed(length) for length in lengths):
+    lengths = [call.shape(name)[-2] for name in _TENSORS[:2]]
+    if args["is_causal"] and not all(map(is_fixed, lengths)):
         return "it is causal over a symbolic length"
-    return mask_refusal(call) or _group_refusal(call)
+    return None
 
 
 def _group_refusal(call: Call) -> str | None:
     if not call.args.get("enable_gqa"):
         return None
-    shapes = [call.shape(name) for name in ("query", "key", "value")]
-    if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in shapes):
+    query, key, value = (call.shape(name) for name in _TENSORS)
+    if any(len(one) != 4 or not is_fixed(one[1]) for one in (query, key, value)):
         return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
-    if shapes[1][1] != shapes[2][1]:
-        return "its keys and values are grouped differently"
-    return None
+    return None if key[1] == value[1] else "its keys and values are grouped differently"
 
 
-def _softmax_int_refusal(call: Call) -> str | None:
-    if call.args["dtype"] not in (None, torch.float32, call.args["self"].meta["val"].dtype):
-        return "it changes the dtype"
-    return _softmax_refusal(call)
-
-
+_TENSORS = ("query", "key", "value")
+_SOFTMAX = function(_softmax, keeps_dtype, has_dimensions, wide=True)
 ATTENTION: Table = table(
     {
-        "_softmax": function(_softmax, _softmax_refusal, wide=True),
-        "softmax.int": function(_softmax, _softmax_int_refusal, wide=True),
+        "_softmax softmax.int": _SOFTMAX,
         "scaled_dot_product_attention": Operator(
-            _attention, _attention_refusal, wide=True, truths=("attn_mask",)
+            _attention,
+            first_of(_attention_refusal, mask_refusal, _group_refusal),
+            wide=True,
+            truths=("attn_mask",),
         ),
     }
 )

@@ -14,7 +14,6 @@ from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Table, move, table
-from lowerdeck.xnnpack.operators.pieces import stretch
 
 _MOST_PIECES = 64
 """Pieces of a dimension that may each take a node; the runtime has no other way to choose."""
@@ -68,13 +67,13 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     parts: list[Tracked] = []
     for start, count, step in runs(indices):
         if step == 1:
-            parts.append(stretch(emission, tracked, axis, start, count))
+            parts.append(emission.stretch(tracked, axis, start, count))
         elif step == 0:
-            parts += _copies(emission, stretch(emission, tracked, axis, start, 1), axis, count)
+            parts += _copies(emission, emission.stretch(tracked, axis, start, 1), axis, count)
         elif count <= few:
-            parts += [stretch(emission, tracked, axis, start - one, 1) for one in range(count)]
+            parts += [emission.stretch(tracked, axis, start - one, 1) for one in range(count)]
         else:
-            piece = stretch(emission, tracked, axis, start - count + 1, count)
+            piece = emission.stretch(tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
     return joined(emission, parts, axis, layout)
 
@@ -110,7 +109,7 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     half, rest = divmod(int(size), 2)
 
     def piece(start: int, count: int) -> Tracked:
-        return stretch(emission, tracked, 1, start, count)
+        return emission.stretch(tracked, 1, start, count)
 
     if size <= _FEW:
         return joined(emission, [piece(one, 1) for one in range(int(size))[::-1]], 1)

@@ -7,22 +7,23 @@ import math
 import torch
 
 from lowerdeck.serializer import XnnOperator
-from lowerdeck.xnnpack.emit import (
-    Call,
-    Emission,
-    Tracked,
-    broadcast,
-    is_fixed,
-    joined,
-    shape_of,
-    symbols_refusal,
-)
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, joined
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal, scaled
-from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, move, table
+from lowerdeck.xnnpack.operators.contract import (
+    Integers,
+    Scales,
+    Table,
+    fixed,
+    fixed_axis,
+    function,
+    keeps_dtype,
+    move,
+    one_symbol,
+    table,
+)
 from lowerdeck.xnnpack.operators.elementwise import UNIT
 from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
-from lowerdeck.xnnpack.operators.pieces import stretch
 
 
 def _addcmul(e: Emission, base: Tracked, call: Call) -> Tracked:
@@ -31,29 +32,15 @@ def _addcmul(e: Emission, base: Tracked, call: Call) -> Tracked:
         # Scaling a constant costs nothing, and the smaller of two less than the larger.
         left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
         left = scaled(e, left, float(call.args["value"]))
-    shape = shape_of(call.node)
-    rank = len(shape)
-    layout = e.common_layout(base, left, right, rank=rank)
-    sizes = broadcast(left.shape, right.shape)
-    product = e.add(
-        XnnOperator.MULTIPLY,
-        (*(1,) * (rank - len(sizes)), *sizes),
-        layout,
-        input1_id=e.aligned(left, rank, layout),
-        input2_id=e.aligned(right, rank, layout),
-    )
-    first = e.aligned(base, rank, layout)
-    value = e.add(XnnOperator.ADD, shape, layout, call.limits, input1_id=first, input2_id=product)
-    return e.tracked(shape, value, layout)
+    shape, sizes = call.result, broadcast(left.shape, right.shape)
+    wide = (*(1,) * (len(shape) - len(sizes)), *sizes)
+    product = e.binary(XnnOperator.MULTIPLY, left, right, shape=wide)
+    return e.binary(XnnOperator.ADD, base, product, call.limits, shape=shape)
 
 
-def _addcmul_refusal(call: Call) -> str | None:
-    if not isinstance(call.args["value"], (int, float)):
-        return "its factor is not a plain number"
-    names = ("tensor1", "tensor2")
-    if not all(is_fixed(size) for name in names for size in call.shape(name)):
-        return "its product has symbolic sizes"
-    return None
+def _factor_refusal(call: Call) -> str | None:
+    number = isinstance(call.args["value"], (int, float))
+    return None if number else "its factor is not a plain number"
 
 
 def _log_softmax(e: Emission, x: Tracked, _: Call) -> Tracked:
@@ -64,13 +51,9 @@ def _log_softmax(e: Emission, x: Tracked, _: Call) -> Tracked:
     return e.binary(XnnOperator.SUBTRACT, moved, e.unary(XnnOperator.LOG, total))
 
 
-def _log_softmax_refusal(call: Call) -> str | None:
-    shape = call.shape("self")
-    if call.args.get("half_to_float") or call.args.get("dtype") is not None:
-        return "it changes the dtype"
-    if not shape or call.axis() != len(shape) - 1:
-        return "it is not along the last dimension"
-    return None if all(map(is_fixed, shape)) else "it has symbolic sizes"
+def _last_axis_refusal(call: Call) -> str | None:
+    last = call.rank() and call.axis() == call.rank() - 1
+    return None if last else "it is not along the last dimension"
 
 
 def _roll(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -79,23 +62,14 @@ def _roll(e: Emission, x: Tracked, call: Call) -> Tracked:
         size = int(x.shape[axis])
         start = -shift % size
         if start:
-            pieces = [
-                stretch(e, x, axis, first, count)
-                for first, count in ((start, size - start), (0, start))
-            ]
-            x = joined(e, pieces, axis, x.preferred)
+            parts = e.stretch(x, axis, start, size - start), e.stretch(x, axis, 0, start)
+            x = joined(e, parts, axis, x.preferred)
     return x
 
 
 def _roll_refusal(call: Call) -> str | None:
-    shifts, dims = call.args["shifts"], call.args["dims"]
-    if len(shifts) != len(dims):
-        return "it rolls the flattened tensor"
-    if not all(isinstance(shift, int) for shift in shifts):
-        return "it rolls by a symbolic number"
-    if not all(is_fixed(call.shape("self")[dim]) for dim in dims):
-        return "it rolls a symbolic size"
-    return None
+    flat = len(call.args["shifts"]) != len(call.args["dims"])
+    return "it rolls the flattened tensor" if flat else None
 
 
 def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -103,7 +77,7 @@ def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
     half = int(x.shape[axis]) // 2
     integers = e.writes.is_int8
     with e.made_as(x.encoding if integers else None):
-        first, second = (stretch(e, x, axis, start, half) for start in (0, half))
+        first, second = (e.stretch(x, axis, start, half) for start in (0, half))
     with e.made_as(UNIT if integers else None):
         gate = e.unary(XnnOperator.SIGMOID, second)
     return e.binary(XnnOperator.MULTIPLY, first, gate)
@@ -116,10 +90,6 @@ def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
     if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
         return "its result is much finer than its input is wide"
     return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
-
-
-def _glu_refusal(call: Call) -> str | None:
-    return None if is_fixed(call.shape("self")[call.axis()]) else "it cuts a symbolic size"
 
 
 def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -150,35 +120,56 @@ def _repeated(
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
     ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
-    wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked(tuple(ones.shape), ones))
+    wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked.of(ones))
     return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 
 
-def _repeat_refusal(call: Call) -> str | None:
-    if not all(isinstance(many, int) for many in _times_repeated(call)):
-        return "it repeats elements a symbolic number of times"
-    return symbols_refusal(call.shape("self"))
+def _flat_refusal(call: Call) -> str | None:
+    flat = call.args["dim"] is None or not call.rank()
+    return "it flattens what it repeats" if flat else None
 
 
-def _repeat_interleave_refusal(call: Call) -> str | None:
-    if not isinstance(call.args["repeats"], int):
-        return "it repeats elements a symbolic number of times"
-    if call.args["dim"] is None or not call.rank("self"):
-        return "it flattens what it repeats"
-    return symbols_refusal(call.shape("self"))
-
-
+_TIMES = "it repeats elements a symbolic number of times"
 COMPOSED: Table = table(
     {
-        "addcmul": function(_addcmul, _addcmul_refusal, clamps=True),
-        "log_softmax.int _log_softmax": function(_log_softmax, _log_softmax_refusal, wide=True),
+        "addcmul": function(
+            _addcmul,
+            _factor_refusal,
+            fixed(
+                lambda call: (*call.shape("tensor1"), *call.shape("tensor2")),
+                "its product has symbolic sizes",
+            ),
+            clamps=True,
+        ),
+        "log_softmax.int _log_softmax": function(
+            _log_softmax,
+            keeps_dtype,
+            _last_axis_refusal,
+            fixed(Call.shape, "it has symbolic sizes"),
+            wide=True,
+        ),
         "glu": function(
-            _glu, _glu_refusal, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
+            _glu, fixed_axis, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
         ),
-        "repeat tile": move(_repeat, _repeat_refusal, integers=Integers.NEVER),
+        "repeat tile": move(
+            _repeat, fixed(_times_repeated, _TIMES), one_symbol, integers=Integers.NEVER
+        ),
         "repeat_interleave.self_int": move(
-            _repeat_interleave, _repeat_interleave_refusal, integers=Integers.NEVER
+            _repeat_interleave,
+            fixed(lambda call: [call.args["repeats"]], _TIMES),
+            _flat_refusal,
+            one_symbol,
+            integers=Integers.NEVER,
         ),
-        "roll": move(_roll, _roll_refusal, integers=Integers.NEVER),
+        "roll": move(
+            _roll,
+            _roll_refusal,
+            fixed(lambda call: call.args["shifts"], "it rolls by a symbolic number"),
+            fixed(
+                lambda call: [call.shape()[dim] for dim in call.args["dims"]],
+                "it rolls a symbolic size",
+            ),
+            integers=Integers.NEVER,
+        ),
     }
 )

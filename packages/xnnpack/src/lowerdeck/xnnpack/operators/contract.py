@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lowerdeck.serializer import XnnEncoding
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, named
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named, symbols_refusal
 from lowerdeck.xnnpack.operators.results import (
     first_result,
     first_result_refusal,
@@ -34,19 +34,6 @@ class Scales:
 
     inputs: tuple[XnnEncoding, ...]
     result: XnnEncoding
-
-
-def accept(call: Call) -> str | None:  # noqa: ARG001  (the signature of a question)
-    """Return None: nothing speaks against the call."""
-    return None
-
-
-def accept_scales(
-    call: Call,  # noqa: ARG001  (the signature of a question)
-    scales: Scales,  # noqa: ARG001
-) -> str | None:
-    """Return None: nothing speaks against these scales."""
-    return None
 
 
 class FloatNeededError(Exception):
@@ -92,11 +79,11 @@ class Operator:
     """
 
     emit: Emit
-    refusal: Refusal = accept
+    refusal: Refusal = lambda _: None
     computes: bool = True
     integers: Integers = Integers.NEVER
-    int8_refusal: Refusal = accept
-    scale_refusal: Callable[[Call, Scales], str | None] = accept_scales
+    int8_refusal: Refusal = lambda _: None
+    scale_refusal: Callable[[Call, Scales], str | None] = lambda _, __: None
     wide: bool = False
     clamps: bool = False
     packs: tuple[str, ...] = ()
@@ -107,12 +94,52 @@ Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
 """Returns the result of a call of a tensor."""
 
 
-def function(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+def first_of(*refusals: Refusal) -> Refusal:
+    """Return a refusal for the first of some reasons."""
+    return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
+
+
+def constants(*names: str, what: str = "weight or bias") -> Refusal:
+    """Return a refusal of calls whose arguments of some names are not constant."""
+    known = "is" if " or " in what or not what.endswith("s") else "are"
+    return lambda call: (
+        None if all(map(call.is_constant, names)) else f"its {what} {known} not constant"
+    )
+
+
+def fixed(sizes: Callable[[Call], Iterable[object]], reason: str) -> Refusal:
+    """Return a refusal, for a reason, of calls of which some sizes or numbers are symbolic."""
+    return lambda call: None if all(map(is_fixed, sizes(call))) else reason
+
+
+def one_symbol(call: Call) -> str | None:
+    """Refuse operands that a reshape cannot make."""
+    return symbols_refusal(call.shape())
+
+
+def fixed_axis(call: Call) -> str | None:
+    """Refuse calls along a dimension of a symbolic size."""
+    return None if is_fixed(call.shape()[call.axis()]) else "it cuts a symbolic size"
+
+
+def has_dimensions(call: Call) -> str | None:
+    """Refuse single numbers."""
+    return None if call.rank() else "it has no dimension"
+
+
+def keeps_dtype(call: Call) -> str | None:
+    """Refuse calls that are told to compute another dtype than their input's or float32."""
+    dtype, own = call.args.get("dtype"), call.args[call.operand].meta["val"].dtype
+    changes = call.args.get("half_to_float") or dtype not in (None, torch.float32, own)
+    return "it changes the dtype" if changes else None
+
+
+def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
     """Return an operator whose first result is built of the argument ``self`` or ``input``.
 
     Args:
         build: Adds the nodes. If the operator clamps, they end with ``call.limits``.
-        refusal: As for :class:`Operator`, whose other options follow.
+        *refusals: As for :class:`Operator`, whose other options follow.
         **options: Likewise.
     """
 
@@ -124,15 +151,12 @@ def function(build: Build, refusal: Refusal = accept, **options: Any) -> Operato
             call = replace(call, limits=limits)
         emission.define(last, build(emission, operand, call))
 
-    def refuse(call: Call) -> str | None:
-        return first_result_refusal(call) or refusal(call)
-
-    return Operator(emit, refuse, **options)
+    return Operator(emit, first_of(first_result_refusal, *refusals), **options)
 
 
-def move(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
+def move(build: Build, *refusals: Refusal, **options: Any) -> Operator:
     """Return a function that only moves elements: no work by itself, on integers as on floats."""
-    return function(build, refusal, **{**MOVES, **options})
+    return function(build, *refusals, **{**MOVES, **options})
 
 
 MOVES: Mapping[str, Any] = {"computes": False, "integers": Integers.KEEPS}

@@ -38,7 +38,6 @@ from lowerdeck.xnnpack.operators.images import (
     volume_refusal,
     window_fields,
 )
-from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.operators.quantized_weights import (
     Filters,
     output_scales,
@@ -137,7 +136,7 @@ def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
         return image_of(emission, tracked)
     moved = tracked.encoding if tracked.encoding.is_int8 else emission.writes
     with emission.stored(None if moved.is_int8 else emission.reads, moved):
-        return _depth_as_channels(emission, tracked, settings, int(shape_of(call.node)[2]))
+        return _depth_as_channels(emission, tracked, settings, int(call.result[2]))
 
 
 def _depth_as_channels(
@@ -158,11 +157,11 @@ def _depth_as_channels(
     image = (batch * results, height, width, settings.groups, each)
     parts: list[Tracked] = []
     for number in range(kernel):
-        part = stretch(emission, volume, 1, number * dilation, results * stride)
+        part = emission.stretch(volume, 1, number * dilation, results * stride)
         if stride > 1:
             # Those that are left out become rows below the image, and are cut off.
             tall = emission.view(part, (batch, results, stride * int(height), width, channels))
-            part = stretch(emission, tall, 2, 0, int(height))
+            part = emission.stretch(tall, 2, 0, int(height))
         parts.append(emission.view(part, image) if kernel > 1 else part)
     if kernel > 1:
         parts = [joined(emission, parts, len(image) - 1)]

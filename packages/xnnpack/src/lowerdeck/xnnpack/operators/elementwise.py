@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from lowerdeck.xnnpack.operators.contract import (
     Refusal,
     Scales,
     Table,
-    accept,
+    constants,
     function,
     table,
 )
@@ -33,8 +34,18 @@ _add = XnnOperator.ADD
 _mul = XnnOperator.MULTIPLY
 
 
-def _on_integers(build: Build, refusal: Refusal = accept, **options: Any) -> Operator:
-    return function(build, refusal, integers=Integers.CHOOSES, **options)
+def _on_integers(build: Build, *refusals: Refusal, **options: Any) -> Operator:
+    return function(build, *refusals, integers=Integers.CHOOSES, **options)
+
+
+_DIRECT: Mapping[str, XnnOperator] = {
+    name: XnnOperator[name.upper()]
+    for name in (
+        *("abs", "cos", "exp", "floor", "hardswish"),
+        *("log", "sigmoid", "sin", "square", "tanh"),
+    )
+} | {"ceil": XnnOperator.CEILING, "neg": XnnOperator.NEGATE}
+"""Functions that are one node."""
 
 
 def _direct(kind: XnnOperator) -> Operator:
@@ -173,16 +184,17 @@ def _is_above_zero(node: object) -> bool:
         and number > 0
         and node.kwargs.get("alpha", 1) == 1
         and isinstance(source, Node)
-        and _is_square(source)
+        and is_square(source, _aten.abs.default)
     )
 
 
-def _is_square(node: Node) -> bool:
+def is_square(node: Node, *others: object) -> bool:
+    """Return whether a node is a square, or another function that is never negative."""
     if node.target is _aten.pow.Tensor_Scalar:
         return bool(node.args[1] == 2)
-    if node.target in (_aten.square.default, _aten.abs.default):
-        return True
-    return node.target is _aten.mul.Tensor and node.args[0] is node.args[1]
+    if node.target is _aten.mul.Tensor:
+        return node.args[0] is node.args[1]
+    return node.target in (_aten.square.default, *others)
 
 
 _LINEAR = 17
@@ -243,10 +255,6 @@ def _slope_encoding(
     return int8(largest / 127 if largest else 1.0)
 
 
-def _prelu_refusal(call: Call) -> str | None:
-    return None if call.is_constant("weight") else "its slope is not constant"
-
-
 def _leaky_scale_refusal(call: Call, scales: Scales) -> str | None:
     ratio = scales.inputs[0].scale / scales.result.scale
     if ratio * max(1.0, abs(float(call.args["negative_slope"]))) > MOST_RESCALED:
@@ -262,20 +270,10 @@ def _pow_int8_refusal(call: Call) -> str | None:
     return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
 
 
+_SLOPE = constants("weight", what="slope")
 ELEMENTWISE: Table = table(
     {
-        "abs": _direct(XnnOperator.ABS),
-        "ceil": _direct(XnnOperator.CEILING),
-        "cos": _direct(XnnOperator.COS),
-        "exp": _direct(XnnOperator.EXP),
-        "floor": _direct(XnnOperator.FLOOR),
-        "hardswish": _direct(XnnOperator.HARDSWISH),
-        "log": _direct(XnnOperator.LOG),
-        "neg": _direct(XnnOperator.NEGATE),
-        "sigmoid": _direct(XnnOperator.SIGMOID),
-        "sin": _direct(XnnOperator.SIN),
-        "square": _direct(XnnOperator.SQUARE),
-        "tanh": _direct(XnnOperator.TANH),
+        **{name: _direct(kind) for name, kind in _DIRECT.items()},
         # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
         "sqrt": _on_integers(_sqrt, wide=True),
         "elu celu selu": _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal),
@@ -290,7 +288,7 @@ ELEMENTWISE: Table = table(
             int8_refusal=_pow_int8_refusal,
             wide=True,
         ),
-        "prelu _prelu_kernel": _on_integers(_prelu, _prelu_refusal, packs=("weight",)),
+        "prelu _prelu_kernel": _on_integers(_prelu, _SLOPE, packs=("weight",)),
         "reciprocal": function(lambda e, x, _: e.binary(XnnOperator.DIV, 1.0, x)),
         "rsqrt": function(_rsqrt, wide=True),
         "silu": _on_integers(_silu, scale_refusal=_silu_scale_refusal),

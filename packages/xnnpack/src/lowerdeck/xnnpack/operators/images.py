@@ -180,7 +180,7 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
 
 def line_refusal(call: Call) -> str | None:
     """Return why a tensor is no batch of lines that become images, or None."""
-    shape = call.shape(call.operand)
+    shape = call.shape()
     if len(shape) != 3:
         return "its input needs 3 dimensions"
     return symbols_refusal(shape)
@@ -188,7 +188,7 @@ def line_refusal(call: Call) -> str | None:
 
 def volume_refusal(call: Call) -> str | None:
     """Return why the operand of a call is no batch of volumes of fixed sizes, or None."""
-    shape = call.shape(call.operand)
+    shape = call.shape()
     if len(shape) != 5:
         return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
     if not all(is_fixed(size) for size in shape[1:]):

@@ -127,7 +127,7 @@ def _addmm_refusal(call: Call) -> str | None:
     if call.args["alpha"] != 1 or call.args["beta"] != 1:
         return "alpha and beta must be 1"
     # The rows may be in several dimensions where it was recognised with the views around it.
-    columns = shape_of(call.node)[-1]
+    columns = call.result[-1]
     shape = call.shape("self")
     if len(shape) > 2 or shape[-1:] != (columns,) or (len(shape) == 2 and shape[0] != 1):
         return "what it adds is not one row"
@@ -142,7 +142,7 @@ def _product(emission: Emission, call: Call) -> None:
         _fully_connected(emission, call.node, left, right, None, XnnNode.TRANSPOSE_WEIGHTS)
         return
     first, second = (emission.plain(emission.of(factor)) for factor in (left, right))
-    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, shape_of(call.node)
+    kind, shape = XnnOperator.BATCH_MATRIX_MULTIPLY, call.result
     emission.define(call.node, emission.binary(kind, first, second, shape=shape))
 
 

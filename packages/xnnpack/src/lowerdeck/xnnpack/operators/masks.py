@@ -86,7 +86,7 @@ def _known(data: torch.Tensor, many: int) -> Mask:
         data, kept = data.masked_fill(empty, 0.0), (~empty).float()
     return Mask(
         *(
-            None if one is None else Tracked(tuple(one.shape), one)
+            None if one is None else Tracked.of(one)
             for one in (
                 _spread(data, many) if bool(data.any()) else None,
                 None if kept is None else _spread(kept, many),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnEncoding, XnnOperator
 from lowerdeck.xnnpack.emit import (
@@ -17,7 +19,15 @@ from lowerdeck.xnnpack.emit import (
     resized,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Table, function, table
+from lowerdeck.xnnpack.operators.contract import (
+    Table,
+    constants,
+    first_of,
+    fixed,
+    function,
+    one_symbol,
+    table,
+)
 from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images, padded
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -122,48 +132,46 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
     Args:
         axes: The dimensions over which a mean is to be taken.
     """
-    layout, rank = tracked.preferred, len(tracked.shape)
-    shape = tuple(1 if axis in axes else size for axis, size in enumerate(tracked.shape))
-    # Size 0 stands for all of a dimension.
-    first = emission.unary(
-        XnnOperator.STATIC_SLICE,
-        tracked,
-        shape=shape,
-        num_dims=rank,
-        offsets=(0,) * rank,
-        sizes=layout.arrange([int(axis in axes) for axis in range(rank)]),
-    )
+    rank = len(tracked.shape)
+    first = emission.part(tracked, (0,) * rank, [int(axis in axes) for axis in range(rank)])
     return emission.binary(XnnOperator.SUBTRACT, tracked, first)
 
 
 def _standardized(
-    emission: Emission, rows: Tracked, eps: float, *, at_once: int = _PART
+    emission: Emission, shifted: Tracked, mean: Callable[[Tracked, float], Tracked], eps: float
 ) -> Tracked:
-    """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
-    shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
-    mean = row_mean(emission, shifted, at_once=at_once)
-    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean)
-    squares = emission.unary(XnnOperator.SQUARE, centred)
-    variance = row_mean(emission, squares, eps, at_once=at_once)
+    """Return a tensor with mean 0 and variance 1.
+
+    Args:
+        shifted: The tensor less its first element, see :func:`shift_by_first`.
+        mean: Returns the mean of a tensor like it, plus a number.
+        eps: What is added to the variance.
+    """
+    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted, 0.0))
+    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
     factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
     return emission.binary(XnnOperator.MULTIPLY, centred, factor)
 
 
-def _scaled_and_shifted(emission: Emission, tensor: Tracked, call: Call) -> Tracked:
+def _standardized_rows(
+    emission: Emission, rows: Tracked, eps: float, *, at_once: int = _PART
+) -> Tracked:
+    """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
+    shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
+    mean = partial(row_mean, emission, at_once=at_once)
+    return _standardized(emission, shifted, mean, eps)
+
+
+def _scaled_and_shifted(
+    emission: Emission, tensor: Tracked, call: Call, *, by_channel: bool = False
+) -> Tracked:
     """Return a tensor times the weight of a call, plus its bias, where there are these."""
+    sizes = (1, *tensor.shape[1:2], *(1,) * (len(tensor.shape) - 2))
     for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
         if call.args.get(name) is not None:
             operand = emission.of(call.args[name])
-            tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
-    return tensor
-
-
-def _channels_scaled_and_shifted(emission: Emission, tensor: Tracked, call: Call) -> Tracked:
-    """Return the same for a weight and a bias that are constants of channels."""
-    sizes = (1, tensor.shape[1], *(1,) * (len(tensor.shape) - 2))
-    for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
-        if call.args[name] is not None:
-            operand = Tracked(sizes, emission.constant(call.args[name]).reshape(sizes))
+            if by_channel:
+                operand = Tracked.of(emission.constant(call.args[name]).reshape(sizes))  # type: ignore[arg-type]  # a fixed number of channels
             tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
     return tensor
 
@@ -185,7 +193,7 @@ def _rms_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _layer_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     folded = len(call.args["normalized_shape"])
     at_once = _PART if folded > 1 else _TOKEN
-    result = _standardized(e, _rows(e, x, folded), call.args["eps"], at_once=at_once)
+    result = _standardized_rows(e, _rows(e, x, folded), call.args["eps"], at_once=at_once)
     result = e.view(result, x.shape) if folded > 1 else result
     return _scaled_and_shifted(e, result, call)
 
@@ -212,12 +220,12 @@ def _group_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
         result = _standardized_images(e, x, args["eps"])
     else:
         result = _standardized_groups(e, x, groups, args["eps"])
-    return _channels_scaled_and_shifted(e, result, call)
+    return _scaled_and_shifted(e, result, call, by_channel=True)
 
 
 def _instance_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     result = _standardized_groups(e, x, int(x.shape[1]), call.args["eps"])
-    return _channels_scaled_and_shifted(e, result, call)
+    return _scaled_and_shifted(e, result, call, by_channel=True)
 
 
 def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -232,15 +240,15 @@ def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     order = [1, 0, *range(2, len(x.shape))]
     moved = e.transposed(x, order)
     flat = (x.shape[1], math.prod(int(size) for size in moved.shape[1:]))
-    result = _standardized(e, e.view(moved, flat), call.args["eps"])
+    result = _standardized_rows(e, e.view(moved, flat), call.args["eps"])
     result = e.transposed(e.view(result, moved.shape), order)
-    return _channels_scaled_and_shifted(e, result, call)
+    return _scaled_and_shifted(e, result, call, by_channel=True)
 
 
 def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> Tracked:
     shape = tracked.shape
     flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
-    return emission.view(_standardized(emission, emission.view(tracked, flat), eps), shape)
+    return emission.view(_standardized_rows(emission, emission.view(tracked, flat), eps), shape)
 
 
 def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tracked:
@@ -252,18 +260,14 @@ def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tr
     layout = Layout.CHANNELS_LAST
     pooled = (*tracked.shape[:2], 1, 1)
 
-    def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
+    def mean(tensor: Tracked, offset: float) -> Tracked:
         """Return the mean of each image, of size 1 in all dimensions but the batch's."""
         means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
         columns = emission.tracked(layout.arrange(pooled), means.ids[layout])
         share = emission.id_of(row_mean(emission, columns, offset))
         return emission.tracked((pooled[0], 1, 1, 1), share, layout)
 
-    shifted = shift_by_first(emission, tracked, {1, 2, 3})
-    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
-    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
-    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
+    return _standardized(emission, shift_by_first(emission, tracked, {1, 2, 3}), mean, eps)
 
 
 def _standardized_by_channels(
@@ -276,97 +280,67 @@ def _standardized_by_channels(
 
     def of_rows(tensor: Tracked) -> Tracked:
         """Return a number for each group as one for each of its channels."""
-        ones = emission.tracked(
-            (1, 1, rows[2]), emission.constant_value(torch.ones(1, 1, rows[2]))
-        )
+        ones = Tracked.of(torch.ones(1, 1, rows[2]))
         spread = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
         value = emission.reshaped(emission.id_of(spread), layout.arrange(pooled))
         return emission.tracked(pooled, value, layout)
 
-    def mean(tensor: Tracked, offset: float = 0.0) -> Tracked:
+    def mean(tensor: Tracked, offset: float) -> Tracked:
         means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
         means = emission.tracked(rows, emission.reshaped(means.ids[layout], rows))
         return of_rows(row_mean(emission, means, offset))
 
-    slice_of, shape = XnnOperator.STATIC_SLICE, (*rows[:2], 1)
-    first = emission.unary(
-        slice_of,
-        tracked,
-        shape=pooled,
-        layout=layout,
-        num_dims=4,
-        offsets=(0, 0, 0, 0),
-        sizes=(0, 1, 1, 0),
-    )
+    first = emission.part(tracked, (0, 0, 0, 0), (0, 0, 1, 1), layout)
     first = emission.tracked(rows, emission.reshaped(first.ids[layout], rows))
-    first = emission.unary(
-        slice_of, first, shape=shape, num_dims=3, offsets=(0, 0, 0), sizes=(0, 0, 1)
-    )
+    first = emission.part(first, (0, 0, 0), (0, 0, 1))
     shifted = emission.binary(XnnOperator.SUBTRACT, tracked, of_rows(first))
-    centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted))
-    variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
-    factor = emission.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, variance)
-    return emission.binary(XnnOperator.MULTIPLY, centred, factor)
+    return _standardized(emission, shifted, mean, eps)
 
 
-def _layer_norm_refusal(call: Call) -> str | None:
-    folded = len(call.args["normalized_shape"])
-    shape = call.shape("input")
-    if not all(is_fixed(size) for size in shape[len(shape) - folded :]):
-        return "it normalises over a symbolic size"
-    return symbols_refusal(shape) if folded > 1 else None
+def _folded(call: Call) -> Sequence[Dim]:
+    return call.shape()[call.rank() - len(call.args["normalized_shape"]) :]
 
 
-def _rms_norm_refusal(call: Call) -> str | None:
+def _folded_refusal(call: Call) -> str | None:
+    return one_symbol(call) if len(_folded(call)) > 1 else None
+
+
+def _eps_refusal(call: Call) -> str | None:
     eps = call.args["eps"]
-    if eps is not None and not float(eps) > 0:
-        return "its eps is not positive"
-    return _layer_norm_refusal(call)
+    return None if eps is None or float(eps) > 0 else "its eps is not positive"
 
 
-def _group_norm_refusal(call: Call) -> str | None:
-    shape = call.shape("input")
-    if len(shape) not in (3, 4) or not is_fixed(shape[1]):
-        return _fixed_norm_refusal(call)
-    return _norm_refusal(call)
+def _group_refusal(call: Call) -> str | None:
+    any_size = call.rank() in (3, 4) and is_fixed(call.shape()[1])
+    return None if any_size else _FIXED(call)
 
 
-def _fixed_norm_refusal(call: Call) -> str | None:
-    if not all(is_fixed(size) for size in call.shape("input")[1:]):
-        return "it normalises over a symbolic size"
-    return _norm_refusal(call)
-
-
-def _norm_refusal(call: Call) -> str | None:
-    if not call.is_constant("weight") or not call.is_constant("bias"):
-        return "its weight or bias is not constant"
+def _statistics_refusal(call: Call) -> str | None:
+    if not call.args.get("use_input_stats", True):
+        return "it normalises by fixed statistics"
+    if call.args.get("running_mean") is not None or call.args.get("running_var") is not None:
+        return "it updates statistics"
     return None
 
 
-def _instance_norm_refusal(call: Call) -> str | None:
-    args = call.args
-    if not args["use_input_stats"]:
-        return "it normalises by fixed statistics"
-    if args["running_mean"] is not None or args["running_var"] is not None:
-        return "it updates statistics"
-    return _fixed_norm_refusal(call)
+def _rank_refusal(call: Call) -> str | None:
+    return None if call.rank() > 1 else "it needs at least 2 dimensions"
 
 
-def batch_statistics_refusal(call: Call) -> str | None:
-    """Return why a batch norm by the statistics of its input is refused, or None."""
-    if call.rank("input") < 2:
-        return "it needs at least 2 dimensions"
-    if not is_one(call.shape("input")[0]) and not is_fixed(call.shape("input")[0]):
-        return "it normalises over a symbolic size"
-    return _fixed_norm_refusal(call)
-
-
+_REASON = "it normalises over a symbolic size"
+_FIXED = fixed(lambda call: call.shape()[1:], _REASON)
+_AFFINE = constants("weight", "bias")
+_LAYER = first_of(fixed(_folded, _REASON), _folded_refusal)
+batch_statistics_refusal = first_of(
+    _statistics_refusal, _rank_refusal, fixed(Call.shape, _REASON), _AFFINE
+)
+"""Returns why a batch norm by the statistics of its input is refused, or None."""
 NORMALIZATION: Table = table(
     {
-        "layer_norm native_layer_norm": function(_layer_norm, _layer_norm_refusal, wide=True),
-        "rms_norm": function(_rms_norm, _rms_norm_refusal, wide=True),
-        "group_norm native_group_norm": function(_group_norm, _group_norm_refusal, wide=True),
-        "instance_norm": function(_instance_norm, _instance_norm_refusal, wide=True),
+        "layer_norm native_layer_norm": function(_layer_norm, _LAYER, wide=True),
+        "rms_norm": function(_rms_norm, _eps_refusal, _LAYER, wide=True),
+        "group_norm native_group_norm": function(_group_norm, _group_refusal, _AFFINE, wide=True),
+        "instance_norm": function(_instance_norm, _statistics_refusal, _FIXED, _AFFINE, wide=True),
         "_native_batch_norm_legit.no_stats": function(
             batch_statistics_norm, batch_statistics_refusal, wide=True
         ),

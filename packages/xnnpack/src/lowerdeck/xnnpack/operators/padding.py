@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from lowerdeck.serializer import XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named
 from lowerdeck.xnnpack.operators.choosing import choice_refusal, chosen
 from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, move
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
@@ -26,7 +26,7 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
     return e.unary(
         XnnOperator.STATIC_CONSTANT_PAD,
         x,
-        shape=shape_of(call.node),
+        shape=call.result,
         layout=layout,
         pre_paddings=layout.arrange(before),
         post_paddings=layout.arrange(after),

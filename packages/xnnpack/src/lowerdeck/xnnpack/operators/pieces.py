@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import XnnGraph, XnnOperator
+from lowerdeck.serializer import XnnGraph
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -24,6 +25,9 @@ from lowerdeck.xnnpack.operators.contract import (
     Integers,
     Operator,
     Table,
+    first_of,
+    fixed,
+    fixed_axis,
     move,
     table,
 )
@@ -31,54 +35,29 @@ from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.shapes import reshape, reshape_int8_refusal
 
 
-def stretch(emission: Emission, tracked: Tracked, axis: int, start: int, size: int) -> Tracked:
-    """Return a part of a tensor along one dimension, which has a fixed size.
-
-    Args:
-        axis: The dimension.
-        start: The first index of the part.
-        size: How many there are.
-    """
-    if size == tracked.shape[axis]:
-        return tracked
-    layout = tracked.preferred
-    rank = len(tracked.shape)
-    shape = (*tracked.shape[:axis], size, *tracked.shape[axis + 1 :])
-    at = layout.position(axis, rank)
-    # Size 0 stands for all of a dimension, whatever its size is at run time.
-    return emission.unary(
-        XnnOperator.STATIC_SLICE,
-        tracked,
-        shape=shape,
-        num_dims=rank,
-        offsets=tuple(start if one == at else 0 for one in range(rank)),
-        sizes=tuple(size if one == at else 0 for one in range(rank)),
-    )
-
-
 def _slice(e: Emission, x: Tracked, call: Call) -> Tracked:
     if _takes_all(call):
         return x
     start, size = _bounds(call)
     if call.args["step"] == 1:
-        return stretch(e, x, call.axis(), start, size)
+        return e.stretch(x, call.axis(), start, size)
     return _every(e, x, call, start, size)
 
 
 def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracked:
     """Take every n-th element: the first of each n, after padding to a whole number of them."""
-    axis, step, shape = call.axis(), int(call.args["step"]), x.shape
+    axis, step, shape, rank = call.axis(), int(call.args["step"]), x.shape, len(x.shape)
     count = -(-size // step)
     reach = min(count * step, int(shape[axis]) - start)
-    value = e.id_of(stretch(e, x, axis, start, reach))
+    value = e.id_of(e.stretch(x, axis, start, reach))
     missing = count * step - reach
     if missing:
         sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
-        after = [missing if one == axis else 0 for one in range(len(shape))]
-        value = padded(e, value, sizes, (0,) * len(shape), after)
+        after = [missing if one == axis else 0 for one in range(rank)]
+        value = padded(e, value, sizes, (0,) * rank, after)
     parted = (*shape[:axis], count, step, *shape[axis + 1 :])
     parts = e.tracked(parted, e.reshaped(value, parted))
-    return e.view(stretch(e, parts, axis + 1, 0, 1), shape_of(call.node))
+    return e.view(e.stretch(parts, axis + 1, 0, 1), call.result)
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -92,43 +71,31 @@ def _bounds(call: Call) -> tuple[int, int]:
 
 def _takes_all(call: Call) -> bool:
     """Return whether a slice is all of its tensor, such as ``x[:]`` of a symbolic size."""
-    before, after = call.shape("self"), shape_of(call.node)
+    before, after = call.shape("self"), call.result
     return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
 
 
 def _slice_refusal(call: Call) -> str | None:
     if _takes_all(call):
         return None
-    if call.args["step"] != 1 and (
-        call.rank("self") >= XnnGraph.MAX_RANK
-        or not all(is_fixed(one) for one in call.shape("self"))
-    ):
+    many = call.rank() >= XnnGraph.MAX_RANK or not all(map(is_fixed, call.shape()))
+    if call.args["step"] != 1 and many:
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
-    if not is_fixed(call.shape("self")[call.axis()]):
-        return "it cuts a symbolic size"
-    if not all(
-        one is None or isinstance(one, int) for one in (call.args["start"], call.args["end"])
-    ):
-        return "its bounds are symbolic"
-    return None
+    bounds = [one for one in (call.args["start"], call.args["end"]) if one is not None]
+    return fixed_axis(call) or (None if all(map(is_fixed, bounds)) else "its bounds are symbolic")
 
 
 def _select(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
     index = int(call.args["index"]) % int(x.shape[axis])
-    return reshape(e, stretch(e, x, axis, index, 1), shape_of(call.node))
+    return reshape(e, e.stretch(x, axis, index, 1), call.result)
 
 
-def _select_refusal(call: Call) -> str | None:
-    if not isinstance(call.args["index"], int):
-        return "its index is symbolic"
-    if not is_fixed(call.shape("self")[call.axis()]):
-        return "it cuts a symbolic size"
-    return _drop_refusal(call, shape_of(call.node))
+_INDEX = fixed(lambda call: [call.args["index"]], "its index is symbolic")
 
 
-def _drop_refusal(call: Call, shape: Sequence[Dim]) -> str | None:
-    axis = call.axis()
+def _drop_refusal(call: Call) -> str | None:
+    axis, shape = call.axis(), call.result
     return reshape_refusal((*shape[:axis], 1, *shape[axis:]), shape)
 
 
@@ -152,16 +119,13 @@ def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked
     sizes = [int(piece.shape[axis]) if is_kept else 1 for piece in pieces]
     users = [(int(user.args[1]) % len(sizes), user) for user in call.node.users]  # type: ignore[arg-type]  # the index of a getitem
     return [
-        (user, stretch(emission, tracked, axis, sum(sizes[:number]), sizes[number]))
+        (user, emission.stretch(tracked, axis, sum(sizes[:number]), sizes[number]))
         for number, user in sorted(users, key=lambda one: one[0])
     ]
 
 
-def _split_refusal(call: Call) -> str | None:
-    axis = call.axis()
-    if not all(is_fixed(piece.shape[axis]) for piece in call.node.meta["val"]):
-        return "it cuts pieces of symbolic sizes"
-    return _pieces_refusal(call)
+def _cuts(call: Call) -> list[Dim]:
+    return [piece.shape[call.axis()] for piece in call.node.meta["val"]]
 
 
 def _pieces_refusal(call: Call) -> str | None:
@@ -169,21 +133,18 @@ def _pieces_refusal(call: Call) -> str | None:
         return "its pieces are used as a list"
     if any(is_fixed(size) and not size for piece in call.node.meta["val"] for size in piece.shape):
         return "a piece is empty"
-    if not is_fixed(call.shape("self")[call.axis()]):
-        return "it cuts a symbolic size"
-    return None
-
-
-def _unbind_refusal(call: Call) -> str | None:
-    return _pieces_refusal(call) or _drop_refusal(call, call.node.meta["val"][0].shape)
+    return fixed_axis(call)
 
 
 def _cat(emission: Emission, call: Call) -> None:
-    shape = shape_of(call.node)
-    rank, axis = len(shape), int(call.args["dim"]) % len(shape)
+    rank = len(call.result)
     operands = [emission.of(one) for one in call.args["tensors"]]
     layout = emission.common_layout(*operands, rank=rank)
-    emission.define(call.node, joined(emission, operands, axis, layout))
+    emission.define(call.node, joined(emission, operands, _joined_axis(call), layout))
+
+
+def _joined_axis(call: Call) -> int:
+    return int(call.args["dim"]) % len(call.result)
 
 
 def _cat_refusal(call: Call) -> str | None:
@@ -196,35 +157,35 @@ def _cat_refusal(call: Call) -> str | None:
 
 
 def _stack(emission: Emission, call: Call) -> None:
-    shape = shape_of(call.node)
-    rank = len(shape)
-    axis = int(call.args["dim"]) % rank
-    single = (*shape[:axis], 1, *shape[axis + 1 :])
-    parts = [resized(emission, emission.of(one), single) for one in call.args["tensors"]]
+    axis, shape = _joined_axis(call), list(call.result)
+    shape[axis] = 1
+    parts = [resized(emission, emission.of(one), shape) for one in call.args["tensors"]]
     emission.define(call.node, joined(emission, parts, axis))
 
 
 def _stack_refusal(call: Call) -> str | None:
-    shape = shape_of(call.node)
-    axis = int(call.args["dim"]) % len(shape)
-    single = (*shape[:axis], 1, *shape[axis + 1 :])
-    return _cat_refusal(call) or reshape_refusal((*shape[:axis], *shape[axis + 1 :]), single)
+    axis, shape = _joined_axis(call), call.result
+    before, after = shape[:axis], shape[axis + 1 :]
+    return reshape_refusal((*before, *after), (*before, 1, *after))
 
 
+_OPTIONS: Mapping[str, Any] = {"int8_refusal": reshape_int8_refusal}
 PIECES: Table = table(
     {
         "cat": Operator(_cat, _cat_refusal, integers=Integers.JOINS),
         "stack": Operator(
-            _stack, _stack_refusal, integers=Integers.JOINS, int8_refusal=reshape_int8_refusal
+            _stack, first_of(_cat_refusal, _stack_refusal), integers=Integers.JOINS, **_OPTIONS
         ),
         "slice.Tensor slice_copy.Tensor": move(_slice, _slice_refusal),
-        "select.int select_copy.int": move(
-            _select, _select_refusal, int8_refusal=reshape_int8_refusal
-        ),
+        "select.int select_copy.int": move(_select, _INDEX, fixed_axis, _drop_refusal, **_OPTIONS),
         "unbind.int unbind_copy.int": Operator(
-            _unbind, _unbind_refusal, int8_refusal=reshape_int8_refusal, **MOVES
+            _unbind, first_of(_pieces_refusal, _drop_refusal), **MOVES, **_OPTIONS
         ),
         "split.Tensor split_copy.Tensor split.sizes split_with_sizes split_with_sizes_copy "
-        "chunk": Operator(_split, _split_refusal, **MOVES),
+        "chunk": Operator(
+            _split,
+            first_of(fixed(_cuts, "it cuts pieces of symbolic sizes"), _pieces_refusal),
+            **MOVES,
+        ),
     }
 )

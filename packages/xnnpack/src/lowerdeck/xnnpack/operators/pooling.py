@@ -12,7 +12,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnNode, XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, table
 from lowerdeck.xnnpack.operators.images import (
     Window,
@@ -27,7 +27,6 @@ from lowerdeck.xnnpack.operators.images import (
     volume_refusal,
 )
 from lowerdeck.xnnpack.operators.reductions import mean_over
-from lowerdeck.xnnpack.operators.results import first_result
 from lowerdeck.xnnpack.operators.storage import rounded_after
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -57,7 +56,7 @@ def _windows(call: Call) -> list[Window]:
         return windows
     # The last windows may reach beyond the padding.
     before = image_sizes(call.shape("self"))[2:]
-    after = image_sizes(shape_of(first_result(call.node)))[2:]
+    after = image_sizes(call.result)[2:]
     return [
         one._replace(after=max(one.after, _reach(one, int(many)) - int(size) - one.before))
         for one, size, many in zip(windows, before, after, strict=True)
@@ -70,7 +69,7 @@ def _reach(window: Window, many: int) -> int:
 
 
 def _max_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
-    shape = shape_of(first_result(call.node))
+    shape = call.result
     image, (rows, columns) = image_of(e, x), _windows(call)
     return from_image(
         e, pool(e, _MAX, image, image_sizes(shape), rows, columns, call.limits), shape
@@ -86,11 +85,11 @@ def _max_pool_refusal(call: Call) -> str | None:
 def _images_refusal(call: Call) -> str | None:
     if call.node.target in _OF_LINES:
         return line_refusal(call)
-    return None if call.rank(call.operand) == 4 else "its input needs 4 dimensions"
+    return None if call.rank() == 4 else "its input needs 4 dimensions"
 
 
 def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
-    args, shape = call.args, shape_of(call.node)
+    args, shape = call.args, call.result
     rows, columns = windows = _windows(call)
     area = rows.kernel * columns.kernel
     divisor = args.get("divisor_override") or area
@@ -121,7 +120,7 @@ def _avg_pool_refusal(call: Call) -> str | None:
     reason = _images_refusal(call)
     if reason is not None or not call.args["ceil_mode"]:
         return reason
-    sizes, shape = image_sizes(call.shape("self")), image_sizes(shape_of(call.node))
+    sizes, shape = image_sizes(call.shape("self")), image_sizes(call.result)
     if not all(isinstance(size, int) for size in (*sizes[2:], *shape[2:])):
         return "ceil_mode over symbolic sizes"
     if call.args.get("divisor_override") and any(one.after > one.before for one in _windows(call)):
@@ -130,7 +129,7 @@ def _avg_pool_refusal(call: Call) -> str | None:
 
 
 def _adaptive_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
-    image, shape = image_of(e, x), shape_of(call.node)
+    image, shape = image_of(e, x), call.result
     sizes = _adapted(call)
     if sizes == (1, 1):
         image = mean_of_images(e, image.ids[_LAST], image_sizes(shape), _LAST)
@@ -168,7 +167,7 @@ def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     kind = _AVERAGE if call.node.target is _aten.avg_pool3d.default else _MAX
     depth, rows, columns = _windows(call)
     batch, channels, *sizes = x.shape
-    wanted = [int(size) for size in shape_of(first_result(call.node))[2:]]
+    wanted = [int(size) for size in call.result[2:]]
     value = e.id_of(x, _LAST)
 
     def pooled(before: Sequence[Dim], after: Sequence[int], many: Dim, *ways: Window) -> int:
@@ -218,7 +217,7 @@ def _volume_mean_refusal(call: Call) -> str | None:
 
 
 def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
-    shape = shape_of(call.node)
+    shape = call.result
     return e.unary(
         XnnOperator.STATIC_RESIZE_BILINEAR_2D,
         x,
@@ -231,7 +230,7 @@ def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _resize_refusal(call: Call) -> str | None:
-    before, after = call.shape(call.operand)[2:], shape_of(call.node)[2:]
+    before, after = call.shape()[2:], call.result[2:]
     if not all(isinstance(size, int) for size in (*before, *after)):
         return "its sizes are symbolic"
     for size, wanted, factor in zip(before, after, scale_factors(call), strict=True):

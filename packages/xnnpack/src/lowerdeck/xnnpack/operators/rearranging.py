@@ -6,16 +6,8 @@ from collections.abc import Sequence
 
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import (
-    Call,
-    Emission,
-    Tracked,
-    is_fixed,
-    joined,
-    shape_of,
-    symbols_refusal,
-)
-from lowerdeck.xnnpack.operators.contract import Table, move, table
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, joined
+from lowerdeck.xnnpack.operators.contract import Table, first_of, fixed, move, one_symbol, table
 from lowerdeck.xnnpack.operators.pooling import scale_factors
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -32,7 +24,7 @@ def _permuted_apart(
     The layout is that in which the tensor came to be, so that between convolutions nothing but
     this one permutation moves a byte.
     """
-    layout, shape = x.preferred, shape_of(call.node)
+    layout, shape = x.preferred, call.result
     value = e.reshaped(e.id_of(x, layout), apart)
     value = e.permuted(value, order, [apart[axis] for axis in order])
     return e.tracked(shape, e.reshaped(value, layout.arrange(shape)), layout)
@@ -51,7 +43,7 @@ def _pixel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _pixel_unshuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
     number, channels, _, _ = x.shape
-    *_, height, width = shape_of(call.node)
+    *_, height, width = call.result
     factor = int(call.args["downscale_factor"])
     apart = {
         Layout.PLAIN: (number, channels, height, factor, width, factor),
@@ -72,14 +64,14 @@ def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Repeat each pixel along its row, then each row: both are joins of what lies in a row."""
     number, channels, height, width = x.shape
-    *_, rows, columns = shape_of(call.node)
+    *_, rows, columns = call.result
     with e.made_as(x.encoding if e.writes.is_int8 else None):
         pixels = e.tracked((number, height, width, channels), e.id_of(x, _LAST))
         wide = joined(e, [pixels] * _factor(width, columns), 3)
         wide = e.view(wide, (number, height, columns * channels))
         tall = joined(e, [wide] * _factor(height, rows), 2)
     value = e.reshaped(e.id_of(tall), (number, rows, columns, channels))
-    return e.tracked(shape_of(call.node), value, _LAST)
+    return e.tracked(call.result, value, _LAST)
 
 
 def _factor(before: Dim, after: Dim) -> int:
@@ -87,18 +79,16 @@ def _factor(before: Dim, after: Dim) -> int:
     return next((times for times in range(1, 6) if str(before * times) == str(after)), 0)
 
 
-def _images_refusal(call: Call) -> str | None:
-    shape = call.shape(call.operand)
-    if len(shape) != 4:
-        return "its input needs 4 dimensions"
-    return symbols_refusal(shape) or (None if is_fixed(shape[1]) else "its channels are symbolic")
+def _rank_refusal(call: Call) -> str | None:
+    return None if call.rank() == 4 else "its input needs 4 dimensions"
+
+
+_CHANNELS = fixed(lambda call: call.shape()[1:2], "its channels are symbolic")
+_IMAGES = first_of(_rank_refusal, one_symbol, _CHANNELS)
 
 
 def _nearest_refusal(call: Call) -> str | None:
-    reason = _images_refusal(call)
-    if reason is not None:
-        return reason
-    before, after = call.shape(call.operand)[2:], shape_of(call.node)[2:]
+    before, after = call.shape()[2:], call.result[2:]
     # Sizes, since a factor of 2.5 may make twice as many pixels, but not each of them twice.
     for size, wanted, scale in zip(before, after, scale_factors(call), strict=True):
         times = _factor(size, wanted)
@@ -109,9 +99,9 @@ def _nearest_refusal(call: Call) -> str | None:
 
 REARRANGING: Table = table(
     {
-        "pixel_shuffle": move(_pixel_shuffle, _images_refusal),
-        "pixel_unshuffle": move(_pixel_unshuffle, _images_refusal),
-        "channel_shuffle": move(_channel_shuffle, _images_refusal),
-        "upsample_nearest2d upsample_nearest2d.vec": move(_nearest, _nearest_refusal),
+        "pixel_shuffle": move(_pixel_shuffle, _IMAGES),
+        "pixel_unshuffle": move(_pixel_unshuffle, _IMAGES),
+        "channel_shuffle": move(_channel_shuffle, _IMAGES),
+        "upsample_nearest2d upsample_nearest2d.vec": move(_nearest, _IMAGES, _nearest_refusal),
     }
 )

@@ -14,7 +14,6 @@ from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fits_half, is_fixed, joined
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
-from lowerdeck.xnnpack.operators.pieces import stretch
 from lowerdeck.xnnpack.payload.encoding import HALF
 
 _aten = torch.ops.aten
@@ -40,7 +39,7 @@ class _Cell:
 
     def part(self, gates: Tracked, number: int) -> Tracked:
         """Return what belongs to one gate."""
-        return stretch(self.emission, gates, 1, number * self.width, self.width)
+        return self.emission.stretch(gates, 1, number * self.width, self.width)
 
     def product(self, state: Tracked | None) -> Tracked | None:
         """Return what a state adds to the gates; None for nothing."""
@@ -90,7 +89,7 @@ def _gru(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
             return None
         first = number * cell.width
         shift = cell.shift[None, first : first + cell.width]
-        return Tracked(tuple(shift.shape), shift)
+        return Tracked.of(shift)
 
     reset, update = (
         e.unary(XnnOperator.SIGMOID, cell.plus(cell.part(share, number), of_state(number)))
@@ -173,7 +172,7 @@ def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
     """Return the first state of one cell, None for 0."""
     if _is_zero(states, number):
         return None
-    return emission.view(stretch(emission, states, 0, number, 1), states.shape[1:])
+    return emission.view(emission.stretch(states, 0, number, 1), states.shape[1:])
 
 
 def _is_zero(state: Tracked, number: int | None = None) -> bool:
@@ -189,7 +188,7 @@ def _run(
     found: list[Tracked] = []
     ends: tuple[Tracked, ...] = ()
     for number in range(int(steps))[:: -1 if backwards else 1]:
-        one = emission.view(stretch(emission, shares, 0, number, 1), share)
+        one = emission.view(emission.stretch(shares, 0, number, 1), share)
         states = ends = step(cell, one, states)
         found.append(emission.view(ends[0], (1, cell.batch, cell.width)))
     return joined(emission, found[::-1] if backwards else found, 0), ends

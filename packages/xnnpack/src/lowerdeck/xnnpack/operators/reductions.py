@@ -11,21 +11,22 @@ from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnOperator
-from lowerdeck.xnnpack.emit import (
-    Call,
-    Emission,
-    Tracked,
-    is_fixed,
-    named,
-    shape_of,
-    symbols_refusal,
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named
+from lowerdeck.xnnpack.operators.contract import (
+    Integers,
+    Operator,
+    Table,
+    first_of,
+    fixed,
+    function,
+    has_dimensions,
+    keeps_dtype,
+    one_symbol,
+    table,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, function, table
+from lowerdeck.xnnpack.operators.elementwise import is_square
 from lowerdeck.xnnpack.operators.images import Window, largest_of_rows, mean_of_images, pool
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
-from lowerdeck.xnnpack.operators.results import (
-    first_result,
-)
 from lowerdeck.xnnpack.payload.encoding import FLOAT
 from lowerdeck.xnnpack.payload.layout import Layout
 
@@ -44,7 +45,7 @@ def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
     source = call.args["self"]
     if not e.writes.is_int8 and _is_subtracted(call.node, source):
         return _refined_mean(e, x, call)
-    return _mean_of(e, x, call, in_parts=_is_square(source) and e.writes == FLOAT)
+    return _mean_of(e, x, call, in_parts=is_square(source) and e.writes == FLOAT)
 
 
 def _is_subtracted(mean: Node, source: Node) -> bool:
@@ -55,16 +56,6 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
             readers.extend(reader.users)
     differences = (_aten.sub.Tensor, _aten.rsub.Tensor)
     return any(one.target in differences and source in one.args for one in readers)
-
-
-def _is_square(node: Node) -> bool:
-    """Return whether a mean of a tensor is a variance, or what else a norm divides by."""
-    args = node.args
-    return (
-        node.target is _aten.square.default
-        or (node.target is _aten.pow.Tensor_Scalar and bool(args[1] == 2))
-        or (node.target is _aten.mul.Tensor and args[0] is args[1])
-    )
 
 
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
@@ -113,25 +104,15 @@ def mean_over(
         in_parts: Sum parts of rows in any case, and not by pooling, which adds number by number.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
-    if in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes):
-        return _mean_of_rows(emission, tracked, axes, shape)
-    layout = _pooling_layout(axes, tracked)
+    in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)
+    layout = None if in_parts else _pooling_layout(axes, tracked)
     if layout is None:
-        layout = _stretch_layout(emission, tracked, axes, keep=keep)
-        if layout is not None:
-            return _mean_of_stretch(emission, tracked, axes, layout, keep=keep)
-        return _mean_of_rows(emission, tracked, axes, shape)
+        stretch = None if in_parts else _stretch_layout(emission, tracked, axes, keep=keep)
+        if stretch is not None:
+            return _mean_of_stretch(emission, tracked, axes, stretch, keep=keep)
+        return emission.view(row_mean(emission, _as_rows(emission, tracked, axes)), shape)
     source, layout = emission.id_of(tracked, layout), layout if keep else Layout.PLAIN
     return mean_of_images(emission, source, shape, layout, keep=keep)
-
-
-def _mean_of_rows(
-    emission: Emission,
-    tracked: Tracked,
-    axes: Sequence[int],
-    shape: Sequence[Dim],
-) -> Tracked:
-    return emission.view(row_mean(emission, _as_rows(emission, tracked, axes)), shape)
 
 
 def _stretch_layout(
@@ -196,12 +177,10 @@ def _as_rows(emission: Emission, tracked: Tracked, axes: Sequence[int]) -> Track
     """Return a tensor with some dimensions at the end, as one."""
     kept = [axis for axis in range(len(tracked.shape)) if axis not in axes]
     moved = emission.transposed(tracked, [*kept, *axes])
-    sizes = moved.shape[len(kept) :]
-    return (
-        emission.view(moved, (*moved.shape[: len(kept)], math.prod(sizes)))
-        if len(axes) > 1
-        else moved
-    )
+    if len(axes) == 1:
+        return moved
+    width = math.prod(moved.shape[len(kept) :])
+    return emission.view(moved, (*moved.shape[: len(kept)], width))
 
 
 def _variance_of(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
@@ -235,14 +214,9 @@ def _correction(call: Call) -> float:
     return 1.0 if given is None else float(given)
 
 
-def _variance_refusal(call: Call) -> str | None:
-    reason = _refusal(call)
-    if reason is not None:
-        return reason
-    if not all(is_fixed(call.shape("self")[axis]) for axis in _axes(call)):
-        return "it reduces a symbolic size"
-    returns_one = isinstance(call.node.meta["val"], torch.Tensor)
-    if not returns_one and any(one.target is not operator.getitem for one in call.node.users):
+def _results_refusal(call: Call) -> str | None:
+    several = not isinstance(call.node.meta["val"], torch.Tensor)
+    if several and any(one.target is not operator.getitem for one in call.node.users):
         return "its results are used as a list"
     if not isinstance(call.args.get("correction"), (int, float, type(None))):
         return "its correction is no plain number"
@@ -260,31 +234,17 @@ def _vector_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     return e.binary(XnnOperator.MULTIPLY, root, math.sqrt(_count(call)))
 
 
-def _refusal(call: Call) -> str | None:
-    if call.args.get("dtype") not in (None, torch.float32, call.args["self"].meta["val"].dtype):
-        return "it changes the dtype"
-    shape = call.shape("self")
-    if not shape:
-        return "it has no dimension"
-    axes = _axes(call)
-    if call.node.target in _MEANS and len(shape) == 4 and axes == [2, 3]:
-        return None
-    if not all(is_fixed(shape[axis]) for axis in axes):
-        return "it reduces a symbolic size"
-    return symbols_refusal(shape)
+def _mean_refusal(call: Call) -> str | None:
+    is_pool = call.node.target in _MEANS and call.rank() == 4 and _axes(call) == [2, 3]
+    return None if is_pool else first_of(_FIXED, one_symbol)(call)
 
 
-def _vector_norm_refusal(call: Call) -> str | None:
-    if call.args["ord"] != 2:
-        return "only the norm of the order 2 is known"
-    reason = _refusal(call)
-    if reason is None and not all(is_fixed(call.shape("self")[axis]) for axis in _axes(call)):
-        return "it reduces a symbolic size"
-    return reason
+def _order_refusal(call: Call) -> str | None:
+    return None if call.args["ord"] == 2 else "only the norm of the order 2 is known"
 
 
 def _maximum(e: Emission, x: Tracked, call: Call) -> Tracked:
-    shape = shape_of(first_result(call.node))
+    shape = call.result
     if not _is_over_images(call):
         return e.view(largest_of_rows(e, _as_rows(e, x, _axes(call))), shape)
     axes, layout = _axes(call), Layout.CHANNELS_LAST
@@ -300,19 +260,14 @@ def _is_over_images(call: Call) -> bool:
 
 
 def _maximum_refusal(call: Call) -> str | None:
-    shape = call.shape("self")
-    if not shape:
-        return "it has no dimension"
-    if not all(is_fixed(shape[axis]) for axis in _axes(call)):
-        return "it reduces a symbolic size"
     keeps = _is_over_images(call) and call.args.get("keepdim")
-    return None if keeps else symbols_refusal(shape)
+    return None if keeps else one_symbol(call)
 
 
 def _minimum(e: Emission, x: Tracked, call: Call) -> Tracked:
     """Return the largest of the negated numbers, negated."""
     rows = _as_rows(e, e.unary(XnnOperator.NEGATE, x), _axes(call))
-    most = e.view(largest_of_rows(e, rows), shape_of(first_result(call.node)))
+    most = e.view(largest_of_rows(e, rows), call.result)
     return e.unary(XnnOperator.NEGATE, most)
 
 
@@ -328,22 +283,23 @@ _DEVIATIONS = frozenset(
 )
 _VIEWS = frozenset(named("view reshape unsqueeze expand view_copy unsqueeze_copy expand_copy"))
 _MEANS = frozenset(named("mean mean.dim"))
+_FIXED = fixed(
+    lambda call: [call.shape()[axis] for axis in _axes(call)], "it reduces a symbolic size"
+)
+_SUMS = first_of(keeps_dtype, has_dimensions, _mean_refusal)
+_MOST = first_of(has_dimensions, _FIXED, _maximum_refusal)
 REDUCTIONS: Table = table(
     {
-        "linalg_vector_norm": function(_vector_norm, _vector_norm_refusal, wide=True),
-        "amax max max.dim": function(_maximum, _maximum_refusal, integers=Integers.KEEPS),
-        "amin min min.dim": function(_minimum, _maximum_refusal),
+        "linalg_vector_norm": function(_vector_norm, _order_refusal, _SUMS, _FIXED, wide=True),
+        "amax max max.dim": function(_maximum, _MOST, integers=Integers.KEEPS),
+        "amin min min.dim": function(_minimum, _MOST),
         "var var.correction var.dim var_mean var_mean.correction var_mean.dim std std.correction "
         "std.dim std_mean std_mean.correction std_mean.dim": Operator(
-            _variance, _variance_refusal, wide=True
+            _variance, first_of(_SUMS, _FIXED, _results_refusal), wide=True
         ),
         "mean mean.dim": function(
-            _mean,
-            _refusal,
-            integers=Integers.CHOOSES,
-            int8_refusal=_mean_int8_refusal,
-            wide=True,
+            _mean, _SUMS, integers=Integers.CHOOSES, int8_refusal=_mean_int8_refusal, wide=True
         ),
-        "sum sum.dim_IntList": function(_sum, _refusal, wide=True),
+        "sum sum.dim_IntList": function(_sum, _SUMS, wide=True),
     }
 )

@@ -17,7 +17,6 @@ from lowerdeck.xnnpack.emit import (
     is_one,
     reshape_refusal,
     resized,
-    shape_of,
     symbols_refusal,
 )
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move, table
@@ -46,7 +45,7 @@ def _to_copy_refusal(call: Call) -> str | None:
 
 
 def _reshape(e: Emission, x: Tracked, call: Call) -> Tracked:
-    return reshape(e, x, shape_of(call.node))
+    return reshape(e, x, call.result)
 
 
 def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Tracked:
@@ -77,7 +76,7 @@ def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Track
 
 
 def _reshape_refusal(call: Call) -> str | None:
-    return reshape_refusal(call.shape("self"), shape_of(call.node))
+    return reshape_refusal(call.shape("self"), call.result)
 
 
 def reshape_int8_refusal(call: Call) -> str | None:
@@ -117,7 +116,7 @@ def _permute(order: Callable[[Call], Sequence[int]]) -> Operator:
         axes = [axis % rank for axis in order(call)] if rank else []
         memory = [layout.position(axis, rank) for axis in axes]
         shape = [x.shape[axis] for axis in axes]
-        return e.tracked(shape_of(call.node), e.permuted(e.id_of(x, layout), memory, shape))
+        return e.tracked(call.result, e.permuted(e.id_of(x, layout), memory, shape))
 
     return move(build)
 
@@ -148,7 +147,7 @@ def _moved(call: Call) -> list[int]:
 
 
 def _expand(e: Emission, x: Tracked, call: Call) -> Tracked:
-    repeats, shape = _repeats(call), shape_of(call.node)
+    repeats, shape = _repeats(call), call.result
     if all(map(is_one, repeats)):
         return reshape(e, x, shape)
     # The runtime repeats elements only where arithmetic broadcasts them.
@@ -159,7 +158,7 @@ def _expand(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _repeats(call: Call) -> list[Dim]:
     """Return how often each dimension of the result is repeated."""
-    before, after = call.shape("self"), shape_of(call.node)
+    before, after = call.shape("self"), call.result
     kept = [*[1] * (len(after) - len(before)), *before]
     return [
         new if is_one(old) and not is_one(new) else 1 for old, new in zip(kept, after, strict=True)
