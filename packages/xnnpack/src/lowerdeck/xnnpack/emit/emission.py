@@ -484,6 +484,28 @@ class Emission:
         fields["input2_id"] = self.aligned(right, len(shape), layout)
         return self.tracked(shape, self.add(kind, shape, layout, limits, **fields), layout)
 
+    def layer(
+        self,
+        value: int,
+        shape: Sequence[Dim],
+        weights: tuple[int, int],
+        limits: Range | None = None,
+        flags: int = 0,
+    ) -> Tracked:
+        """Return a linear layer of a value.
+
+        Args:
+            value: Its input.
+            shape: Sizes of the result.
+            weights: The ids of its filters and its bias.
+            limits: Least and greatest result, where the node is to clamp.
+            flags: ``XnnNode.TRANSPOSE_WEIGHTS`` for filters of one row for each input.
+        """
+        filters, bias = weights
+        fields = {"input1_id": value, "filter_id": filters, "bias_id": bias, "flags": flags}
+        kind = XnnOperator.FULLY_CONNECTED
+        return self.tracked(shape, self.add(kind, shape, Layout.PLAIN, limits, **fields))
+
     def plain(self, tensor: Tracked) -> Tracked:
         """Return a tensor in the plain layout."""
         return self.tracked(tensor.shape, self.id_of(tensor))

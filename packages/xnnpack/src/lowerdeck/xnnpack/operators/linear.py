@@ -51,17 +51,9 @@ def _fully_connected(
     # The runtime frees what is constant of the two after the first packing, and packs again at
     # every call if the other is computed: a file that is mapped from a path dies of it.
     apart = bias is not None and len(set(constants)) > 1
-    filter_id, bias_id = _weights(emission, filters, None if apart else bias, flags, affine)
-    value = emission.add(
-        XnnOperator.FULLY_CONNECTED,
-        shape,
-        output_range=None if apart else limits,
-        input1_id=emission.id_of(emission.of(source)),
-        filter_id=filter_id,
-        bias_id=bias_id,
-        flags=flags,
-    )
-    result = emission.tracked(shape, value)
+    ids = _weights(emission, filters, None if apart else bias, flags, affine)
+    rows = emission.id_of(emission.of(source))
+    result = emission.layer(rows, shape, ids, None if apart else limits, flags)
     if bias is not None and apart:
         summand = emission.plain(emission.of(bias))
         result = emission.binary(XnnOperator.ADD, result, summand, limits, shape=shape)
@@ -114,13 +106,12 @@ def _packed(
 def _linear_refusal(call: Call) -> str | None:
     if call.rank("weight") != 2 or call.rank("input") < 1:
         return "its weight is no matrix"
-    if call.args["bias"] is not None and call.rank("bias") != 1:
+    if call.args["bias"] is None:
+        return None
+    if call.rank("bias") != 1:
         return "its bias is no vector"
-    if call.args["bias"] is not None and str(call.shape("bias")[0]) != str(
-        call.shape("weight")[0]
-    ):
-        return "its bias is not one number for each output"
-    return None
+    same = str(call.shape("bias")[0]) == str(call.shape("weight")[0])
+    return None if same else "its bias is not one number for each output"
 
 
 def _addmm_refusal(call: Call) -> str | None:

@@ -110,14 +110,8 @@ def weighted_sums(
         encoding: How the weights are stored; as results are, by default.
     """
     shape = (*tensor.shape[:-1], len(weights))
-    value = emission.add(
-        XnnOperator.FULLY_CONNECTED,
-        shape,
-        input1_id=emission.id_of(tensor),
-        filter_id=emission.packed(weights, encoding),
-        bias_id=emission.packed(bias),
-    )
-    return emission.tracked(shape, value)
+    ids = emission.packed(weights, encoding), emission.packed(bias)
+    return emission.layer(emission.id_of(tensor), shape, ids)
 
 
 def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) -> Tracked:
@@ -171,7 +165,7 @@ def _scaled_and_shifted(
         if call.args.get(name) is not None:
             operand = emission.of(call.args[name])
             if by_channel:
-                operand = Tracked.of(emission.constant(call.args[name]).reshape(sizes))  # type: ignore[arg-type]  # a fixed number of channels
+                operand = Tracked.of(emission.constant(call.args[name]).reshape(sizes))
             tensor = emission.binary(kind, tensor, operand, shape=tensor.shape)
     return tensor
 

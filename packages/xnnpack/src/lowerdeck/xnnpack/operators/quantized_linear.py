@@ -152,22 +152,12 @@ def _add(
 ) -> None:
     """Add a layer for each of some filters, and their sum."""
     last, limits = following_clamp(node)
-    shape, alone = shape_of(last), len(filters) == 1
-    result = XnnNode.NONE
-    for filter_id in filters:
-        product = emission.add(
-            XnnOperator.FULLY_CONNECTED,
-            shape,
-            output_range=limits if alone else None,
-            input1_id=value,
-            filter_id=filter_id,
-            bias_id=bias_id if result == XnnNode.NONE else XnnNode.NONE,
-            flags=0,
-        )
-        if result != XnnNode.NONE:
-            ends = limits if filter_id == filters[-1] else None
-            product = emission.add(
-                XnnOperator.ADD, shape, output_range=ends, input1_id=result, input2_id=product
-            )
-        result = product
-    emission.define(last, emission.tracked(shape, result))
+    shape, result = shape_of(last), None
+    for number, filter_id in enumerate(filters):
+        ids = filter_id, XnnNode.NONE if number else bias_id
+        product = emission.layer(value, shape, ids, limits if len(filters) == 1 else None)
+        ends = limits if number == len(filters) - 1 else None
+        result = result and emission.binary(XnnOperator.ADD, result, product, ends, shape=shape)
+        result = result or product
+    assert result is not None
+    emission.define(last, result)

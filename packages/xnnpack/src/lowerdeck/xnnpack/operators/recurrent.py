@@ -130,15 +130,16 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
         if args["batch_first"]:
             source = emission.transposed(source, (1, 0, 2))
         batch = source.shape[1]
-        hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
-        states = [emission.of(one) for one in hidden]
+        states = [emission.of(one) for one in _hidden(call)]
+        many = 4 if args["has_biases"] else 2
         last: list[list[Tracked]] = [[] for _ in states]
         directions = 2 if args["bidirectional"] else 1
         for layer in range(int(args["num_layers"])):
             ways = []
             for way in range(directions):
                 number = layer * directions + way
-                weights = _weights(emission, call, number, merges=merges)
+                nodes = args["params"][number * many : (number + 1) * many]
+                weights = _merged([emission.constant(one) for one in nodes], merges=merges)
                 cell = _Cell(emission, batch, int(weights[1].shape[1]), weights[1], weights[3])
                 shares = _layer(emission, source, weights[0], weights[2])
                 first = tuple(_state(emission, one, number) for one in states)
@@ -154,18 +155,23 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
     return emit
 
 
-def _weights(
-    emission: Emission, call: Call, number: int, *, merges: bool
+def _merged(
+    weights: Sequence[torch.Tensor | None], *, merges: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return what multiplies inputs and states of one cell, and what is added to each."""
-    many = 4 if call.args["has_biases"] else 2
-    nodes = call.args["params"][number * many : (number + 1) * many]
-    inputs, states, *shifts = (emission.constant(node) for node in nodes)
-    if not shifts:
-        return inputs, states, None, None
-    if merges:
-        return inputs, states, shifts[0] + shifts[1], None
-    return inputs, states, shifts[0], shifts[1]
+    inputs, states, *shifts = weights
+    assert inputs is not None
+    assert states is not None
+    shift, state_shift = shifts or (None, None)
+    if merges and state_shift is not None:
+        # A state of zeros adds nothing, and its bias would be left out with it.
+        shift, state_shift = state_shift if shift is None else shift + state_shift, None
+    return inputs, states, shift, state_shift
+
+
+def _hidden(call: Call) -> list[Node]:
+    hidden = call.args["hx"]
+    return list(hidden) if isinstance(hidden, (list, tuple)) else [hidden]
 
 
 def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
@@ -208,7 +214,6 @@ def _define(
 
 def _refusal(call: Call) -> str | None:
     args = call.args
-    hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
     many = (4 if args["has_biases"] else 2) * (2 if args["bidirectional"] else 1)
     if args["train"] and args["dropout"]:
         return "it drops out"
@@ -216,7 +221,7 @@ def _refusal(call: Call) -> str | None:
         return "its input needs 3 dimensions"
     if len(args["params"]) != many * args["num_layers"]:
         return "its states are projected"
-    if not all(isinstance(one, Node) for one in hidden) or not all(
+    if not all(isinstance(one, Node) for one in _hidden(call)) or not all(
         one.name in call.constants for one in args["params"]
     ):
         return "its weights are not constant"
@@ -230,18 +235,12 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
     """Return the emitter of a single cell; the arguments are those of ``_emitter``."""
 
     def emit(emission: Emission, call: Call) -> None:
-        args = call.args
-        inputs, recurrent = (emission.constant(args[name]) for name in ("w_ih", "w_hh"))
-        shift, state_shift = (emission.optional(args[name]) for name in ("b_ih", "b_hh"))
-        if merges and state_shift is not None:
-            # A state of zeros adds nothing, and its bias would be left out with it.
-            shift = state_shift if shift is None else shift + state_shift
-            state_shift = None
-        source = emission.plain(emission.of(args["input"]))
-        cell = _Cell(emission, source.shape[0], int(recurrent.shape[1]), recurrent, state_shift)
-        share = _layer(emission, source, inputs, shift)
-        hidden = args["hx"] if isinstance(args["hx"], (list, tuple)) else [args["hx"]]
-        states = [emission.of(one) for one in hidden]
+        weights = _merged([emission.optional(call.args[one]) for one in _NAMES], merges=merges)
+        source = emission.plain(emission.of(call.args["input"]))
+        width = int(weights[1].shape[1])
+        cell = _Cell(emission, source.shape[0], width, weights[1], weights[3])
+        share = _layer(emission, source, weights[0], weights[2])
+        states = [emission.of(one) for one in _hidden(call)]
         new = step(
             cell, share, tuple(None if _is_zero(one) else emission.plain(one) for one in states)
         )
@@ -254,10 +253,13 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
     return emit
 
 
+_NAMES = ("w_ih", "w_hh", "b_ih", "b_hh")
+
+
 def _cell_refusal(call: Call) -> str | None:
     if call.rank("input") != 2:
         return "its input needs 2 dimensions"
-    weights = [call.args[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")]
+    weights = [call.args[name] for name in _NAMES]
     if not all(one is None or one.name in call.constants for one in weights):
         return "its weights are not constant"
     return None

@@ -13,7 +13,6 @@ from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Amount,
     Both,
-    Either,
     LastAxis,
     Leaf,
     Match,
@@ -36,9 +35,9 @@ _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
-def _scaled(pattern: Pattern, name: str) -> Either:
+def _scaled(pattern: Pattern, name: str) -> Pattern:
     """Return a tensor that may be multiplied by a number, or divided by one."""
-    return Either(
+    return (
         Piece(MUL, pattern, Amount(f"{name} times")),
         Piece(DIV, pattern, Amount(f"{name} by")),
         pattern,
@@ -50,11 +49,11 @@ def _number(number: float) -> Piece:
 
 
 # Truths become numbers before they are added.
-_MASK = Either(Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
+_MASK = (Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
-def _scores(*, masked: bool) -> Either:
-    keys = Either(
+def _scores(*, masked: bool) -> Pattern:
+    keys = (
         _scaled(turned(Leaf("key"), "turned"), "key"),
         turned(_scaled(Leaf("key"), "key"), "turned"),
     )
@@ -63,12 +62,12 @@ def _scores(*, masked: bool) -> Either:
     if not masked:
         return scores
     added = Piece("add.Tensor", scores, _MASK, commutes=True, name="masked")
-    return Either(added, scores)
+    return (added, scores)
 
 
-def _weights(scores: Pattern) -> Either:
+def _weights(scores: Pattern) -> Pattern:
     """Return a softmax, which torch takes apart with 0 instead of NaN where all is -inf."""
-    plain = Either(
+    plain = (
         Piece("_softmax", scores, LastAxis(), False),
         Piece("softmax.int", scores, LastAxis()),
     )
@@ -77,7 +76,7 @@ def _weights(scores: Pattern) -> Either:
     zeros = Piece("full_like", Leaf("weights"), 0)
     softmax = Piece("_softmax", Both(Leaf("scores"), scores), LastAxis(), False)
     safe = Piece("where.self", empty, zeros, Both(Leaf("weights"), softmax), name="safe")
-    return Either(safe, plain)
+    return (safe, plain)
 
 
 def _attention(match: Match) -> Arguments | None:
@@ -138,7 +137,7 @@ GROUPS = (
         _ATTENTION,
         Piece(
             *("scaled_dot_product_attention", Leaf("query"), _repeated("key"), _repeated("value")),
-            *(Either(Leaf("mask"), None), 0, ANY, ANY, False),
+            *((Leaf("mask"), None), 0, ANY, ANY, False),
         ),
         _grouped,
     ),

@@ -7,7 +7,6 @@ import torch
 from lowerdeck.xnnpack.emit import is_fixed, is_one, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
     Amount,
-    Either,
     LastAxis,
     Match,
     Pattern,
@@ -19,9 +18,9 @@ from lowerdeck.xnnpack.recognise.pieces import ADD, DIV, MUL, Arguments, W, Whol
 _aten = torch.ops.aten
 
 
-def _six(pattern: Pattern) -> Either:
+def _six(pattern: Pattern) -> Pattern:
     """Return a tensor that is clamped to 0 and 6."""
-    return Either(
+    return (
         Piece("clamp", Piece("clamp", pattern, 0), None, 6),
         Piece("clamp", pattern, 0, 6),
         Piece("clamp_max", Piece("clamp_min", pattern, 0), 6),
@@ -69,7 +68,7 @@ _SOFTPLUS = Piece(
     X,
     Piece("log1p", Piece("exp", X)),
 )
-_TANH = Piece("tanh", Either(_SOFTPLUS, Piece("softplus", X)))
+_TANH = Piece("tanh", (_SOFTPLUS, Piece("softplus", X)))
 _SIGMOID = Piece("sigmoid", X)
 FUNCTIONS = (
     Whole(_aten.silu.default, Piece("mul.Tensor", X, _SIGMOID, commutes=True), _of_x),
@@ -93,14 +92,14 @@ def _rms_norm(match: Match) -> Arguments | None:
     return (x, [int(width)], w, eps)
 
 
-_SQUARE = Either(
+_SQUARE = (
     Piece("pow.Tensor_Scalar", X, 2),
     Piece("square", X),
     Piece("mul.Tensor", X, X),
 )
 _MEAN = Piece("mean.dim", _SQUARE, LastAxis(), True)
 _VARIANCE = Piece(ADD, _MEAN, Amount("eps"))
-_FACTOR = Either(Piece("rsqrt", _VARIANCE), Piece("pow.Tensor_Scalar", _VARIANCE, -0.5))
+_FACTOR = (Piece("rsqrt", _VARIANCE), Piece("pow.Tensor_Scalar", _VARIANCE, -0.5))
 _NORMED = Piece("mul.Tensor", X, _FACTOR, commutes=True)
 NORMS = (
     Whole(

@@ -13,7 +13,7 @@ from torch.fx import Node
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import fake, shape_of
 from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
-from lowerdeck.xnnpack.recognise.matching import Either, Laid, Leaf, Match, Pattern, Piece
+from lowerdeck.xnnpack.recognise.matching import Laid, Leaf, Match, Pattern, Piece
 from lowerdeck.xnnpack.recognise.matching import same_sizes as same
 from lowerdeck.xnnpack.recognise.pieces import ANY, Arguments, Prepared, Whole, order_of, turned
 
@@ -94,17 +94,17 @@ _ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight"))
 _TURNED = Laid(turned(_INTEGERS, "turned"))
 # Processors may multiply unsigned integers faster: moved by 128, and moved back.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
-_SUMS = Laid(Piece("sum.dim_IntList", _TURNED, Either([0], [-2]), ANY))
-_PRODUCT = Either(
+_SUMS = Laid(Piece("sum.dim_IntList", _TURNED, ([0], [-2]), ANY))
+_PRODUCT = (
     _less(Piece("_int_mm", _UNSIGNED, _TURNED), Piece("mul.Tensor", _SUMS, 128)),
     Piece("_int_mm", Laid(_ROWS), _TURNED),
 )
 _OF_ROWS = _times(_PRODUCT, _STEP)
 _POINTS = _times(
-    _times(Leaf("zero"), _STEP), Piece("sum.dim_IntList", _INTEGERS, Either([1], [-1]), ANY)
+    _times(Leaf("zero"), _STEP), Piece("sum.dim_IntList", _INTEGERS, ([1], [-1]), ANY)
 )
 _SCALED = _times(
-    Either(_less(_OF_ROWS, _POINTS), _OF_ROWS, Piece("mm", Laid(_ROWS), _TURNED)), Leaf("scale")
+    (_less(_OF_ROWS, _POINTS), _OF_ROWS, Piece("mm", Laid(_ROWS), _TURNED)), Leaf("scale")
 )
 INTEGER_LAYERS = tuple(
     Whole(torch.ops.aten.linear.default, Laid(piece), _layer)

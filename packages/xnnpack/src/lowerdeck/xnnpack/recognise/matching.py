@@ -57,7 +57,6 @@ class LastAxis:
     """The last dimension, counted from either end, alone or as a list of one."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Piece:
     """A call of one of some operators.
 
@@ -69,19 +68,11 @@ class Piece:
         name: The name under which the call is found again, none by default.
     """
 
-    ops: frozenset[object]
-    args: tuple[Pattern, ...]
-    commutes: bool
-    name: str
-
     def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
-        for key, value in (
-            ("ops", frozenset(named(ops))),
-            ("args", args),
-            ("commutes", commutes),
-            ("name", name),
-        ):
-            object.__setattr__(self, key, value)
+        self.ops: frozenset[object] = frozenset(named(ops))
+        self.args: tuple[Pattern, ...] = args
+        self.commutes: bool = commutes
+        self.name: str = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +99,6 @@ class Laid:
         return LAYING | self.pattern.ops
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Either:
-    """One of some patterns, the first that matches."""
-
-    patterns: tuple[Pattern, ...]
-
-    def __init__(self, *patterns: Pattern) -> None:
-        object.__setattr__(self, "patterns", patterns)
-
-
 Pattern: TypeAlias = (
     Leaf
     | Amount
@@ -126,13 +107,14 @@ Pattern: TypeAlias = (
     | Piece
     | Both
     | Laid
-    | Either
+    | tuple[Any, ...]
     | list[int]
     | int
     | float
     | bool
     | None
 )
+"""What is matched; of a tuple of patterns, the first that matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +140,8 @@ class Match:
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
     """Return whether a graph that calls no other operators may match a pattern."""
-    if isinstance(pattern, Either):
-        return any(is_possible(one, targets) for one in pattern.patterns)
+    if isinstance(pattern, tuple):
+        return any(is_possible(one, targets) for one in pattern)
     if isinstance(pattern, Laid):
         return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
@@ -212,8 +194,8 @@ def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
 
 
 def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
-    if isinstance(pattern, Either):
-        for one in pattern.patterns:
+    if isinstance(pattern, tuple):
+        for one in pattern:
             yield from _matches(one, value, match)
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):

@@ -12,7 +12,6 @@ from torch.fx import Node
 from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import shape_of
 from lowerdeck.xnnpack.recognise.matching import (
-    Either,
     Laid,
     Leaf,
     Match,
@@ -70,9 +69,9 @@ def view(pattern: Pattern, name: str = "") -> Piece:
     return Piece(VIEW, pattern, ANY, name=name)
 
 
-def turned(pattern: Pattern, name: str) -> Either:
+def turned(pattern: Pattern, name: str) -> Pattern:
     """Return a tensor with its dimensions in another order, whichever."""
-    return Either(
+    return (
         Piece("permute", pattern, ANY, name=name),
         Piece("transpose.int", pattern, ANY, ANY, name=name),
         Piece("t mT", pattern, name=name),

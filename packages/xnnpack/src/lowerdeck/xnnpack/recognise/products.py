@@ -7,7 +7,6 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import broadcast, shape_of
 from lowerdeck.xnnpack.recognise.matching import (
-    Either,
     Leaf,
     Match,
     Piece,
@@ -79,7 +78,7 @@ def _product(match: Match) -> Arguments | None:
 
 def _side(leaf: Leaf, name: str) -> Piece:
     wide = Piece("expand", leaf, ANY, name=f"wide {name}")
-    return view(Either(wide, leaf), name)
+    return view((wide, leaf), name)
 
 
 _ROWS = view(X, "rows")
