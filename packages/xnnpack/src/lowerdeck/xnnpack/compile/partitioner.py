@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -300,51 +300,29 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: Recognise
     changed = True
     while changed:
         changed = False
-        for node in reversed(list(reasons)):
-            if reasons[node] is not None:
-                continue
-            left = _left_reader(node, reasons) if _serves(node, constants) else None
-            part = _left_part(node, reasons, whole)
-            weight = _left_weight(node, reasons, constants)
-            rounding = _left_rounding(node, reasons)
-            if left is not None:
-                reasons[node] = f"{left.name}, which reads it, is left to other kernels"
-            elif weight is not None:
-                reasons[node] = f"its weight {weight.name} is left to other kernels"
-            elif rounding is not None:
-                reasons[node] = f"{rounding.name}, which rounds it, is left to other kernels"
-            elif part is not None:
-                reasons[node] = reasons[part]
-            changed = changed or reasons[node] is not None
+        for node in reversed([node for node, reason in reasons.items() if reason is None]):
+            for other, why in _companions(node, constants, whole):
+                if reasons.get(other, "it is not taken") is not None:
+                    reasons[node], changed = why or reasons[other], True
+                    break
 
 
-def _left_reader(node: Node, reasons: Reasons) -> Node | None:
-    readers = (one for one in node.users if one.target is not ASSERTION)
-    return next((one for one in readers if reasons.get(one, "not taken") is not None), None)
-
-
-def _left_weight(node: Node, reasons: Reasons, constants: Collection[str]) -> Node | None:
+def _companions(
+    node: Node, constants: Collection[str], whole: Recognised
+) -> Iterator[tuple[Node, str | None]]:
+    """Yield what must be taken if a node is, each with the reason why it is left otherwise."""
+    for reader in node.users if _serves(node, constants) else ():
+        if reader.target is not ASSERTION:
+            yield reader, f"{reader.name}, which reads it, is left to other kernels"
     entry = entry_of(node)
-    if entry is None or not entry.packs:
-        return None
-    sources = (one for one in node.all_input_nodes if is_weight(one, constants))
-    return next((one for one in sources if reasons.get(one) is not None), None)
-
-
-def _left_rounding(node: Node, reasons: Reasons) -> Node | None:
-    """Return what quantises at run time what a node dequantises, if that is left."""
-    for source in node.all_input_nodes if is_dynamic(node) else ():
-        if reasons.get(source) is not None and is_dynamic(chosen_by(source)):
-            return source
-    return None
-
-
-def _left_part(node: Node, reasons: Reasons, whole: Recognised) -> Node | None:
-    """Return what was made for a recognised layer alone, if it is left after all."""
+    packs, dynamic = entry is not None and entry.packs, is_dynamic(node)
     for source in node.all_input_nodes:
-        if source in whole.sources and not whole.sources[source] and reasons[source] is not None:
-            return source
-    return None
+        if packs and is_weight(source, constants):
+            yield source, f"its weight {source.name} is left to other kernels"
+        if dynamic and source.op == "call_function" and is_dynamic(chosen_by(source)):
+            yield source, f"{source.name}, which rounds it, is left to other kernels"
+        if whole.sources.get(source) == ():
+            yield source, None  # made for a recognised layer alone
 
 
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:

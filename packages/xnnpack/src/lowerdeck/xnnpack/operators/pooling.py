@@ -108,11 +108,7 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
         )
     image = pool(e, _AVERAGE, image, image_sizes(shape), rows, columns)
     if divisor != area:
-        number = e.id_of(e.scalar(area / divisor))
-        value = e.add(
-            XnnOperator.MULTIPLY, image.shape, _LAST, input1_id=image.ids[_LAST], input2_id=number
-        )
-        image = e.tracked(image.shape, value, _LAST)
+        image = e.binary(XnnOperator.MULTIPLY, image, area / divisor)
     return from_image(e, image, shape)
 
 

@@ -52,12 +52,9 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
     for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
         if not accepts(node) or not _is_float(node) or not _can_be_quantised(node, specs):
             continue
-        last = _last_of(node, specs)
-        if last is not node and not accepts(last):
-            last = node
         weight = specs.transposed_weight if node.target in TRANSPOSED else specs.weight
-        _annotate(node, {node.args[0]: specs.activation, node.args[1]: weight})
-        _annotate_output(last, specs.output)
+        inputs = {node.args[0]: specs.activation, node.args[1]: weight}
+        _annotate_with_last(node, inputs, specs, accepts)
 
 
 def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
@@ -74,11 +71,7 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
             continue
         if any(_is_too_large(one, graph_module) for one in sources):
             continue
-        last = _last_of(node, specs)
-        if last is not node and not accepts(last):
-            last = node
-        _annotate(node, dict.fromkeys(sources, specs.activation))
-        _annotate_output(last, specs.output)
+        _annotate_with_last(node, dict.fromkeys(sources, specs.activation), specs, accepts)
     for node in _calls(graph_module, {_ATEN.cat.default}):
         joined: Any = node.args[0]
         if accepts(node) and all(_is_float(one) for one in joined):
@@ -130,10 +123,16 @@ def _annotate(node: Node, inputs: dict[Any, Any], output: Any = None) -> None:
     )
 
 
-def _annotate_output(node: Node, output: Any) -> None:
-    if not is_annotated(node):
-        _annotate(node, {})
-    node.meta[Q_ANNOTATION_KEY].output_qspec = output
+def _annotate_with_last(
+    node: Node, inputs: dict[Any, Any], specs: Specs, accepts: Accepts
+) -> None:
+    """Annotate a node, and as its result that of what is computed with it."""
+    _annotate(node, inputs)
+    last = _last_of(node, specs)
+    last = last if accepts(last) else node
+    if not is_annotated(last):
+        _annotate(last, {})
+    last.meta[Q_ANNOTATION_KEY].output_qspec = specs.output
 
 
 def _output_of(node: Any) -> Any:

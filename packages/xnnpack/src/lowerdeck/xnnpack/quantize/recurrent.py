@@ -44,19 +44,13 @@ class UnrolledRecurrent(nn.Module):
         super().__init__()
         self.is_lstm: bool = isinstance(layer, nn.LSTM)
         self.batch_first: bool = layer.batch_first
-        self.hidden_size: int = layer.hidden_size
-        self.result_size: int = layer.proj_size or layer.hidden_size
-        self.num_layers: int = layer.num_layers
         self.directions: int = 2 if layer.bidirectional else 1
-        self.inputs: nn.ModuleList = nn.ModuleList()
-        self.states: nn.ModuleList = nn.ModuleList()
-        self.projections: nn.ModuleList = nn.ModuleList()
-        for number in range(layer.num_layers * self.directions):
-            suffix = f"_l{number // self.directions}{'_reverse' * (number % self.directions)}"
-            self.inputs.append(_linear(layer, f"weight_ih{suffix}", f"bias_ih{suffix}"))
-            self.states.append(_linear(layer, f"weight_hh{suffix}", f"bias_hh{suffix}"))
-            if layer.proj_size:
-                self.projections.append(_linear(layer, f"weight_hr{suffix}", None))
+        ends = [
+            f"_l{number}{suffix}"
+            for number in range(layer.num_layers)
+            for suffix in ("", "_reverse")[: self.directions]
+        ]
+        self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, one) for one in ends)
 
     def flatten_parameters(self) -> None:
         """Do nothing: only layers on a GPU have their parameters in one piece."""
@@ -72,17 +66,17 @@ class UnrolledRecurrent(nn.Module):
         """
         is_single = x.dim() == 2
         steps = x.unsqueeze(1) if is_single else x.transpose(0, 1) if self.batch_first else x
-        first: list[Any] = [None] * len(self.inputs)
+        first: list[Any] = [None] * len(self.cells)
         if hx is not None:
             parts = hx if self.is_lstm else (hx,)
             tensors = [part.unsqueeze(1) if is_single else part for part in parts]
             first = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
         last = []
-        for layer in range(self.num_layers):
+        for start in range(0, len(first), self.directions):
             results = []
-            for direction in range(self.directions):
-                number = layer * self.directions + direction
-                result, state = self._run(number, steps, first[number], backwards=direction == 1)
+            for number in range(start, start + self.directions):
+                cell: Any = self.cells[number]
+                result, state = cell.run(steps, first[number], backwards=number > start)
                 results.append(result)
                 last.append(state)
             steps = torch.cat(results, -1) if self.directions == 2 else results[0]
@@ -93,61 +87,67 @@ class UnrolledRecurrent(nn.Module):
             steps = steps.transpose(0, 1)
         return steps, (states[0], states[1]) if self.is_lstm else states[0]
 
-    def _run(
-        self, number: int, steps: torch.Tensor, first: Any, *, backwards: bool
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Return the results of one layer in one direction, and its last state."""
-        gates = list(self.inputs[number](steps).unbind(0))
-        if first is None:
-            batch = steps.shape[1]
-            sizes = (self.result_size, self.hidden_size)
-            first = tuple(steps.new_zeros(batch, size) for size in sizes)
-        state, results = first, []
-        for gate in reversed(gates) if backwards else gates:
-            state = self._step(number, gate, state)
-            results.append(state[0])
-        if backwards:
-            results.reverse()
-        return torch.stack(results), state if self.is_lstm else state[:1]
-
-    def _step(self, number: int, gate: torch.Tensor, state: Any) -> tuple[torch.Tensor, ...]:
-        more = self.states[number](state[0])
-        if not self.is_lstm:
-            return (_gru_step(gate, more, state[0]),)
-        hidden, cell = _lstm_step(gate + more, state[1])
-        return self.projections[number](hidden) if self.projections else hidden, cell
-
 
 class UnrolledCell(nn.Module):
-    """What an LSTM cell or a GRU cell computes.
+    """What an LSTM cell or a GRU cell computes, or one layer in one direction at each step.
 
     Args:
-        cell: The cell; its weights are shared.
+        cell: The cell or layer; its weights are shared.
+        suffix: What the names of its weights end with.
     """
 
-    def __init__(self, cell: Any) -> None:
+    def __init__(self, cell: Any, suffix: str = "") -> None:
         super().__init__()
-        self.is_lstm: bool = isinstance(cell, nn.LSTMCell)
-        self.input: nn.Linear = _linear(cell, "weight_ih", "bias_ih")
-        self.state: nn.Linear = _linear(cell, "weight_hh", "bias_hh")
+        self.is_lstm: bool = isinstance(cell, (nn.LSTM, nn.LSTMCell))
+        self.hidden_size: int = cell.hidden_size
+        self.input: nn.Linear = _linear(cell, f"weight_ih{suffix}", f"bias_ih{suffix}")
+        self.state: nn.Linear = _linear(cell, f"weight_hh{suffix}", f"bias_hh{suffix}")
+        projects = bool(getattr(cell, "proj_size", 0))
+        self.projection: nn.Module = (
+            _linear(cell, f"weight_hr{suffix}", None) if projects else nn.Identity()
+        )
 
     def forward(
         self,
         input: torch.Tensor,  # noqa: A002  (torch's name)
         hx: Any = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return the next state.
 
         Args:
             input: Of shape (batch, features), or without a batch.
             hx: The state, zeros for None. Both names are those of torch's cells.
         """
-        if hx is None:
-            hidden = input.new_zeros(*input.shape[:-1], self.state.in_features)
-            hx = (hidden, hidden) if self.is_lstm else hidden
-        if self.is_lstm:
-            return _lstm_step(self.input(input) + self.state(hx[0]), hx[1])
-        return _gru_step(self.input(input), self.state(hx), hx)
+        state = hx if self.is_lstm or hx is None else (hx,)
+        new = self._next(self.input(input), state)
+        return new if self.is_lstm else new[0]
+
+    def run(
+        self, steps: torch.Tensor, first: Any, *, backwards: bool
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return the results of all steps, and the last state.
+
+        Args:
+            steps: Of shape (time, batch, features).
+            first: The first state, zeros for None.
+            backwards: Whether the last step is the first.
+        """
+        gates = list(self.input(steps).unbind(0))
+        state, results = first, []
+        for gate in reversed(gates) if backwards else gates:
+            state = self._next(gate, state)
+            results.append(state[0])
+        return torch.stack(results[::-1] if backwards else results), state
+
+    def _next(self, gates: torch.Tensor, state: Any) -> tuple[torch.Tensor, ...]:
+        if state is None:
+            sizes = (self.state.in_features, self.hidden_size)
+            state = tuple(gates.new_zeros(*gates.shape[:-1], size) for size in sizes)
+        more = self.state(state[0])
+        if not self.is_lstm:
+            return (_gru_step(gates, more, state[0]),)
+        hidden, cell = _lstm_step(gates + more, state[1])
+        return self.projection(hidden), cell
 
 
 def _gru_step(gates: torch.Tensor, more: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

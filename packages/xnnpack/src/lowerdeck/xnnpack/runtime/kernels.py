@@ -208,62 +208,54 @@ def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
     return kernel
 
 
-KERNELS: Mapping[XnnOperator, Kernel] = {
-    XnnOperator.ABS: _unary(torch.abs),
-    XnnOperator.ADD: _binary(torch.add),
+_UNARY: Mapping[XnnOperator, Callable[[Tensor], Tensor]] = {
+    **{
+        XnnOperator[name.upper()]: getattr(torch, name)
+        for name in ("abs", "cos", "exp", "floor", "log", "sigmoid", "sin", "square", "tanh")
+    },
+    **dict.fromkeys((XnnOperator.CLAMP, XnnOperator.CONVERT, XnnOperator.COPY), torch.clone),
+    XnnOperator.CEILING: torch.ceil,
+    XnnOperator.GELU: F.gelu,
+    XnnOperator.HARDSWISH: F.hardswish,
+    XnnOperator.NEGATE: torch.neg,
+    XnnOperator.RECIPROCAL_SQUARE_ROOT: torch.rsqrt,
+    XnnOperator.SOFTMAX: lambda value: torch.softmax(value, -1),
+    XnnOperator.SQUARE_ROOT: torch.sqrt,
+}
+_BINARY: Mapping[XnnOperator, Callable[[Tensor, Tensor], Tensor]] = {
+    XnnOperator.ADD: torch.add,
+    XnnOperator.DIV: torch.div,
+    XnnOperator.MAXIMUM: torch.maximum,
+    XnnOperator.MINIMUM: torch.minimum,
+    XnnOperator.MULTIPLY: torch.mul,
+    XnnOperator.PRELU: lambda value, slope: torch.where(value > 0, value, value * slope),
+    XnnOperator.SUBTRACT: torch.sub,
+}
+_WINDOWS: Mapping[XnnOperator, Kernel] = {
     XnnOperator.AVG_POOLING_2D: _avg_pool,
-    XnnOperator.BATCH_MATRIX_MULTIPLY: _matrix_product,
-    XnnOperator.CEILING: _unary(torch.ceil),
-    XnnOperator.CLAMP: _unary(torch.clone),
-    XnnOperator.CONVERT: _unary(torch.clone),
     XnnOperator.CONV2D: _convolution,
     XnnOperator.CONV_TRANSPOSE_2D: _transposed,
-    XnnOperator.COPY: _unary(torch.clone),
-    XnnOperator.COS: _unary(torch.cos),
     XnnOperator.DEPTHWISE_CONV2D: _depthwise,
-    XnnOperator.DIV: _binary(torch.div),
-    XnnOperator.ELU: lambda fields, inputs: F.elu(inputs[0], float(fields["alpha"])),
-    XnnOperator.EXP: _unary(torch.exp),
-    XnnOperator.FLOOR: _unary(torch.floor),
     XnnOperator.FULLY_CONNECTED: _fully_connected,
-    XnnOperator.GELU: _unary(F.gelu),
     XnnOperator.GLOBAL_AVG_POOLING_2D: _global_avg_pool,
-    XnnOperator.HARDSWISH: _unary(F.hardswish),
+    XnnOperator.MAX_POOLING_2D: _max_pool,
+}
+KERNELS: Mapping[XnnOperator, Kernel] = {
+    **{kind: _unary(function) for kind, function in _UNARY.items()},
+    **{kind: _binary(function) for kind, function in _BINARY.items()},
+    **_WINDOWS,
+    XnnOperator.BATCH_MATRIX_MULTIPLY: _matrix_product,
+    XnnOperator.ELU: lambda fields, inputs: F.elu(inputs[0], float(fields["alpha"])),
     XnnOperator.LEAKY_RELU: lambda fields, inputs: F.leaky_relu(
         inputs[0], float(fields["negative_slope"])
     ),
-    XnnOperator.LOG: _unary(torch.log),
-    XnnOperator.MAXIMUM: _binary(torch.maximum),
-    XnnOperator.MAX_POOLING_2D: _max_pool,
-    XnnOperator.MINIMUM: _binary(torch.minimum),
-    XnnOperator.MULTIPLY: _binary(torch.mul),
-    XnnOperator.NEGATE: _unary(torch.neg),
-    XnnOperator.PRELU: _binary(lambda value, slope: torch.where(value > 0, value, value * slope)),
-    XnnOperator.RECIPROCAL_SQUARE_ROOT: _unary(torch.rsqrt),
-    XnnOperator.SIGMOID: _unary(torch.sigmoid),
-    XnnOperator.SIN: _unary(torch.sin),
-    XnnOperator.SOFTMAX: _unary(lambda value: torch.softmax(value, -1)),
-    XnnOperator.SQUARE: _unary(torch.square),
-    XnnOperator.SQUARE_ROOT: _unary(torch.sqrt),
     XnnOperator.STATIC_CONSTANT_PAD: _constant_pad,
     XnnOperator.STATIC_RESHAPE: _reshape,
     XnnOperator.STATIC_RESIZE_BILINEAR_2D: _resize,
     XnnOperator.STATIC_SLICE: _slice,
     XnnOperator.STATIC_TRANSPOSE: _transpose,
-    XnnOperator.SUBTRACT: _binary(torch.sub),
-    XnnOperator.TANH: _unary(torch.tanh),
     **dict.fromkeys([one for one in XnnOperator if one.joined], _concatenate),
 }
-IGNORE_RANGE = frozenset(KERNELS) - {
-    *(
-        XnnOperator.ADD,
-        XnnOperator.SUBTRACT,
-        XnnOperator.MULTIPLY,
-        XnnOperator.DIV,
-        XnnOperator.CLAMP,
-    ),
-    *(XnnOperator.FULLY_CONNECTED, XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D),
-    XnnOperator.GLOBAL_AVG_POOLING_2D,
-    *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D, XnnOperator.CONV_TRANSPOSE_2D),
-}
+_CLAMPING = (XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV)
+IGNORE_RANGE = frozenset(KERNELS) - {*_CLAMPING, XnnOperator.CLAMP, *_WINDOWS}
 """The kinds whose range the official runtime does not look at."""
