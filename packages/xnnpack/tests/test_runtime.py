@@ -32,7 +32,7 @@ from lowerdeck.serializer import (
     encode_payload,
 )
 from lowerdeck.xnnpack import BlobError, DelegateInputError, DelegateRunError
-from lowerdeck.xnnpack.payload.encoding import FLOAT
+from lowerdeck.xnnpack.payload import FLOAT
 
 # torch says of even kernels that it copies the input
 pytestmark = [

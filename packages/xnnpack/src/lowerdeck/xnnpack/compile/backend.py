@@ -50,8 +50,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, TRUTH, int8
-from lowerdeck.xnnpack.payload.layout import layout_of, layout_text
+from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, TRUTH, int8, layout_of, layout_text
 from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
@@ -248,14 +247,14 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
 def _pass_on_rounding(emission: Emission, node: fx.Node) -> None:
     """Keep in mind that rows are to be rounded, past what leaves the rows as they are."""
     source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or not emission.is_rounded(source):
+    if not isinstance(source, fx.Node) or source not in emission.rounded:
         return
     entry = entry_of(node)
     if entry is not None and not entry.computes and isinstance(node.meta.get("val"), torch.Tensor):
         before, after = shape_of(source), shape_of(node)
         # A permutation of equal sizes would move rows; views and casts do not.
         if before and after and before[-1] == after[-1] and "permute" not in str(node.target):
-            emission.mark_rounded(node)
+            emission.rounded.add(node)
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:

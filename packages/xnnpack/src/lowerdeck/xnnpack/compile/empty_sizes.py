@@ -19,9 +19,8 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.torch_base import arguments_of, size_range
 from lowerdeck.xnnpack.emit import Call, fake, is_one, named, shape_of
 from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
-from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
-from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
+from lowerdeck.xnnpack.operators.elementwise import CLAMPS, ELEMENTWISE
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 

@@ -21,7 +21,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import entry_of
-from lowerdeck.xnnpack.payload.encoding import FLOAT
+from lowerdeck.xnnpack.payload import FLOAT
 
 UNSEEN = "quantised without a look"
 

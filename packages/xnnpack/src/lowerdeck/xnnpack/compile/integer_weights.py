@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.quantization import (
     unrounded,
 )
 from lowerdeck.xnnpack.operators.quantized_constants import stored_bits
-from lowerdeck.xnnpack.operators.quantized_linear import group_refusal
+from lowerdeck.xnnpack.operators.quantized_layers import group_refusal
 from lowerdeck.xnnpack.operators.rounding import (
     CONVOLUTIONS,
     layers_of,

@@ -18,11 +18,10 @@ from lowerdeck.xnnpack.emit.emission import (
     Range,
     float_of,
 )
-from lowerdeck.xnnpack.emit.quantized import Quantized
 from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
 from lowerdeck.xnnpack.emit.scratch import Scratch, fits_half
+from lowerdeck.xnnpack.emit.tensors import Quantized, Tracked
 from lowerdeck.xnnpack.emit.tidying import tidy
-from lowerdeck.xnnpack.emit.tracked import Tracked
 
 __all__ = [
     "MOST_RESCALED",

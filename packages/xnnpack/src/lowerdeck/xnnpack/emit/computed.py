@@ -15,8 +15,8 @@ from lowerdeck.serializer import XnnGraph, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.regrouping import joined
-from lowerdeck.xnnpack.emit.tracked import Tracked
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
+from lowerdeck.xnnpack.emit.tensors import Tracked
+from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 _FEWEST = 4096
 """Elements from which on a constant is larger than what computes it."""

@@ -17,10 +17,9 @@ from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, Xn
 from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
 from lowerdeck.xnnpack.emit.scratch import Scratch
-from lowerdeck.xnnpack.emit.tracked import Tracked
+from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.payload.encoding import BFLOAT, FLOAT, HALF, PER_IMAGE, int8
-from lowerdeck.xnnpack.payload.layout import Layout, conversion
+from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, PER_IMAGE, Layout, conversion, int8
 
 MOST_RESCALED = 128
 """How much coarser than its result the runtime lets the input of a Convert be."""
@@ -57,9 +56,12 @@ class Emission:
         """The function and its argument that constants under some keys were computed of."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
-        self._rounded: set[fx.Node] = set()
-        self._reads: XnnEncoding | None = FLOAT
-        self._writes: XnnEncoding = FLOAT
+        self.rounded: set[fx.Node] = set()
+        """Nodes whose results are to be quantised row by row at run time."""
+        self.reads: XnnEncoding | None = FLOAT
+        """How operands are read at present; None for each as it came to be."""
+        self.writes: XnnEncoding = FLOAT
+        """How results are made at present."""
         self._scalars: dict[bytes, Tracked] = {}
 
     # -- the nodes of the partition
@@ -117,38 +119,20 @@ class Emission:
             reads: How operands are read; None for each as it came to be.
             writes: How results are made.
         """
-        before = self._reads, self._writes
-        self._reads, self._writes = reads, writes
+        before = self.reads, self.writes
+        self.reads, self.writes = reads, writes
         try:
             yield
         finally:
-            self._reads, self._writes = before
+            self.reads, self.writes = before
 
     def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
         """Let the nodes that are added make values of an encoding; None changes nothing."""
         return nullcontext() if encoding is None else self.stored(None, encoding)
 
-    @property
-    def reads(self) -> XnnEncoding | None:
-        """How operands are read at present; None for each as it came to be."""
-        return self._reads
-
-    @property
-    def writes(self) -> XnnEncoding:
-        """How results are made at present."""
-        return self._writes
-
     def encoding_of(self, value: int) -> XnnEncoding:
         """Return how the elements of a value are stored."""
         return self.graph.values[value].encoding
-
-    def mark_rounded(self, node: fx.Node) -> None:
-        """Note that a node's result is to be quantised row by row at run time."""
-        self._rounded.add(node)
-
-    def is_rounded(self, node: fx.Node) -> bool:
-        """Return whether a node's result is to be quantised row by row at run time."""
-        return node in self._rounded
 
     def twin(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         """Return the same tensor stored otherwise; one node makes it for all who ask."""
@@ -205,7 +189,7 @@ class Emission:
         # The runtime plans memory anew when a value outgrows what was declared or seen: a bound
         # declared here would let it keep the plan of a smaller first call, and write past it.
         dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
-        return self._append(dims, self._writes).id
+        return self._append(dims, self.writes).id
 
     def external_input(
         self,
@@ -262,7 +246,7 @@ class Emission:
         Returns:
             The id; the same for the same bytes, shape and use.
         """
-        chosen = encoding or (self._writes if self._writes in _PLAIN else FLOAT)
+        chosen = encoding or (self.writes if self.writes in _PLAIN else FLOAT)
         return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
 
     def packed(self, tensor: torch.Tensor | None, encoding: XnnEncoding | None = None) -> int:
@@ -358,9 +342,9 @@ class Emission:
 
     def _held(self, tracked: Tracked) -> Tracked:
         """Return a tensor as the nodes read it that are added at present."""
-        if self._reads is not None:
-            return self.twin(tracked, self._reads)
-        if self._writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
+        if self.reads is not None:
+            return self.twin(tracked, self.reads)
+        if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
             # A number beside integers: the largest of 8 bits stands for it, exactly.
             largest = float(tracked.tensor.abs().max())
             return self.twin(tracked, int8(largest / 127 if largest else 1.0))
@@ -545,6 +529,37 @@ class Emission:
             sizes=layout.arrange(sizes),
         )
 
+    def padded(
+        self,
+        tensor: Tracked,
+        before: Sequence[int],
+        after: Sequence[int],
+        number: float | None = None,
+        layout: Layout | None = None,
+    ) -> Tracked:
+        """Return a tensor with a number added around it.
+
+        Args:
+            tensor: The tensor.
+            before: How often it precedes each dimension, as torch counts them.
+            after: How often it follows.
+            number: The number, 0 if None.
+            layout: The layout of the result, the tensor's preferred one by default.
+        """
+        layout = layout or tensor.preferred
+        sizes = zip(before, tensor.shape, after, strict=True)
+        fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
+        return self.unary(
+            XnnOperator.STATIC_CONSTANT_PAD,
+            tensor,
+            None,
+            shape=[first + size + last for first, size, last in sizes],
+            layout=layout,
+            pre_paddings=layout.arrange(before),
+            post_paddings=layout.arrange(after),
+            **fields,
+        )
+
     def stretch(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
         """Return a part of a tensor along one dimension, which has a fixed size."""
         if size == tensor.shape[axis]:
@@ -555,7 +570,7 @@ class Emission:
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
         """Return ``value`` with other sizes; at most one of them is symbolic."""
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
-        with self.stored(self._reads, self.encoding_of(value)):
+        with self.stored(self.reads, self.encoding_of(value)):
             return self.add(
                 XnnOperator.STATIC_RESHAPE,
                 shape,
@@ -587,7 +602,7 @@ class Emission:
         """
         if tuple(permutation) == tuple(range(len(permutation))):
             return value
-        with self.stored(self._reads, self.encoding_of(value)):
+        with self.stored(self.reads, self.encoding_of(value)):
             return self.add(
                 XnnOperator.STATIC_TRANSPOSE,
                 shape,

@@ -18,8 +18,8 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
 from lowerdeck.xnnpack.emit.emission import Emission, Fields
-from lowerdeck.xnnpack.emit.tracked import Tracked
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.emit.tensors import Tracked
+from lowerdeck.xnnpack.payload import Layout
 
 _MOST_PIECES = 64
 """Into how many slices a dimension is cut at most: each is a node and a copy."""

@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.contract import (
     table,
 )
 from lowerdeck.xnnpack.operators.masks import mask_of, mask_refusal
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 
 def _softmax(e: Emission, x: Tracked, call: Call) -> Tracked:

@@ -20,7 +20,7 @@ from lowerdeck.xnnpack.operators.results import (
     first_result_refusal,
     following_clamp,
 )
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 _aten = torch.ops.aten
 _NORMS = (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
@@ -71,18 +71,16 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     if user.target not in _NORMS:
         return None
     args = arguments_of(user)
-    if args.get("training") or first_result_refusal(Call(user, args, ())) is not None:
+    weight, bias, *running = (args[name] for name in _NAMES)
+    if args.get("training") or None in running or args["input"] is not node:
         return None
-    names = ("weight", "bias", "running_mean", "running_var")
-    for name in names:
-        one = args[name]
-        if one is None and name.startswith("running"):
-            return None
-        if one is not None and (one not in emission or not emission.of(one).is_constant):
-            return None
-    if args["input"] is not node:
-        return None
-    return _affine(user, emission)
+    read = [one for one in (weight, bias, *running) if one is not None]
+    known = all(one in emission and emission.of(one).is_constant for one in read)
+    alone = first_result_refusal(Call(user, args, ())) is None
+    return _affine(user, emission) if known and alone else None
+
+
+_NAMES = ("weight", "bias", "running_mean", "running_var")
 
 
 def _affine(node: Node, emission: Emission) -> Affine:
@@ -126,9 +124,7 @@ def _refusal(call: Call) -> str | None:
         return batch_statistics_refusal(call)
     if args["running_mean"] is None or args["running_var"] is None:
         return "it has no fixed statistics"
-    if not all(
-        call.is_constant(name) for name in ("weight", "bias", "running_mean", "running_var")
-    ):
+    if not all(map(call.is_constant, _NAMES)):
         return "its statistics are not constant"
     if call.rank("input") < 2:
         return "it needs at least 2 dimensions"

@@ -33,12 +33,11 @@ from lowerdeck.xnnpack.operators.images import (
     image_of,
     image_sizes,
     line_refusal,
-    padded,
     spatial,
     volume_refusal,
     window_fields,
 )
-from lowerdeck.xnnpack.operators.quantized_weights import (
+from lowerdeck.xnnpack.operators.quantized_layers import (
     Filters,
     output_scales,
     store_channels,
@@ -46,8 +45,7 @@ from lowerdeck.xnnpack.operators.quantized_weights import (
     symmetric,
 )
 from lowerdeck.xnnpack.operators.results import following_clamp
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF, PER_IMAGE
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import FLOAT, HALF, PER_IMAGE, Layout
 
 _LAST = Layout.CHANNELS_LAST
 
@@ -100,7 +98,7 @@ def _emit(emission: Emission, call: Call) -> None:
             _emit_static(emission, call, settings, stored)
             return
         why = "XNNPACK convolves no floats with integer weights"
-        if emission.is_rounded(call.args["input"]) and len(settings.windows) == 2:
+        if call.args["input"] in emission.rounded and len(settings.windows) == 2:
             try:
                 _emit_dynamic(emission, call, settings, stored)
             except FloatNeededError as error:
@@ -145,15 +143,12 @@ def _depth_as_channels(
     """Return images, one for each result in depth, with all channels that its window reads."""
     batch, channels, depth, height, width = tracked.shape
     kernel, stride, padding, _, dilation = settings.windows[0]
-    value = emission.id_of(tracked, _LAST)
     # Each slice is as long as its results have steps, the last one's included.
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
-        depth = padding + int(depth) + end
-        wide = (batch, channels, depth, height, width)
-        value = padded(emission, value, wide, (0, padding, 0, 0, 0), (0, end, 0, 0, 0), _LAST)
+        tracked = emission.padded(tracked, (0, 0, padding, 0, 0), (0, 0, end, 0, 0), layout=_LAST)
     each = int(channels) // settings.groups
-    volume = emission.tracked((batch, depth, height, width, channels), value)
+    volume = emission.tracked(_LAST.arrange(tracked.shape), emission.id_of(tracked, _LAST))
     image = (batch * results, height, width, settings.groups, each)
     parts: list[Tracked] = []
     for number in range(kernel):

@@ -24,8 +24,8 @@ from lowerdeck.xnnpack.operators.contract import (
     function,
     table,
 )
-from lowerdeck.xnnpack.payload.encoding import int8
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.operators.results import LIMIT_NAMES, LIMITS, clamp_range
+from lowerdeck.xnnpack.payload import Layout, int8
 
 _aten = torch.ops.aten
 
@@ -294,3 +294,18 @@ ELEMENTWISE: Table = table(
         "silu": _on_integers(_silu, scale_refusal=_silu_scale_refusal),
     }
 )
+
+
+def _limits_refusal(call: Call) -> str | None:
+    limits = clamp_range(call.node)
+    if limits is None or any(math.isnan(limit) for limit in limits):
+        return "its limits are not plain numbers"
+    return None
+
+
+_CLAMP = function(
+    lambda e, x, call: e.unary(XnnOperator.CLAMP, x, clamp_range(call.node)),
+    _limits_refusal,
+    integers=Integers.KEEPS,
+)
+CLAMPS: Table = dict.fromkeys([*LIMITS, *LIMIT_NAMES], _CLAMP)

@@ -15,13 +15,12 @@ from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
-    Fields,
     Range,
     Tracked,
     is_fixed,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 
 class Window(NamedTuple):
@@ -127,37 +126,6 @@ def mean_of_images(
     kind = XnnOperator.GLOBAL_AVG_POOLING_2D
     mean = emission.add(kind, shape, layout, input_id=value, flags=flags)
     return emission.tracked(shape, mean, layout)
-
-
-def padded(
-    emission: Emission,
-    value: int,
-    shape: Sequence[Dim],
-    before: Sequence[int],
-    after: Sequence[int],
-    layout: Layout = Layout.PLAIN,
-    number: float | None = None,
-) -> int:
-    """Return a value with numbers added around it.
-
-    Args:
-        value: What to pad.
-        shape: The result's sizes, as torch counts them in a layout.
-        before: How many numbers precede each dimension of memory.
-        after: How many follow it.
-        number: The number, 0 if None.
-    """
-    fields: dict[str, Fields] = {} if number is None else {"padding_value": number}
-    return emission.add(
-        XnnOperator.STATIC_CONSTANT_PAD,
-        shape,
-        layout,
-        None,
-        pre_paddings=tuple(before),
-        post_paddings=tuple(after),
-        input_id=value,
-        **fields,
-    )
 
 
 def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:

@@ -20,10 +20,9 @@ from lowerdeck.xnnpack.operators.contract import (
     Table,
     table,
 )
-from lowerdeck.xnnpack.operators.quantized_linear import quantized_linear
-from lowerdeck.xnnpack.operators.quantized_weights import MOST_COARSE
+from lowerdeck.xnnpack.operators.quantized_layers import MOST_COARSE, quantized_linear
 from lowerdeck.xnnpack.operators.results import following_clamp
-from lowerdeck.xnnpack.payload.encoding import HALF
+from lowerdeck.xnnpack.payload import HALF
 
 
 def _fully_connected(

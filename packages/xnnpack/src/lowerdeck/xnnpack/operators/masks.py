@@ -84,14 +84,9 @@ def _known(data: torch.Tensor, many: int) -> Mask:
     kept = None
     if bool(empty.any()):
         data, kept = data.masked_fill(empty, 0.0), (~empty).float()
+    added = data if bool(data.any()) else None
     return Mask(
-        *(
-            None if one is None else Tracked.of(one)
-            for one in (
-                _spread(data, many) if bool(data.any()) else None,
-                None if kept is None else _spread(kept, many),
-            )
-        )
+        *(None if one is None else Tracked.of(_spread(one, many)) for one in (added, kept))
     )
 
 

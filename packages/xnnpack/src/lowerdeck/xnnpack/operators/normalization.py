@@ -28,8 +28,8 @@ from lowerdeck.xnnpack.operators.contract import (
     one_symbol,
     table,
 )
-from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images, padded
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images
+from lowerdeck.xnnpack.payload import Layout
 
 _PART = 16
 """The most numbers that one sum should add up. It is also the number of sums that a linear layer
@@ -85,13 +85,11 @@ def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
     """
     *rows, width = tensor.shape
     parts = math.ceil(int(width) / _PART)
-    value, missing = emission.id_of(tensor), parts * _PART - int(width)
+    missing, none = parts * _PART - int(width), (0,) * len(rows)
     if missing:
-        none = (0,) * len(rows)
-        shape = (*rows, parts * _PART)
-        value = padded(emission, value, shape, (*none, 0), (*none, missing))
+        tensor = emission.padded(tensor, (*none, 0), (*none, missing))
     count = math.prod(rows)
-    value = emission.reshaped(value, (count, 1, _PART, parts))
+    value = emission.reshaped(emission.id_of(tensor), (count, 1, _PART, parts))
     return emission.view(mean_of_images(emission, value, (count, 1, 1, parts)), (*rows, parts))
 
 

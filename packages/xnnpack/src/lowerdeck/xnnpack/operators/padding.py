@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named
 from lowerdeck.xnnpack.operators.choosing import choice_refusal, chosen
 from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, move
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 
 def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -23,15 +22,7 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):
         before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
-    return e.unary(
-        XnnOperator.STATIC_CONSTANT_PAD,
-        x,
-        shape=call.result,
-        layout=layout,
-        pre_paddings=layout.arrange(before),
-        post_paddings=layout.arrange(after),
-        padding_value=float(call.args["value"] or 0),
-    )
+    return e.padded(x, before, after, float(call.args["value"] or 0), layout)
 
 
 def _pad_refusal(call: Call) -> str | None:

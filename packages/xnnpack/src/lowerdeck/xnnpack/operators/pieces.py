@@ -31,7 +31,6 @@ from lowerdeck.xnnpack.operators.contract import (
     move,
     table,
 )
-from lowerdeck.xnnpack.operators.images import padded
 from lowerdeck.xnnpack.operators.shapes import reshape, reshape_int8_refusal
 
 
@@ -49,14 +48,11 @@ def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracke
     axis, step, shape, rank = call.axis(), int(call.args["step"]), x.shape, len(x.shape)
     count = -(-size // step)
     reach = min(count * step, int(shape[axis]) - start)
-    value = e.id_of(e.stretch(x, axis, start, reach))
+    x = e.stretch(x, axis, start, reach)
     missing = count * step - reach
     if missing:
-        sizes = (*shape[:axis], count * step, *shape[axis + 1 :])
-        after = [missing if one == axis else 0 for one in range(rank)]
-        value = padded(e, value, sizes, (0,) * rank, after)
-    parted = (*shape[:axis], count, step, *shape[axis + 1 :])
-    parts = e.tracked(parted, e.reshaped(value, parted))
+        x = e.padded(x, (0,) * rank, [missing * (one == axis) for one in range(rank)])
+    parts = e.view(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
     return e.view(e.stretch(parts, axis + 1, 0, 1), call.result)
 
 

@@ -21,14 +21,13 @@ from lowerdeck.xnnpack.operators.images import (
     image_sizes,
     line_refusal,
     mean_of_images,
-    padded,
     pool,
     spatial,
     volume_refusal,
 )
 from lowerdeck.xnnpack.operators.reductions import mean_over
 from lowerdeck.xnnpack.operators.storage import rounded_after
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 _aten = torch.ops.aten
 _LAST = Layout.CHANNELS_LAST
@@ -90,7 +89,7 @@ def _images_refusal(call: Call) -> str | None:
 
 def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     args, shape = call.args, call.result
-    rows, columns = windows = _windows(call)
+    rows, columns = _windows(call)
     area = rows.kernel * columns.kernel
     divisor = args.get("divisor_override") or area
     image = image_of(e, x)
@@ -98,11 +97,8 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     counted = args["count_include_pad"] or args.get("divisor_override")
     if counted and (rows.before or columns.before):
         # The runtime divides by the number of true elements: make the padding true.
-        amounts = (0, rows.before, columns.before, 0)
-        sizes = zip(image.shape[2:], windows, strict=True)
-        wide = (*image.shape[:2], *(size + 2 * one.before for size, one in sizes))
-        value = padded(e, image.ids[_LAST], wide, amounts, amounts, _LAST)
-        image = e.tracked(wide, value, _LAST)
+        amounts = (0, 0, rows.before, columns.before)
+        image = e.padded(image, amounts, amounts)
         rows, columns = (
             one._replace(before=0, after=one.after - one.before) for one in (rows, columns)
         )

@@ -14,7 +14,7 @@ from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
-from lowerdeck.xnnpack.payload.encoding import int8
+from lowerdeck.xnnpack.payload import int8
 
 # By name: the operators exist only once torchao, or torch's own quantisation, is imported.
 _PT2E = "quantized_decomposed."
@@ -189,7 +189,7 @@ def _unrounded(call: Call) -> str | None:
 
 def _round(emission: Emission, call: Call) -> None:
     emission.define(call.node, emission.of(call.args["input"]))
-    emission.mark_rounded(call.node)
+    emission.rounded.add(call.node)
 
 
 def _round_refusal(call: Call) -> str | None:

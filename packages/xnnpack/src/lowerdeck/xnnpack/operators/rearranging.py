@@ -9,7 +9,7 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, joined
 from lowerdeck.xnnpack.operators.contract import Table, first_of, fixed, move, one_symbol, table
 from lowerdeck.xnnpack.operators.pooling import scale_factors
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import Layout
 
 _LAST = Layout.CHANNELS_LAST
 _INTO_PIXELS = (0, 1, 4, 2, 5, 3)

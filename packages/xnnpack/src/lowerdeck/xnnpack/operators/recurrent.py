@@ -14,7 +14,7 @@ from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, fits_half, is_fixed, joined
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
-from lowerdeck.xnnpack.payload.encoding import HALF
+from lowerdeck.xnnpack.payload import HALF
 
 _aten = torch.ops.aten
 _MOST_STEPS = 1000

@@ -27,8 +27,7 @@ from lowerdeck.xnnpack.operators.contract import (
 from lowerdeck.xnnpack.operators.elementwise import is_square
 from lowerdeck.xnnpack.operators.images import Window, largest_of_rows, mean_of_images, pool
 from lowerdeck.xnnpack.operators.normalization import row_mean, shift_by_first
-from lowerdeck.xnnpack.payload.encoding import FLOAT
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import FLOAT, Layout
 
 _aten = torch.ops.aten
 

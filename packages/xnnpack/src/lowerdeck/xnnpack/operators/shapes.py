@@ -20,8 +20,7 @@ from lowerdeck.xnnpack.emit import (
     symbols_refusal,
 )
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move, table
-from lowerdeck.xnnpack.payload.encoding import HALF
-from lowerdeck.xnnpack.payload.layout import Layout
+from lowerdeck.xnnpack.payload import HALF, Layout
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RESHAPED_FROM = "reshaped from"

@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
 from lowerdeck.xnnpack.operators.results import clamp_range, following_clamp
 from lowerdeck.xnnpack.operators.shapes import SHAPES
-from lowerdeck.xnnpack.payload.encoding import FLOAT, HALF
+from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 
 @dataclass(frozen=True, slots=True)

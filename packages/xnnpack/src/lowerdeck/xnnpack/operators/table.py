@@ -15,11 +15,10 @@ from lowerdeck.xnnpack.operators.arithmetic import ARITHMETIC
 from lowerdeck.xnnpack.operators.attention import ATTENTION
 from lowerdeck.xnnpack.operators.batch_norm import BATCH_NORMS
 from lowerdeck.xnnpack.operators.choosing import CHOOSING
-from lowerdeck.xnnpack.operators.clamps import CLAMPS
 from lowerdeck.xnnpack.operators.composed import COMPOSED
 from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
-from lowerdeck.xnnpack.operators.elementwise import ELEMENTWISE
+from lowerdeck.xnnpack.operators.elementwise import CLAMPS, ELEMENTWISE
 from lowerdeck.xnnpack.operators.linear import LINEAR
 from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.padding import PADDING

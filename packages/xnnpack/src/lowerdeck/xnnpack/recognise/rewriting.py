@@ -11,10 +11,21 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.operators.contract import ASSERTION
+from lowerdeck.xnnpack.recognise.attention import ATTENTION, GROUPS
+from lowerdeck.xnnpack.recognise.functions import FUNCTIONS, NORMS
+from lowerdeck.xnnpack.recognise.integer_layers import INTEGER_LAYERS
 from lowerdeck.xnnpack.recognise.matching import Match, is_empty, is_possible, matches
+from lowerdeck.xnnpack.recognise.movements import JOINS, SHUFFLES
 from lowerdeck.xnnpack.recognise.pieces import Arguments, Prepared, Whole
-from lowerdeck.xnnpack.recognise.stages import STAGES
+from lowerdeck.xnnpack.recognise.products import LAYERS, PRODUCTS
 
+_STAGES: tuple[tuple[Whole, ...], ...] = (
+    INTEGER_LAYERS,
+    (*PRODUCTS, *FUNCTIONS, *NORMS, *SHUFFLES, *JOINS),
+    (*LAYERS, *ATTENTION),
+    GROUPS,
+)
+"""What is recognised, in order: later ones are made of what earlier ones found."""
 Accepts = Callable[[Node], bool]
 _ByLast = Mapping[object, Sequence[Whole]]
 """Operators by the last of their pieces."""
@@ -61,7 +72,7 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
     """Return the operators of each stage whose pieces a graph has, or earlier stages make."""
     stages: list[_ByLast] = []
-    for stage in STAGES:
+    for stage in _STAGES:
         possible = [whole for whole in stage if is_possible(whole.pieces, targets)]
         stages.append(
             {

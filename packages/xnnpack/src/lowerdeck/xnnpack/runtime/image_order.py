@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lowerdeck.serializer import XnnGraph, XnnNode, XnnOperator
-from lowerdeck.xnnpack.payload.layout import Layout, conversion
+from lowerdeck.xnnpack.payload import Layout, conversion
 
 _MAKES_IMAGES = frozenset(
     {

@@ -18,7 +18,7 @@ from lowerdeck.serializer import (
     verify_payload,
 )
 from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
-from lowerdeck.xnnpack.payload.layout import LAYOUT_MARK, Layout, conversion
+from lowerdeck.xnnpack.payload import LAYOUT_MARK, Layout, conversion
 from lowerdeck.xnnpack.runtime.image_order import images
 from lowerdeck.xnnpack.runtime.kernels import IGNORE_RANGE, KERNELS
 from lowerdeck.xnnpack.runtime.numbers import (

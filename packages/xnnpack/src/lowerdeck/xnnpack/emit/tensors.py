@@ -1,11 +1,19 @@
-"""Constant integers with their scales: weights that a program dequantises before it uses them."""
+"""Tensors of a partition: their sizes, their data if they are constant, the values that hold them.
+
+Constant integers keep their scales: weights that a program dequantises before it uses them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.serializer import XnnEncoding
+from lowerdeck.xnnpack.payload import FLOAT, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +44,17 @@ class Quantized:
 
     def dequantized(self) -> torch.Tensor:
         """Return the real numbers, in float32."""
-        scales, zeros = self.scales.float(), self.zero_points.to(torch.int32)
+        moved = self.data.to(torch.int32) - self._spread(self.zero_points.to(torch.int32))
+        return moved.float() * self._spread(self.scales.float())
+
+    def _spread(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return one number for each scale in sizes that broadcast against the integers."""
         if self.group:
-            scales, zeros = (one.repeat_interleave(self.group, 1) for one in (scales, zeros))
-        elif self.axis is not None:
-            sizes = [-1 if one == self.axis else 1 for one in range(self.data.dim())]
-            scales, zeros = scales.reshape(sizes), zeros.reshape(sizes)
-        else:
+            return numbers.repeat_interleave(self.group, 1)
+        if self.axis is None:
             # A single number has no dimensions, and must not get one.
-            scales, zeros = scales.reshape(()), zeros.reshape(())
-        return (self.data.to(torch.int32) - zeros).float() * scales
+            return numbers.reshape(())
+        return numbers.reshape([-1 if one == self.axis else 1 for one in range(self.data.dim())])
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
         """Return it with its dimensions in another order, None where groups forbid that."""
@@ -74,16 +83,7 @@ class Quantized:
 
     def _moved(self) -> torch.Tensor:
         """Return the integers less their zero points."""
-        zeros = self.zero_points.to(torch.int16)
-        if self.group:
-            zeros = zeros.repeat_interleave(self.group, 1)
-        elif self.axis is not None:
-            zeros = zeros.reshape(
-                [-1 if one == self.axis else 1 for one in range(self.data.dim())]
-            )
-        else:
-            zeros = zeros.reshape(())
-        return self.data.to(torch.int16) - zeros
+        return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
         """Return it with zero points of 0, None where that takes more than 8 bits, or groups."""
@@ -96,3 +96,45 @@ class Quantized:
         if low < -128 or high > 127:
             return None
         return self._around_zero(moved, 4 if low >= -8 and high <= 7 else 8)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """What is known of one tensor of the partition.
+
+    Attributes:
+        shape: Sizes as torch counts the dimensions.
+        data: The data of a constant, else None.
+        preferred: The layout in which the tensor came to be.
+        ids: The values that hold it as ``encoding`` says, by layout.
+        encoding: How the tensor came to be stored; exactly these numbers are its elements.
+        twins: The same tensor stored otherwise, made when first needed.
+        derived: What was computed of it that several readers need, under keys of their own.
+    """
+
+    shape: tuple[Dim, ...]
+    data: torch.Tensor | Quantized | None = None
+    preferred: Layout = Layout.PLAIN
+    ids: dict[Layout, int] = field(default_factory=dict)
+    encoding: XnnEncoding = FLOAT
+    twins: dict[XnnEncoding, Tracked] = field(default_factory=dict)
+    derived: dict[object, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: torch.Tensor, encoding: XnnEncoding = FLOAT) -> Tracked:
+        """Return a constant."""
+        return cls(tuple(data.shape), data, encoding=encoding)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the data are known ahead of time."""
+        return self.data is not None
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The data of a constant as real numbers, else None."""
+        if isinstance(self.data, Quantized):
+            return self.data.dequantized()
+        if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):
+            return self.data.float()
+        return self.data

@@ -1,1 +1,0 @@
-"""Encodings of elements and orders of dimensions of the values of a payload."""
