@@ -34,8 +34,7 @@ def _layer(match: Match) -> Arguments | None:
         return None
     count, width = integers.shape
     if (
-        integers.dtype != torch.int8
-        or value.dtype != result.dtype
+        value.dtype != result.dtype
         or order_of(match.found["turned"]) != [1, 0]
         or not same(result.shape, (*value.shape[:-1], count))
         or not same(value.shape[-1:], [width])
@@ -90,7 +89,7 @@ def _less(left: Pattern, right: Pattern) -> Piece:
     return Piece("sub.Tensor", Laid(left), Laid(right))
 
 
-_ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight"))
+_ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
 _TURNED = Laid(turned(_INTEGERS, "turned"))
 # Processors may multiply unsigned integers faster: moved by 128, and moved back.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))

@@ -35,9 +35,10 @@ LAYING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Any tensor; the same one wherever its name stands in a pattern."""
+    """Any tensor, perhaps of one dtype; the same one wherever its name stands in a pattern."""
 
     name: str
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,9 @@ class Match:
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
-    """Return whether a graph that calls no other operators may match a pattern."""
+    """Return whether a graph of no other operators and dtypes may match a pattern."""
+    if isinstance(pattern, Leaf):
+        return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
         return any(is_possible(one, targets) for one in pattern)
     if isinstance(pattern, Laid):
@@ -206,7 +209,9 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
         yield from _matches(pattern.pattern, value, match)
     elif isinstance(pattern, Leaf):
         if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
-            yield match.with_found(pattern.name, value)
+            tensor = fake(value) if pattern.dtype else None
+            if pattern.dtype is None or (tensor is not None and tensor.dtype == pattern.dtype):
+                yield match.with_found(pattern.name, value)
     elif isinstance(pattern, Amount):
         if _is_number(value) and match.found.get(pattern.name, float(value)) == value:
             yield match.with_found(pattern.name, float(value))

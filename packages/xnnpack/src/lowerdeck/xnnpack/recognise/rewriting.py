@@ -60,7 +60,9 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
         The graph and what became of the program's nodes, which keep their names; a whole call has
         the name of its last piece.
     """
-    stages = _possible_stages({node.target for node in module.graph.nodes})
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return Recognised(module.graph, {})
     graph, sources = _copied(module)
