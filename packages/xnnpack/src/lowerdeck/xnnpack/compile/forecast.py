@@ -68,37 +68,25 @@ def computed_in_float(
     # Asked of all nodes in order: asking each for all that it depends on would be quadratic.
     weights: set[Node] = set()
 
-    def is_known(node: Node) -> bool:
-        sources = node.all_input_nodes
-        return bool(sources) and all(
-            source in weights or (source.op == "placeholder" and source.name in constants)
-            for source in sources
-        )
-
     def encoding_of(node: Node) -> XnnEncoding | None:
         is_constant = node.op == "placeholder" and node.name in constants
         return None if is_constant else stored.get(node, FLOAT)
 
     for node in nodes:
-        if is_known(node):
+        name, entry, sources = name_of(node), entry_of(node), node.all_input_nodes
+        if sources and all(one in weights or one.name in constants for one in sources):
             weights.add(node)
-        if name_of(node) in (QUANTIZE, DEQUANTIZE):
-            stored[node] = static_encoding(node)
-            continue
-        if node.target is operator.getitem and isinstance(node.args[0], Node):
-            stored[node] = stored.get(node.args[0], FLOAT)
-            continue
-        entry = entry_of(node)
         call = Call(node, arguments_of(node), constants)
-        if entry is None or name_of(node) in QUANTIZATION or not call.args:
-            stored[node] = None if node in weights else FLOAT
-            continue
-        if node in weights:
+        if name in (QUANTIZE, DEQUANTIZE):
+            stored[node] = static_encoding(node)
+        elif node in weights:
             stored[node] = None
-            continue
-        storage = storage_of(call, entry, encoding_of, halves=halves)
-        last = following_clamp(node)[0] if entry.clamps else node
-        stored[node] = stored[last] = storage.writes
-        if storage.in_float is not None:
-            reasons[node.name] = storage.in_float
+        elif node.target is operator.getitem:
+            stored[node] = stored.get(sources[0], FLOAT)
+        elif entry is not None and name not in QUANTIZATION and call.args:
+            storage = storage_of(call, entry, encoding_of, halves=halves)
+            last = following_clamp(node)[0] if entry.clamps else node
+            stored[node] = stored[last] = storage.writes
+            if storage.in_float is not None:
+                reasons[node.name] = storage.in_float
     return reasons

@@ -25,39 +25,36 @@ from lowerdeck.xnnpack.operators.rounding import (
 )
 
 
-class IntegerWeights:
-    """The weights that a program's layers read as integers.
+def integer_weights(
+    nodes: Sequence[Node], constants: Collection[str]
+) -> tuple[dict[str, str], dict[Node, str]]:
+    """Return which layers compute floats of integer weights, and which roundings are left.
 
-    Attributes:
-        in_float: Layers that compute floats of such a weight, and why, by name.
-        left: Nodes that round rows for such a layer, which others must do, and why.
+    Args:
+        nodes: The calls that XNNPACK takes.
+        constants: Names of the placeholders that no run changes.
+
+    Returns:
+        Layers that compute floats of such a weight, and why, by name; and nodes that round rows
+        for such a layer, which others must do, and why.
     """
+    in_float: dict[str, str] = {}
+    unfit: set[Node] = set()
+    for weight in nodes:
+        for layer in layers_of(weight) if is_weight(weight, constants) else ():
+            source = rows_of(layer)
+            reason = _refusal(layer, source, weight)
+            if reason is not None:
+                in_float[layer.name] = reason
+                if is_dynamic(source):
+                    unfit.add(weight)
 
-    def __init__(self, nodes: Sequence[Node], constants: Collection[str]) -> None:
-        """Look at all of them.
+    def fits(node: Node) -> bool:
+        return is_weight(node, constants) and node not in unfit
 
-        Args:
-            nodes: The calls that XNNPACK takes.
-            constants: Names of the placeholders that no run changes.
-        """
-        self.in_float: dict[str, str] = {}
-        self.left: dict[Node, str] = {}
-        unfit: set[Node] = set()
-        for weight in nodes:
-            if not is_weight(weight, constants):
-                continue
-            for layer in layers_of(weight):
-                source = rows_of(layer)
-                reason = _refusal(layer, source, weight)
-                if reason is not None:
-                    self.in_float[layer.name] = reason
-                    if is_dynamic(source):
-                        unfit.add(weight)
-        for node in nodes if unfit else ():
-            if is_dynamic(node):
-                why = unrounded(node, lambda one: is_weight(one, constants) and one not in unfit)
-                if why is not None:
-                    self.left[node] = why
+    rounding = [node for node in nodes if is_dynamic(node)] if unfit else []
+    left = {node: why for node in rounding if (why := unrounded(node, fits)) is not None}
+    return in_float, left
 
 
 def _refusal(layer: Node, source: Node, weight: Node) -> str | None:

@@ -24,7 +24,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
-from lowerdeck.xnnpack.compile.integer_weights import IntegerWeights
+from lowerdeck.xnnpack.compile.integer_weights import integer_weights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
 from lowerdeck.xnnpack.errors import XnnpackError
@@ -96,7 +96,7 @@ class XnnpackPartitioner(Partitioner):
             known = known_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, weights = _proposed(exported_program, whole, constants, known)
+            reasons, partitions, in_float = _proposed(exported_program, whole, constants, known)
             # What two partitions read is in neither: whoever needed it known is asked again.
             within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
             if len(within) == len(known):
@@ -106,10 +106,10 @@ class XnnpackPartitioner(Partitioner):
         taken = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
         self.in_float = {}
-        if weights is not None:
+        if in_float is not None:
             names, halves = {node.name for node in taken}, self.precision != "fp32"
             self.in_float = {
-                **{name: why for name, why in weights.in_float.items() if name in names},
+                **{name: why for name, why in in_float.items() if name in names},
                 **computed_in_float(taken, constants, halves=halves),
             }
             unseen = unseen_weights(taken, constants)
@@ -194,10 +194,10 @@ def _proposed(
     whole: Recognised,
     constants: Collection[str],
     known: Sequence[Node],
-) -> tuple[Reasons, Sequence[Sequence[Node]], IntegerWeights | None]:
-    """Return why nodes are left out, the partitions of the others, and weights of integers.
+) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
+    """Return why nodes are left out, the partitions of the others, and layers of floats.
 
-    There are no such weights in a program that quantises nothing.
+    Those are layers of integer weights, by name, with the reason; None where nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in known)}
@@ -206,12 +206,11 @@ def _proposed(
         node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
-    weights, groups = None, list[Sequence[Node]]()
+    in_float, groups = None, list[Sequence[Node]]()
     if any(name_of(node) in QUANTIZATION for node in nodes):
-        weights = IntegerWeights(
-            [node for node, reason in reasons.items() if reason is None], constants
-        )
-        reasons.update(weights.left)
+        taken = [node for node, reason in reasons.items() if reason is None]
+        in_float, left = integer_weights(taken, constants)
+        reasons.update(left)
         _leave_unread(reasons, constants, whole)
         taken = [node for node, reason in reasons.items() if not reason]
         groups = list(_inseparable(taken, constants))
@@ -223,7 +222,7 @@ def _proposed(
         lambda node: node in reasons and reasons[node] is None,
         groups=groups,
     )
-    return reasons, proposal.partitions, weights
+    return reasons, proposal.partitions, in_float
 
 
 def _take_known(known: Sequence[Node]) -> None:

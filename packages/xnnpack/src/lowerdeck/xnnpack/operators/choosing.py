@@ -134,10 +134,8 @@ def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _indices(call: Call) -> fx.Node:
     """Return the node that holds the indices, of which there is one where a call is taken."""
-    if "index" in call.args:
-        node: fx.Node = call.args["index"]
-        return node
-    found: fx.Node = next(one for one in call.args["indices"] if one is not None)
+    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    found: fx.Node = next(one for one in given if one is not None)
     return found
 
 
@@ -152,20 +150,20 @@ def _choose_refusal(call: Call) -> str | None:
     tensors = [one for one in given if one is not None]
     if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
         return "it chooses along several dimensions"
-    value = tensors[0].meta["val"]
+    value, shape = tensors[0].meta["val"], call.shape("self")
     if tensors[0].name not in call.constants:
         return "its indices are known only at run time"
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
         return "its indices are no list of numbers"
-    shape = call.shape("self")
-    if not shape or not is_fixed(shape[_chosen_axis(call)]):
+    size = shape[_chosen_axis(call)] if shape else None
+    if not isinstance(size, int):
         return "it cuts a symbolic size"
     if value.shape[0] <= _MOST_PIECES:
         return None
     indices = _computed(tensors[0])
     if indices is None:
         return f"it chooses more than {_MOST_PIECES} indices, each of which takes a node"
-    return choice_refusal(shape, [one % int(shape[_chosen_axis(call)]) for one in indices])
+    return choice_refusal(shape, [one % size for one in indices])
 
 
 def _computed(node: fx.Node) -> list[int] | None:
@@ -199,14 +197,11 @@ def _flipped(call: Call) -> list[int]:
 
 def _flip_refusal(call: Call) -> str | None:
     shape = call.shape("self")
-    for axis in _flipped(call):
-        size = shape[axis]
-        if not isinstance(size, int):
-            return "it turns a symbolic size round"
-        reason = choice_refusal(shape, range(size)[::-1])
-        if reason is not None:
-            return reason
-    return None
+    sizes = [shape[axis] for axis in _flipped(call)]
+    if not all(map(is_fixed, sizes)):
+        return "it turns a symbolic size round"
+    refusals = (choice_refusal(shape, range(int(size))[::-1]) for size in sizes)
+    return next(filter(None, refusals), None)
 
 
 CHOOSING: Table = table(

@@ -28,11 +28,13 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _pad_refusal(call: Call) -> str | None:
     if _mode(call) != "constant":
         return _repeat_refusal(call)
-    if not all(isinstance(amount, int) and amount >= 0 for amount in call.args["pad"]):
-        return "an amount of padding is negative or symbolic"
-    if not isinstance(call.args["value"], (int, float, type(None))):
-        return "its value is not a plain number"
-    return None
+    plain = isinstance(call.args["value"], (int, float, type(None)))
+    return _amounts_refusal(call) or (None if plain else "its value is not a plain number")
+
+
+def _amounts_refusal(call: Call) -> str | None:
+    known = all(isinstance(amount, int) and amount >= 0 for amount in _amounts(call))
+    return None if known else "an amount of padding is negative or symbolic"
 
 
 def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
@@ -90,16 +92,12 @@ def _repeat_refusal(call: Call) -> str | None:
     shape, amounts = call.shape("self"), _amounts(call)
     if _mode(call) not in _MODES:
         return f"padding of the mode {_mode(call)!r}"
-    if not all(isinstance(amount, int) and amount >= 0 for amount in amounts):
-        return "an amount of padding is negative or symbolic"
+    reason = _amounts_refusal(call)
     for number, size in enumerate(reversed(shape[len(shape) - len(amounts) // 2 :])):
-        if any(amounts[2 * number : 2 * number + 2]) and not is_fixed(size):
-            return "it pads a symbolic size with its elements"
-    for _, indices in _repeated(call):
-        reason = choice_refusal(shape, indices)
-        if reason is not None:
-            return reason
-    return None
+        if not reason and any(amounts[2 * number : 2 * number + 2]) and not is_fixed(size):
+            reason = "it pads a symbolic size with its elements"
+    many = () if reason else (choice_refusal(shape, indices) for _, indices in _repeated(call))
+    return reason or next(filter(None, many), None)
 
 
 _PAD = function(_pad, _pad_refusal, integers=Integers.KEEPS, scale_refusal=_pad_scale_refusal)

@@ -13,7 +13,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
-from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, function, table
+from lowerdeck.xnnpack.operators.contract import Integers, Scales, Table, fixed, function, table
 from lowerdeck.xnnpack.operators.images import (
     Window,
     from_image,
@@ -68,17 +68,15 @@ def _reach(window: Window, many: int) -> int:
 
 
 def _max_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
-    shape = call.result
     image, (rows, columns) = image_of(e, x), _windows(call)
-    return from_image(
-        e, pool(e, _MAX, image, image_sizes(shape), rows, columns, call.limits), shape
-    )
+    image = pool(e, _MAX, image, image_sizes(call.result), rows, columns, call.limits)
+    return from_image(e, image, call.result)
 
 
-def _max_pool_refusal(call: Call) -> str | None:
-    if call.args["ceil_mode"] and not all(is_fixed(size) for size in call.shape("self")[2:]):
-        return "ceil_mode over a symbolic size"
-    return _images_refusal(call)
+_CEIL = fixed(
+    lambda call: call.shape()[2:] if call.args["ceil_mode"] else (),
+    "ceil_mode over a symbolic size",
+)
 
 
 def _images_refusal(call: Call) -> str | None:
@@ -108,14 +106,9 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     return from_image(e, image, shape)
 
 
-def _avg_pool_refusal(call: Call) -> str | None:
-    reason = _images_refusal(call)
-    if reason is not None or not call.args["ceil_mode"]:
-        return reason
-    sizes, shape = image_sizes(call.shape("self")), image_sizes(call.result)
-    if not all(isinstance(size, int) for size in (*sizes[2:], *shape[2:])):
-        return "ceil_mode over symbolic sizes"
-    if call.args.get("divisor_override") and any(one.after > one.before for one in _windows(call)):
+def _divisor_refusal(call: Call) -> str | None:
+    wider = call.args["ceil_mode"] and call.args.get("divisor_override")
+    if wider and any(one.after > one.before for one in _windows(call)):
         return "ceil_mode with a divisor, by which its last windows divide as well"
     return None
 
@@ -136,23 +129,19 @@ def _adapted(call: Call) -> tuple[int, ...]:
     return spatial(call.args["output_size"], call.rank("self"), 1)
 
 
-def _adaptive_pool_refusal(call: Call) -> str | None:
-    reason = _images_refusal(call)
-    if reason is not None:
-        return reason
-    sizes, wanted = image_sizes(call.shape("self"))[2:], _adapted(call)
-    if wanted != (1, 1):
-        if not all(isinstance(size, int) for size in (*sizes, *wanted)):
-            return "its sizes are symbolic"
-        if any(size % many for size, many in zip(sizes, wanted, strict=True)):
-            return "its windows are not all of one size"
-    return None
+def _adaptive_refusal(call: Call) -> str | None:
+    sizes, wanted = image_sizes(call.shape())[2:], _adapted(call)
+    if wanted == (1, 1):
+        return None
+    if not all(map(is_fixed, (*sizes, *wanted))):
+        return "its sizes are symbolic"
+    uneven = any(int(size) % many for size, many in zip(sizes, wanted, strict=True))
+    return "its windows are not all of one size" if uneven else None
 
 
 def _adaptive_int8_refusal(call: Call) -> str | None:
-    if _adapted(call) != (1, 1):
-        return "XNNPACK averages integers over whole images only"
-    return None
+    whole = _adapted(call) == (1, 1)
+    return None if whole else "XNNPACK averages integers over whole images only"
 
 
 def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -183,9 +172,6 @@ def _is_window(*windows: Window) -> bool:
 
 
 def _volume_pool_refusal(call: Call) -> str | None:
-    reason = volume_refusal(call)
-    if reason is not None:
-        return reason
     depth, *plane = _windows(call)
     alone = [depth.kernel == 1, all(one.kernel == 1 for one in plane)]
     steps = [depth.stride > 1, any(one.stride > 1 for one in plane)]
@@ -202,10 +188,8 @@ def _volume_pool_refusal(call: Call) -> str | None:
 
 
 def _volume_mean_refusal(call: Call) -> str | None:
-    reason = volume_refusal(call)
-    if reason is None and _adapted(call) != (1, 1, 1):
-        return "its windows are not all of the volume"
-    return reason
+    whole = _adapted(call) == (1, 1, 1)
+    return None if whole else "its windows are not all of the volume"
 
 
 def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -221,15 +205,13 @@ def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
     )
 
 
-def _resize_refusal(call: Call) -> str | None:
+def _factor_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
-    if not all(isinstance(size, int) for size in (*before, *after)):
-        return "its sizes are symbolic"
     for size, wanted, factor in zip(before, after, scale_factors(call), strict=True):
         # torch then steps by the factor it was given, the runtime by the ratio of the sizes
         if factor is not None and factor * size != wanted:
             return f"a size of {size} times {factor} is no whole number"
-    return _images_refusal(call)
+    return None
 
 
 def scale_factors(call: Call) -> Sequence[float | None]:
@@ -245,29 +227,38 @@ def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
     return None
 
 
+_SIZES = fixed(lambda call: (*call.shape()[2:], *call.result[2:]), "its sizes are symbolic")
 POOLING: Table = table(
     {
         "max_pool1d max_pool2d max_pool2d_with_indices": function(
-            _max_pool, _max_pool_refusal, integers=Integers.KEEPS, clamps=True
+            _max_pool, _images_refusal, _CEIL, integers=Integers.KEEPS, clamps=True
         ),
-        "avg_pool1d avg_pool2d": function(_avg_pool, _avg_pool_refusal, wide=True),
+        "avg_pool1d avg_pool2d": function(
+            _avg_pool, _images_refusal, _CEIL, _divisor_refusal, wide=True
+        ),
         "adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d": function(
             _adaptive_pool,
-            _adaptive_pool_refusal,
+            _images_refusal,
+            _adaptive_refusal,
             integers=Integers.CHOOSES,
             int8_refusal=_adaptive_int8_refusal,
             wide=True,
         ),
         "max_pool3d max_pool3d_with_indices": function(
-            _volume_pool, _volume_pool_refusal, clamps=True
+            _volume_pool, volume_refusal, _volume_pool_refusal, clamps=True
         ),
-        "avg_pool3d": function(_volume_pool, _volume_pool_refusal),
+        "avg_pool3d": function(_volume_pool, volume_refusal, _volume_pool_refusal),
         "adaptive_avg_pool3d _adaptive_avg_pool3d": function(
-            lambda e, x, _: mean_over(e, x, (2, 3, 4), keep=True), _volume_mean_refusal, wide=True
+            lambda e, x, _: mean_over(e, x, (2, 3, 4), keep=True),
+            volume_refusal,
+            _volume_mean_refusal,
+            wide=True,
         ),
         "upsample_bilinear2d.vec upsample_bilinear2d": function(
             _resize,
-            _resize_refusal,
+            _SIZES,
+            _factor_refusal,
+            _images_refusal,
             integers=Integers.KEEPS,
             scale_refusal=_resize_scale_refusal,
         ),

@@ -12,7 +12,7 @@ from lowerdeck.serializer import XnnEncoding
 from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
-from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator
+from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator, Refusal
 from lowerdeck.xnnpack.operators.rounding import unrounded_reader
 from lowerdeck.xnnpack.payload import int8
 
@@ -231,23 +231,26 @@ def _one_of(args: Mapping[str, object], names: tuple[str, ...]) -> object:
     return next((args[name] for name in names if name in args), None)
 
 
-def _weight_refusal(call: Call) -> str | None:
-    constant = is_constant_source(call.args["input"], call.constants)
-    return None if constant else "its integers are not constant"
+def _constant_refusal(reason: str, name: str = "") -> Refusal:
+    def refusal(call: Call) -> str | None:
+        source = call.args[name] if name else call.node
+        return None if is_constant_source(source, call.constants) else reason
 
-
-def _inner_refusal(call: Call) -> str | None:
-    constant = is_constant_source(call.node, call.constants)
-    return None if constant else "it reads a part of what is not constant"
+    return refusal
 
 
 _ROUNDING = Operator(_round, _round_refusal, computes=False)
 _UNROUNDING = Operator(_round, _unround_refusal, computes=False)
-_WEIGHT = Operator(_nothing, _weight_refusal, computes=False)
+_WEIGHT = Operator(
+    _nothing, _constant_refusal("its integers are not constant", "input"), computes=False
+)
+_INNER = Operator(
+    _nothing, _constant_refusal("it reads a part of what is not constant"), computes=False
+)
 QUANTIZATION: Mapping[str, Operator] = {
     QUANTIZE: Operator(_quantize, _quantize_refusal),
     DEQUANTIZE: Operator(_dequantize, _dequantize_refusal),
-    INNER_TENSOR: Operator(_nothing, _inner_refusal, computes=False),
+    INNER_TENSOR: _INNER,
     **dict.fromkeys(_CHOOSE, Operator(_nothing, _choose_refusal, computes=False)),
     **dict.fromkeys(_ROUND, _ROUNDING),
     **dict.fromkeys(WEIGHTS[1:3], _WEIGHT),
