@@ -134,7 +134,8 @@ class XnnpackPartitioner(Partitioner):
         self.refused = {
             node.name: reason
             for node, reason in reasons.items()
-            if reason and node.name not in given
+            # What only prepares a layer's operands is no node of the program.
+            if reason and node.name not in given and whole.sources.get(node) != ()
         }
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
