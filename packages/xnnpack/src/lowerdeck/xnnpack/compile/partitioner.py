@@ -1,4 +1,4 @@
-"""Which nodes of a program go to XNNPACK."""
+"""Partitioner: chooses the nodes of a program that go to XNNPACK."""
 
 from __future__ import annotations
 
