@@ -1,4 +1,4 @@
-"""What becomes of calls when a dynamic size is 0 at run time, which ``Dim("batch")`` allows.
+"""Calls with a dynamic size that is 0 at run time, which ``Dim("batch")`` allows.
 
 The runtime computes most operators on nothing. What it cannot is here: data per operator, found by
 trying all of them. Where it would end the process the call is left to other kernels; where it ends

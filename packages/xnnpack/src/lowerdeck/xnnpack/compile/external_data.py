@@ -1,4 +1,4 @@
-"""Which of a partition's constants go to files of their own, because their weights are tagged."""
+"""Constants of tagged weights, which go to files of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a quantised program will compute floats, before their weights are known."""
+"""Forecast of the nodes of a quantised program that compute floats, before weights are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a program go to XNNPACK."""
+"""Partitioner: chooses the nodes of a program that go to XNNPACK."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ class XnnpackPartitioner(Partitioner):
         self.refused = {
             node.name: reason
             for node, reason in reasons.items()
-            if reason and node.name not in given
+            # What only prepares a layer's operands is no node of the program.
+            if reason and node.name not in given and whole.sources.get(node) != ()
         }
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)

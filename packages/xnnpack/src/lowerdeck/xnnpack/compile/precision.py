@@ -1,4 +1,4 @@
-"""What a partitioner tells the backend about floats."""
+"""Compile spec for the precision of floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator's emitter is given: the call, and the payload that grows."""
+"""Arguments of an operator's emitter: the call, and the payload that grows."""
 
 from lowerdeck.xnnpack.emit.arguments import (
     Call,
@@ -11,17 +11,12 @@ from lowerdeck.xnnpack.emit.arguments import (
     symbols_refusal,
 )
 from lowerdeck.xnnpack.emit.computed import note_function
-from lowerdeck.xnnpack.emit.emission import (
-    MOST_RESCALED,
-    Emission,
-    Fields,
-    Range,
-    float_of,
-)
+from lowerdeck.xnnpack.emit.emission import MOST_RESCALED, Emission
 from lowerdeck.xnnpack.emit.regrouping import joined, reshape_refusal, resized
 from lowerdeck.xnnpack.emit.scratch import Scratch, fits_half
 from lowerdeck.xnnpack.emit.tensors import Quantized, Tracked
 from lowerdeck.xnnpack.emit.tidying import tidy
+from lowerdeck.xnnpack.emit.values import Fields, Range, float_of
 
 __all__ = [
     "MOST_RESCALED",

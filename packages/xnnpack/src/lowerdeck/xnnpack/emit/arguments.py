@@ -1,4 +1,4 @@
-"""What an operator was called with, by the names of its schema, and whether XNNPACK takes it."""
+"""Calls of operators, with their arguments by the names of the schema."""
 
 from __future__ import annotations
 

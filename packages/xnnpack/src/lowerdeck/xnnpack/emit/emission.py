@@ -1,34 +1,28 @@
-"""The growing payload of one partition: values in their layouts, constants, nodes."""
+"""Tensors of the growing payload of one partition, in their layouts and encodings."""
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnOperator, XnnValue
-from lowerdeck.torch_base import bytes_of, describe_node, upper_bound
+from lowerdeck.serializer import XnnEncoding, XnnOperator, XnnValue
+from lowerdeck.torch_base import describe_node, upper_bound
 from lowerdeck.xnnpack.emit.arguments import broadcast, is_fixed, is_one
-from lowerdeck.xnnpack.emit.scratch import Scratch
 from lowerdeck.xnnpack.emit.tensors import Tracked
+from lowerdeck.xnnpack.emit.values import Fields, Range, Values
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
-from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, PER_IMAGE, Layout, conversion, int8
+from lowerdeck.xnnpack.payload import FLOAT, PER_IMAGE, Layout, conversion, int8
 
 MOST_RESCALED = 128
 """How much coarser than its result the runtime lets the input of a Convert be."""
-_PLAIN = {FLOAT: torch.float32, HALF: torch.float16, BFLOAT: torch.bfloat16}
-Fields: TypeAlias = int | float | tuple[int, ...]
-Range: TypeAlias = tuple[float, float]
 
 
-class Emission:
+class Emission(Values):
     """Collects the payload of one partition.
 
     An operator's emitter asks for its inputs in the layout it wants, adds nodes, and says which
@@ -38,30 +32,18 @@ class Emission:
     def __init__(
         self, *, half_weights: bool = False, ranges: Mapping[Any, Any] | None = None
     ) -> None:
+        super().__init__(half_weights=half_weights)
         self._ranges = ranges
-        self.half_weights: bool = half_weights
-        """Whether filters are stored as float16 beside inputs of float32."""
-        self.graph: XnnGraph = XnnGraph()
         self.channels_last: set[int] = set()
         """Positions of the arguments that the program holds with channels last."""
-        self.data: dict[XnnConstant, memoryview] = {}
-        """The bytes of constants."""
-        self.scratch: Scratch = Scratch()
-        self.sources: list[tuple[fx.Node, ...]] = []
-        """The nodes that each node of the payload came from; its number is its debug handle."""
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
         self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
         """The function and its argument that constants under some keys were computed of."""
-        self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
         self.rounded: set[fx.Node] = set()
         """Nodes whose results are to be quantised row by row at run time."""
-        self.reads: XnnEncoding | None = FLOAT
-        """How operands are read at present; None for each as it came to be."""
-        self.writes: XnnEncoding = FLOAT
-        """How results are made at present."""
         self._scalars: dict[bytes, Tracked] = {}
 
     # -- the nodes of the partition
@@ -109,31 +91,6 @@ class Emission:
             self._scalars[key] = Tracked((), torch.tensor(number, dtype=torch.float32))
         return self._scalars[key]
 
-    # -- how elements are stored
-
-    @contextmanager
-    def stored(self, reads: XnnEncoding | None, writes: XnnEncoding) -> Iterator[None]:
-        """Let the nodes that are added read and make values of some encoding.
-
-        Args:
-            reads: How operands are read; None for each as it came to be.
-            writes: How results are made.
-        """
-        before = self.reads, self.writes
-        self.reads, self.writes = reads, writes
-        try:
-            yield
-        finally:
-            self.reads, self.writes = before
-
-    def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
-        """Let the nodes that are added make values of an encoding; None changes nothing."""
-        return nullcontext() if encoding is None else self.stored(None, encoding)
-
-    def encoding_of(self, value: int) -> XnnEncoding:
-        """Return how the elements of a value are stored."""
-        return self.graph.values[value].encoding
-
     def twin(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         """Return the same tensor stored otherwise; one node makes it for all who ask."""
         if tracked.encoding == encoding:
@@ -176,21 +133,6 @@ class Emission:
 
     # -- values
 
-    def new_value(self, shape: Sequence[Dim], layout: Layout = Layout.PLAIN) -> int:
-        """Return the id of a new value, stored as results are at present.
-
-        Args:
-            shape: Sizes as torch counts the dimensions.
-            layout: How the dimensions lie in memory.
-
-        Returns:
-            The id, without a producer yet.
-        """
-        # The runtime plans memory anew when a value outgrows what was declared or seen: a bound
-        # declared here would let it keep the plan of a smaller first call, and write past it.
-        dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
-        return self._append(dims, self.writes).id
-
     def external_input(
         self,
         shape: Sequence[Dim],
@@ -230,105 +172,6 @@ class Emission:
         value.external_id, value.flags = position, XnnValue.OUTPUT
         self.graph.output_ids.append(source)
         self._note_layout(position, layout)
-
-    def constant_value(
-        self, tensor: torch.Tensor, *, packed: bool = False, encoding: XnnEncoding | None = None
-    ) -> int:
-        """Return the id of a constant value.
-
-        Args:
-            tensor: The data as real numbers of any float, its dimensions in the order of memory.
-            packed: Whether a convolution or a linear layer packs it. The runtime may free what it
-                packed, so a constant that is used both ways is two values.
-            encoding: How it is stored: as a float or, rounded, as an 8-bit integer; the results'
-                encoding by default.
-
-        Returns:
-            The id; the same for the same bytes, shape and use.
-        """
-        chosen = encoding or (self.writes if self.writes in _PLAIN else FLOAT)
-        return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
-
-    def packed(self, tensor: torch.Tensor | None, encoding: XnnEncoding | None = None) -> int:
-        """Return the id of a constant that a convolution or a linear layer packs.
-
-        Args:
-            tensor: As for ``constant_value``; ``XnnNode.NONE`` is returned for None.
-            encoding: Likewise.
-        """
-        if tensor is None:
-            return XnnNode.NONE
-        return self.constant_value(tensor, packed=True, encoding=encoding)
-
-    def stored_constant(
-        self,
-        stored: torch.Tensor,
-        encoding: XnnEncoding,
-        *,
-        packed: bool = False,
-        dims: Sequence[int] | None = None,
-    ) -> int:
-        """Return the id of a constant value whose bytes are given.
-
-        Args:
-            stored: The bytes, as a tensor of any dtype.
-            encoding: What they mean.
-            packed: As for ``constant_value``.
-            dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
-        """
-        constant = self.data_constant(stored)
-        shape = tuple(stored.shape if dims is None else dims)
-        known = self._constants.get((constant, shape, packed, encoding))
-        if known is not None:
-            return known
-        value = self._append(shape, encoding)
-        value.constant = constant
-        self._constants[constant, shape, packed, encoding] = value.id
-        return value.id
-
-    def data_constant(self, stored: torch.Tensor) -> XnnConstant:
-        """Return a constant that is no value by itself, such as the scales of one."""
-        return self._constant(bytes_of(self.scratch.kept(stored)))
-
-    def rows_of(self, value: int, start: int, size: int) -> int:
-        """Return the id of a constant value that is some rows of another one.
-
-        Args:
-            value: The other one; its scales, if it has several, are those of rows.
-            start: The first row.
-            size: How many there are.
-        """
-        whole = self.graph.values[value]
-        assert whole.constant is not None
-        rows, encoding = whole.shape[0], whole.encoding
-
-        def part(constant: XnnConstant) -> XnnConstant:
-            data = self.data[constant]
-            each = len(data) // rows
-            return self._constant(data[start * each : (start + size) * each])
-
-        if encoding.scale_constant is not None:
-            encoding = replace(encoding, scale_constant=part(encoding.scale_constant))
-        made = self._append((size, *whole.shape[1:]), encoding)
-        made.constant = part(whole.constant)
-        return made.id
-
-    def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
-        """Return the id of a new value that is stored like another one.
-
-        Args:
-            value: The other one.
-            dims: Its sizes in the order of memory.
-        """
-        return self._append(dims, value.encoding).id
-
-    def _constant(self, data: memoryview) -> XnnConstant:
-        """Return the constant of bytes that are in the named data from now on."""
-        constant = XnnConstant(hashlib.sha256(data).hexdigest(), len(data))
-        if constant not in self.data:
-            self.data[constant] = data
-            self.graph.constants.append(constant)
-        return constant
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
         """Return the value that holds a tensor in a layout, converted if need be."""
@@ -387,32 +230,6 @@ class Emission:
         return Layout.PLAIN
 
     # -- nodes
-
-    def add(
-        self,
-        kind: XnnOperator,
-        shape: Sequence[Dim],
-        layout: Layout = Layout.PLAIN,
-        output_range: Range | None = None,
-        **fields: Fields,
-    ) -> int:
-        """Add a node with a new value for its result.
-
-        Args:
-            kind: What it computes.
-            shape: Sizes of the result, as torch counts the dimensions.
-            layout: Layout of the result.
-            output_range: Least and greatest result, where the node is to clamp.
-            **fields: The fields of the node's table, without the output.
-
-        Returns:
-            The id of the result.
-        """
-        output = self.new_value(shape, layout)
-        node = XnnNode(kind, {**fields, "output_id": output}, output_range, len(self.sources))
-        self.graph.nodes.append(node)
-        self.sources.append(())
-        return output
 
     def unary(
         self,
@@ -629,23 +446,6 @@ class Emission:
         if layout is Layout.CHANNELS_LAST:
             self.channels_last.add(position)
 
-    def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
-        """Return real numbers as a tensor of the bytes that the runtime wants."""
-        if not encoding.is_int8:
-            return self.scratch.converted(tensor, _PLAIN[encoding])
-        scale = float_of(encoding.scale)
-
-        def rounded(piece: torch.Tensor) -> torch.Tensor:
-            integers = (piece.double() / scale).round() + encoding.zero_point
-            return integers.clamp(-128, 127)
-
-        return self.scratch.converted(tensor, torch.int8, rounded)
-
-    def _append(self, dims: tuple[int, ...], encoding: XnnEncoding) -> XnnValue:
-        value = XnnValue(len(self.graph.values), encoding, dims)
-        self.graph.values.append(value)
-        return value
-
 
 def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
     """Return whether one Convert node is right; otherwise two are, by way of float32."""
@@ -653,8 +453,3 @@ def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
         # Beyond this ratio the runtime's result is garbage, without a word.
         return source.scale / target.scale <= MOST_RESCALED
     return source == FLOAT or target == FLOAT
-
-
-def float_of(number: float) -> float:
-    """Return a number as a payload holds it: rounded to float32."""
-    return float(torch.tensor(number, dtype=torch.float32))

@@ -17,8 +17,9 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnGraph, XnnOperator
 from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
-from lowerdeck.xnnpack.emit.emission import Emission, Fields
+from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.tensors import Tracked
+from lowerdeck.xnnpack.emit.values import Fields
 from lowerdeck.xnnpack.payload import Layout
 
 _MOST_PIECES = 64

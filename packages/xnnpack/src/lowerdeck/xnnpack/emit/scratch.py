@@ -1,4 +1,4 @@
-"""Where constants lie that a payload needs and the program has otherwise, or not at all."""
+"""Temporary storage for constants converted during compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves pixels into channels and back, mixes channels, and repeats pixels."""
+"""Pixel and channel shuffles, and nearest resizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads rows that a program quantises at run time: layers of integer weights, or others too.
+"""Readers of rows that a program quantises at run time: layers of integer weights, or others.
 
 The runtime rounds such rows inside a layer alone. Any other reader in a delegate would get the
 rows as they were before.

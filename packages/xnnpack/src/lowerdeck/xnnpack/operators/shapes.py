@@ -1,4 +1,4 @@
-"""What moves elements or renames their dimensions, and computes nothing."""
+"""Views, permutations, casts and expansions: operators that compute nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the operands and the result of a node are stored: as floats, halves or 8-bit integers."""
+"""Encodings of the operands and the result of a node: floats, halves or 8-bit integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where PT2E is to quantise: what each operator reads and gives, written into ``node.meta``."""
+"""Annotations for PT2E, in ``node.meta``: how what an operator reads and gives is quantised."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import arguments_of
+from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import fake, shape_of
 from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
 from lowerdeck.xnnpack.recognise.matching import Laid, Leaf, Match, Pattern, Piece
@@ -58,7 +58,7 @@ def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
     return Prepared(_dequantize(), how, value, "rows")
 
 
-def _dequantize() -> torch._ops.OpOverload:
+def _dequantize() -> OpOverload:
     # It exists only once torchao is imported, as it is where a program has such layers.
     return torch.ops.torchao.dequantize_affine.default
 

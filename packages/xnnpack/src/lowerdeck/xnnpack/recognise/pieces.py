@@ -1,4 +1,4 @@
-"""What the patterns of all operators are made of."""
+"""Parts that the patterns of all operators share."""
 
 from __future__ import annotations
 

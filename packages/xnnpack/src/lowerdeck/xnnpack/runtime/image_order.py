@@ -1,4 +1,4 @@
-"""Which values of a payload are images, whose dimensions lie in XNNPACK's order."""
+"""Values of a payload that are images, whose dimensions have XNNPACK's order."""
 
 from __future__ import annotations
 

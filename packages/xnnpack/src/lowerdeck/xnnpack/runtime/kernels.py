@@ -1,4 +1,4 @@
-"""What each kind of node computes, said in torch: a reference for the payloads, not for speed."""
+"""Kernels of the nodes in torch: a reference for the payloads, not for speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How exactly each node of a payload can say what it computed."""
+"""Precision of the result of each node of a payload."""
 
 from __future__ import annotations
 

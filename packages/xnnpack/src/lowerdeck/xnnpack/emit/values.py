@@ -1,0 +1,226 @@
+"""Values, constants and nodes of the growing payload of one partition."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import fx
+from torch.types import IntLikeType as Dim
+
+from lowerdeck.serializer import XnnConstant, XnnEncoding, XnnGraph, XnnNode, XnnOperator, XnnValue
+from lowerdeck.torch_base import bytes_of
+from lowerdeck.xnnpack.emit.scratch import Scratch
+from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, Layout
+
+_PLAIN = {FLOAT: torch.float32, HALF: torch.float16, BFLOAT: torch.bfloat16}
+Fields: TypeAlias = int | float | tuple[int, ...]
+Range: TypeAlias = tuple[float, float]
+
+
+class Values:
+    """The values of a payload with their encodings, its constants with their bytes, its nodes."""
+
+    def __init__(self, *, half_weights: bool = False) -> None:
+        self.half_weights: bool = half_weights
+        """Whether filters are stored as float16 beside inputs of float32."""
+        self.graph: XnnGraph = XnnGraph()
+        self.data: dict[XnnConstant, memoryview] = {}
+        """The bytes of constants."""
+        self.scratch: Scratch = Scratch()
+        self.sources: list[tuple[fx.Node, ...]] = []
+        """The nodes that each node of the payload came from; its number is its debug handle."""
+        self.reads: XnnEncoding | None = FLOAT
+        """How operands are read at present; None for each as it came to be."""
+        self.writes: XnnEncoding = FLOAT
+        """How results are made at present."""
+        self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
+
+    @contextmanager
+    def stored(self, reads: XnnEncoding | None, writes: XnnEncoding) -> Iterator[None]:
+        """Let the nodes that are added read and make values of some encoding.
+
+        Args:
+            reads: How operands are read; None for each as it came to be.
+            writes: How results are made.
+        """
+        before = self.reads, self.writes
+        self.reads, self.writes = reads, writes
+        try:
+            yield
+        finally:
+            self.reads, self.writes = before
+
+    def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
+        """Let the nodes that are added make values of an encoding; None changes nothing."""
+        return nullcontext() if encoding is None else self.stored(None, encoding)
+
+    def encoding_of(self, value: int) -> XnnEncoding:
+        """Return how the elements of a value are stored."""
+        return self.graph.values[value].encoding
+
+    def new_value(self, shape: Sequence[Dim], layout: Layout = Layout.PLAIN) -> int:
+        """Return the id of a new value, stored as results are at present.
+
+        Args:
+            shape: Sizes as torch counts the dimensions.
+            layout: How the dimensions lie in memory.
+
+        Returns:
+            The id, without a producer yet.
+        """
+        # The runtime plans memory anew when a value outgrows what was declared or seen: a bound
+        # declared here would let it keep the plan of a smaller first call, and write past it.
+        dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
+        return self._append(dims, self.writes).id
+
+    def constant_value(
+        self, tensor: torch.Tensor, *, packed: bool = False, encoding: XnnEncoding | None = None
+    ) -> int:
+        """Return the id of a constant value.
+
+        Args:
+            tensor: The data as real numbers of any float, its dimensions in the order of memory.
+            packed: Whether a convolution or a linear layer packs it. The runtime may free what it
+                packed, so a constant that is used both ways is two values.
+            encoding: How it is stored: as a float or, rounded, as an 8-bit integer; the results'
+                encoding by default.
+
+        Returns:
+            The id; the same for the same bytes, shape and use.
+        """
+        chosen = encoding or (self.writes if self.writes in _PLAIN else FLOAT)
+        return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
+
+    def packed(self, tensor: torch.Tensor | None, encoding: XnnEncoding | None = None) -> int:
+        """Return the id of a constant that a convolution or a linear layer packs.
+
+        Args:
+            tensor: As for ``constant_value``; ``XnnNode.NONE`` is returned for None.
+            encoding: Likewise.
+        """
+        if tensor is None:
+            return XnnNode.NONE
+        return self.constant_value(tensor, packed=True, encoding=encoding)
+
+    def stored_constant(
+        self,
+        stored: torch.Tensor,
+        encoding: XnnEncoding,
+        *,
+        packed: bool = False,
+        dims: Sequence[int] | None = None,
+    ) -> int:
+        """Return the id of a constant value whose bytes are given.
+
+        Args:
+            stored: The bytes, as a tensor of any dtype.
+            encoding: What they mean.
+            packed: As for ``constant_value``.
+            dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
+        """
+        constant = self.data_constant(stored)
+        shape = tuple(stored.shape if dims is None else dims)
+        known = self._constants.get((constant, shape, packed, encoding))
+        if known is not None:
+            return known
+        value = self._append(shape, encoding)
+        value.constant = constant
+        self._constants[constant, shape, packed, encoding] = value.id
+        return value.id
+
+    def data_constant(self, stored: torch.Tensor) -> XnnConstant:
+        """Return a constant that is no value by itself, such as the scales of one."""
+        return self._constant(bytes_of(self.scratch.kept(stored)))
+
+    def rows_of(self, value: int, start: int, size: int) -> int:
+        """Return the id of a constant value that is some rows of another one.
+
+        Args:
+            value: The other one; its scales, if it has several, are those of rows.
+            start: The first row.
+            size: How many there are.
+        """
+        whole = self.graph.values[value]
+        assert whole.constant is not None
+        rows, encoding = whole.shape[0], whole.encoding
+
+        def part(constant: XnnConstant) -> XnnConstant:
+            data = self.data[constant]
+            each = len(data) // rows
+            return self._constant(data[start * each : (start + size) * each])
+
+        if encoding.scale_constant is not None:
+            encoding = replace(encoding, scale_constant=part(encoding.scale_constant))
+        made = self._append((size, *whole.shape[1:]), encoding)
+        made.constant = part(whole.constant)
+        return made.id
+
+    def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
+        """Return the id of a new value that is stored like another one.
+
+        Args:
+            value: The other one.
+            dims: Its sizes in the order of memory.
+        """
+        return self._append(dims, value.encoding).id
+
+    def _constant(self, data: memoryview) -> XnnConstant:
+        """Return the constant of bytes that are in the named data from now on."""
+        constant = XnnConstant(hashlib.sha256(data).hexdigest(), len(data))
+        if constant not in self.data:
+            self.data[constant] = data
+            self.graph.constants.append(constant)
+        return constant
+
+    def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
+        """Return real numbers as a tensor of the bytes that the runtime wants."""
+        if not encoding.is_int8:
+            return self.scratch.converted(tensor, _PLAIN[encoding])
+        scale = float_of(encoding.scale)
+
+        def rounded(piece: torch.Tensor) -> torch.Tensor:
+            integers = (piece.double() / scale).round() + encoding.zero_point
+            return integers.clamp(-128, 127)
+
+        return self.scratch.converted(tensor, torch.int8, rounded)
+
+    def _append(self, dims: tuple[int, ...], encoding: XnnEncoding) -> XnnValue:
+        value = XnnValue(len(self.graph.values), encoding, dims)
+        self.graph.values.append(value)
+        return value
+
+    def add(
+        self,
+        kind: XnnOperator,
+        shape: Sequence[Dim],
+        layout: Layout = Layout.PLAIN,
+        output_range: Range | None = None,
+        **fields: Fields,
+    ) -> int:
+        """Add a node with a new value for its result.
+
+        Args:
+            kind: What it computes.
+            shape: Sizes of the result, as torch counts the dimensions.
+            layout: Layout of the result.
+            output_range: Least and greatest result, where the node is to clamp.
+            **fields: The fields of the node's table, without the output.
+
+        Returns:
+            The id of the result.
+        """
+        output = self.new_value(shape, layout)
+        node = XnnNode(kind, {**fields, "output_id": output}, output_range, len(self.sources))
+        self.graph.nodes.append(node)
+        self.sources.append(())
+        return output
+
+
+def float_of(number: float) -> float:
+    """Return a number as a payload holds it: rounded to float32."""
+    return float(torch.tensor(number, dtype=torch.float32))
