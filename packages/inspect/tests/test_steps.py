@@ -17,7 +17,7 @@ from lowerdeck.inspect.commands.inspect import summary_lines
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.changes import method_changes, stored_changes
 from lowerdeck.inspect.report.pairing import pair_rows
-from lowerdeck.serializer.flatbuffer.wire import PROGRAM_TABLES
+from lowerdeck.serializer.pte.schema import PROGRAM_FORMAT
 from lowerdeck_files.payloads import graph, node, payload, value
 from lowerdeck_files.programs import add_delegates, add_program, tensor
 
@@ -131,7 +131,7 @@ def overlapping_segments(count: int) -> bytes:
     file = pte.PteFile(bytes(data))
     reader = file.decoder.reader
     end = file.header.segment_data_size  # type: ignore[union-attr]
-    names = [field.name for field in PROGRAM_TABLES["DataSegment"]]
+    names = [field.name for field in PROGRAM_FORMAT.tables["DataSegment"]]
     for position in reader.tables(file.decoder.segment_table, "segments"):
         offset, _ = reader.fields("DataSegment", position)
         vtable = position - struct.unpack_from("<i", data, position)[0]

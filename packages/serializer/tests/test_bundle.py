@@ -108,8 +108,8 @@ def _ints(sizes: list[int], order: list[int]) -> pte.BundledTensor:
         (pte.BundledProgram(b"no program"), "bytes of a .pte file"),
         (pte.BundledProgram(_PTE, version=-1), "version: found -1"),
         (pte.BundledProgram(_PTE, [pte.MethodTestSuite("a")] * 2), "'a' twice"),
-        (_bundle(pte.String("text")), r"test case 0, inputs\[0\]: found String"),
-        (_bundle(pte.Int(1 << 63)), "found Int"),
+        (_bundle(pte.String("text")), r"test_cases\[0\]\.inputs\[0\].*found String"),
+        (_bundle(pte.Int(1 << 63)), "int_val: found 9223372036854775808"),
         (_bundle(_ints([2], [0])), "found 4 bytes for sizes .2."),
         (_bundle(_ints([1], [1])), "dim_order .1."),
     ],
@@ -137,16 +137,18 @@ def test_the_file_begins_with_its_own_size_and_is_whole(tmp_path: Path) -> None:
     [
         ({"instruction_id": 1 << 31}, "instruction_id: found 2147483648"),
         ({"chain_index": None}, "chain_index: found None"),
-        ({"start_time": -1}, "start_time: found -1, expected an integer from 0"),
+        ({"start_time": -1}, "start_time: found -1 .*expected 0 to"),
         ({"end_time": 1.5}, "end_time: found 1.5"),
-        ({"delegate_debug_id": 1 << 40}, "delegate_debug_id: found"),
-        ({"delegate_debug_id": 1.5}, "delegate_debug_id: found 1.5"),
+        ({"delegate_debug_id": 1 << 40}, "delegate_debug_id_int: found"),
+        ({"delegate_debug_id": 1.5}, "delegate_debug_id_int: found 1.5"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     event = pte.ProfileEvent(**{"name": "x", "start_time": 0, "end_time": 1, **changes})
-    with pytest.raises(pte.ProgramError, match=rf"run_data\[1\]\.events\[0\]\.{told}"):
+    with pytest.raises(
+        pte.ProgramError, match=rf"run_data\[1\]\.events\[0\]\.profile_event\.{told}"
+    ):
         pte.write_etdump([pte.RunData(), pte.RunData(events=[event])], tmp_path / "p.etdp")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The schema in its three forms: the classes, the tables of the wire, and the `.fbs` files."""
+"""The schema in its two forms: the classes and the `.fbs` files."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
 from importlib import resources
 
 import pytest
 
 import lowerdeck.serializer as front
-from lowerdeck.serializer.flatbuffer import wire
+from lowerdeck.serializer.pte.schema import PROGRAM_FORMAT
 
-_KINDS = {
-    "ubyte": "u8",
-    "byte": "i8",
-    "bool": "bool",
-    "int": "i32",
-    "uint": "u32",
-    "long": "i64",
-    "ulong": "u64",
-    "double": "f64",
-    "string": "str",
-    "KernelTypes": "union",
-    "ValueUnion": "union",
-    "InstructionArguments": "union",
-}
 _ENUMS = ("ScalarType", "TensorShapeDynamism", "TensorDataLocation", "DataLocation", "DeviceType")
 # What only cuts a file into segments is in no class, and what a class holds instead.
 _OF_THE_FILE = {
@@ -43,45 +28,26 @@ def _text(name: str) -> str:
     return re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
 
 
-def _tables(text: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the fields of each table as the wire sees them: a union is two fields."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name, body in re.findall(r"table (\w+) \{(.*?)\}", text, re.DOTALL):
-        fields: list[tuple[str, str]] = []
-        for field, kind in re.findall(r"(\w+): ([\w\[\]]+)[^;]*;", body):
-            if _KINDS.get(kind) == "union":
-                fields.append((f"{field}_type", "u8"))
-            fields.append((field, _kind(kind, field)))
-        found[name] = fields
-    return found
+def test_a_schema_is_read_with_its_attributes() -> None:
+    fields = {field.name: field for field in PROGRAM_FORMAT.tables["Tensor"]}
+    assert (fields["sizes"].kind, fields["sizes"].most, fields["sizes"].is_required) == (
+        "[i32]",
+        16,
+        True,
+    )
+    assert (fields["dim_order"].kind, fields["scalar_type"].of) == ("[u8]", "ScalarType")
+    assert [(field.name, field.kind) for field in PROGRAM_FORMAT.tables["EValue"]] == [
+        ("val_type", "u8"),
+        ("val", "union"),
+    ]
+    assert PROGRAM_FORMAT.tables["Buffer"][0].is_aligned
+    assert PROGRAM_FORMAT.unions["KernelTypes"][5] == "Tensor"
 
 
-def _kind(kind: str, field: str) -> str:
-    if kind == "[ubyte]":
-        return "[u8]" if field == "dim_order" else "bytes"
-    if kind in _ENUMS:
-        return "i8"
-    inner = kind.strip("[]")
-    return kind.replace(inner, _KINDS.get(inner, inner))
-
-
-@pytest.mark.parametrize(
-    ("file", "tables"),
-    [
-        ("program.fbs", wire.PROGRAM_TABLES),
-        ("flat_tensor.fbs", wire.EXTERNAL_TABLES),
-        ("bundled_program.fbs", wire.BUNDLE_TABLES),
-    ],
-)
-def test_fbs_and_wire_agree(file: str, tables: Mapping[str, tuple[wire.Field, ...]]) -> None:
-    expected = {name: [tuple(field) for field in fields] for name, fields in tables.items()}
-    assert _tables(_text(file)) == expected
-
-
-@pytest.mark.parametrize("name", wire.PROGRAM_TABLES)
-def test_classes_and_wire_agree(name: str) -> None:
+@pytest.mark.parametrize("name", PROGRAM_FORMAT.tables)
+def test_classes_and_tables_agree(name: str) -> None:
     of_class = {field.name for field in dataclasses.fields(getattr(front, name))}
-    kinds = wire.PROGRAM_TABLES[name]
+    kinds = PROGRAM_FORMAT.tables[name]
     unions = {"EValue": {"val_type"}, "Instruction": {"instr_args_type"}}
     of_wire = (
         {field.name for field in kinds} - unions.get(name, set()) - _OF_THE_FILE.get(name, set())
@@ -101,19 +67,6 @@ def test_enumerations_agree(file: str, name: str) -> None:
     (body,) = re.findall(rf"enum {name} : byte \{{(.*?)\}}", _text(file), re.DOTALL)
     members = {key: int(number) for key, number in re.findall(r"(\w+) = (\d+)", body)}
     assert members == {member.name: int(member) for member in getattr(front, name)}
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "members"),
-    [
-        ("program.fbs", "KernelTypes", wire.KERNEL_TYPES),
-        ("program.fbs", "InstructionArguments", wire.INSTRUCTION_ARGUMENTS),
-        ("bundled_program.fbs", "ValueUnion", wire.BUNDLED_VALUES),
-    ],
-)
-def test_unions_agree(file: str, name: str, members: tuple[str, ...]) -> None:
-    (body,) = re.findall(rf"union {name} \{{(.*?)\}}", _text(file), re.DOTALL)
-    assert ("NONE", *re.findall(r"\w+", body)) == members
 
 
 def test_importing_reads_no_part_that_writing_and_reading_never_need() -> None:

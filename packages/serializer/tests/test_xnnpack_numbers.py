@@ -55,7 +55,7 @@ def graph(nodes: list[XnnNode], *values: XnnValue) -> XnnGraph:
 
 
 def node(operator: XnnOperator, *inputs: int, output: int = 1, **parameters: Any) -> XnnNode:
-    names = [name for name, _ in operator.fields if name.endswith("_id")]
+    names = [field.name for field in operator.fields if field.name.endswith("_id")]
     read = [name for name in names if not name.startswith("output")]
     ids = {**dict(zip(read, inputs, strict=False)), "output_id": output}
     return XnnNode(

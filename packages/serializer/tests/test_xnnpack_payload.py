@@ -75,10 +75,10 @@ def test_each_operator_keeps_its_number_its_name_and_its_fields() -> None:
     named = [XnnOperator.PRELU, XnnOperator.STATIC_RESIZE_BILINEAR_2D, XnnOperator.CONV2D]
     assert [one.label for one in named] == ["PReLU", "StaticResizeBilinear2D", "Conv2d"]
     for operator in XnnOperator:
-        names = [name for name, _ in operator.fields]
+        names = [field.name for field in operator.fields]
         fields = {
-            name: [1, 2] if kind.startswith("[") else 0.5 if kind == "f32" else 7 + number
-            for number, (name, kind) in enumerate(operator.fields)
+            field.name: [1, 2] if field.item else 0.5 if field.kind == "f32" else 7 + number
+            for number, field in enumerate(operator.fields)
         }
         table = {"xnode_union_type": int(operator), "xnode_union": (operator.table, fields)}
         (node,) = decode_payload(payload(graph([value(0)], [table]))).nodes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.pte.named_data import TensorLayout
-from lowerdeck.serializer.pte.schema import Bool, Double, Int, Storage
+from lowerdeck.serializer.pte.schema import Bool, Double, EValue, Int, Storage
 
 BUNDLE_VERSION = 2
 """The version of the schema that ExecuTorch writes."""
@@ -78,3 +79,14 @@ class BundledProgram:
     program: Storage
     method_test_suites: list[MethodTestSuite] = field(default_factory=list)
     version: int = BUNDLE_VERSION
+
+
+BUNDLE_FORMAT = parse_schema(
+    "bundled_program.fbs",
+    {
+        **{kind.__name__: kind for kind in (Int, Bool, Double, ScalarType)},
+        "Tensor": BundledTensor,
+        "Value": EValue,
+    },
+)
+"""The tables of a ``.bpte`` file; the root is ``BundledProgram``."""

@@ -32,8 +32,8 @@ MAX_OVERLAP = 4
 """Segments, and constants within theirs, may together be this many times as long as the bytes
 that they share. Ours reach 2: a constant that is a named blob or a delegate too."""
 
-OBJECT_COST = 120
-"""Bytes that one decoded table takes, about."""
+ENTRY_COST = 120
+"""Bytes that one entry of a vector of tables takes, about."""
 
 LIST_COST = 56
 """Bytes that an empty list takes."""

@@ -7,8 +7,9 @@ one call, which makes the checks cheaper than the peer's unchecked reading.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.flatbuffer.limits import (
+    ENTRY_COST,
     FREE_MEMORY,
     LIST_COST,
     LONG_ENTRY_COST,
@@ -37,6 +39,10 @@ _ANY_LENGTH = 1 << 32  # a count has 32 bits
 _unpack_i32 = struct.Struct("<i").unpack_from
 _unpack_u32 = struct.Struct("<I").unpack_from
 _unpack_vtable = struct.Struct("<HH").unpack_from
+
+
+# The number of the default of an absent field: 0, False or 0.0.
+_DEFAULTS = {"?": 1, "f": 2, "d": 2}
 
 
 class Shape:
@@ -70,17 +76,17 @@ class Shape:
             for index, start in enumerate(starts)
             if start and fields[index].is_offset
         )
-        # Values come in file order; after them comes the default of absent fields.
+        # Values come in file order; after them come the defaults of absent fields.
         position = {index: number for number, (_, index) in enumerate(order)}
-        picks = [position.get(index, len(order)) for index in range(len(fields))]
+        picks = [
+            position.get(index, len(order) + _DEFAULTS.get(field.code, 0))
+            for index, field in enumerate(fields)
+        ]
         self.pick: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
         if picks != list(range(len(order))):
-            self.pick = itemgetter(*picks) if len(picks) > 1 else _nothing
-
-
-def _nothing(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the fields of a table whose only field is absent."""
-    return values[-1:]
+            self.pick = (
+                itemgetter(*picks) if len(picks) > 1 else lambda values: (values[picks[0]],)
+            )
 
 
 class TableReader:
@@ -89,6 +95,7 @@ class TableReader:
     Attributes:
         data: The FlatBuffer.
         size: Its size in bytes.
+        budget: Bytes that it may still decode to.
     """
 
     def __init__(
@@ -111,24 +118,10 @@ class TableReader:
         self.size: int = len(data)
         self._tables = tables
         self._shapes: dict[str, dict[int, Shape]] = {name: {} for name in tables}
-        self._readers = {name: self.table(name) for name in tables}
+        self._readers: dict[str, Callable[[int], Any]] = {}
         self._strings: dict[int, str] = {}
-        self._leaves: dict[tuple[int, str], tuple[Any, ...]] = {}
-        self._vectors: dict[str, list[Callable[..., tuple[Any, ...]]]] = {
-            code: [struct.Struct(f"<{count}{code}").unpack_from for count in range(24)]
-            for code in "iIBqQfd?"
-        }
-        self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
-
-    @contextmanager
-    def unpaid(self) -> Iterator[None]:
-        """Let what is decoded inside cost nothing that outlasts it, for it was paid before."""
-        kept = self._budget
-        self._budget = FREE_MEMORY + MEMORY_PER_BYTE * self.size
-        try:
-            yield
-        finally:
-            self._budget = kept
+        self._leaves: defaultdict[str, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+        self.budget: int = FREE_MEMORY + MEMORY_PER_BYTE * self.size
 
     def spend(self, cost: int, field: str, position: int) -> None:
         """Count bytes of memory that something decodes to.
@@ -136,8 +129,8 @@ class TableReader:
         Raises:
             LimitError: The file decodes to more than its size is worth.
         """
-        self._budget -= cost
-        if self._budget < 0:
+        self.budget -= cost
+        if self.budget < 0:
             raise LimitError(
                 f"the file decodes to more than {MEMORY_PER_BYTE} times its {self.size} bytes, "
                 "by referring to the same objects again and again",
@@ -145,7 +138,7 @@ class TableReader:
                 offset=position,
             )
 
-    def table(self, name: str) -> Callable[[int], Sequence[Any]]:
+    def table(self, name: str) -> Callable[[int], Any]:
         """Return a function that reads all fields of one kind of table, in id order.
 
         Given a position it returns scalars as numbers, and offsets as positions in the file, or 0
@@ -158,7 +151,7 @@ class TableReader:
         data, size, shapes = self.data, self.size, self._shapes[name]
         last = size - 4
 
-        def read(position: int) -> Sequence[Any]:
+        def read(position: int) -> Any:
             if position & 3 or position > last:
                 self._refuse_table(name, position)
             vtable = position - _unpack_i32(data, position)[0]
@@ -169,7 +162,7 @@ class TableReader:
                 self._check_table(name, position, shape)
             values = shape.unpack(data, position)
             if shape.pick is not None:
-                values = shape.pick((*values, 0))
+                values = shape.pick((*values, 0, False, 0.0))
             if not shape.offsets:
                 return values
             found = list(values)
@@ -183,13 +176,15 @@ class TableReader:
 
         return read
 
-    def fields(self, name: str, position: int) -> Sequence[Any]:
+    def fields(self, name: str, position: int) -> Any:
         """Return all fields of one table, as the function that :meth:`table` returns does.
 
         Args:
             name: Name of the table.
             position: Where it is.
         """
+        if name not in self._readers:
+            self._readers[name] = self.table(name)
         return self._readers[name](position)
 
     def _refuse_table(self, name: str, position: int) -> NoReturn:
@@ -252,37 +247,49 @@ class TableReader:
             )
         return count
 
-    def scalars(
-        self, position: int, kind: str, field: str, max_rank: int = _ANY_LENGTH
-    ) -> list[Any]:
+    def scalars(self, position: int, kind: str, field: str) -> list[Any]:
         """Return a vector of scalars as a new list; an absent one (0) is empty.
 
         Args:
             position: Where the vector's count is; checked here.
             kind: Kind of its elements.
             field: What is read, for messages.
-            max_rank: The limit of a vector with one number for each dimension. Whoever multiplies
-                sizes would otherwise make a number as long as the file.
-
-        Raises:
-            LimitError: There are more dimensions than that.
         """
-        if not position:
-            return []
-        key = position, kind
-        found = self._leaves.get(key)
-        if found is None:
-            found = self._leaves[key] = self._vector(position, kind, field, max_rank)
-        elif len(found) > max_rank:
-            self._refuse_rank(len(found), max_rank, field, position)
-        self._budget -= LIST_COST + SLOT_COST * len(found)
-        if len(found) > SHORT_LIST:
-            self._budget -= LONG_ENTRY_COST * (len(found) - SHORT_LIST)
-        if self._budget < 0:
-            self.spend(0, field, position)
-        return list(found)
+        return self.vector(kind, field)(position) if position else []
+
+    def vector(self, kind: str, field: str, most: int = 0) -> Callable[[int], list[Any]]:
+        """Return a function that reads vectors of scalars, each as a new list.
+
+        Args:
+            kind: Kind of their elements.
+            field: What is read, for messages.
+            most: The limit of vectors with one number for each dimension, 0 for none: whoever
+                multiplies sizes would otherwise make a number as long as the file. The function
+                raises a :class:`LimitError` where there are more.
+        """
+        leaves = self._leaves[kind]
+        most = most or _ANY_LENGTH
+        short = min(most, SHORT_LIST)
+
+        def read(position: int) -> list[Any]:
+            found = leaves.get(position)
+            if found is None:
+                found = leaves[position] = self._vector(position, kind, field, most)
+            count = len(found)
+            if count > short:
+                if count > most:
+                    self._refuse_rank(count, most, field, position)
+                self.budget -= LONG_ENTRY_COST * (count - short)
+            self.budget -= LIST_COST + SLOT_COST * count
+            if self.budget < 0:
+                self.spend(0, field, position)
+            return list(found)
+
+        return read
 
     def _vector(self, position: int, kind: str, field: str, max_rank: int) -> tuple[Any, ...]:
+        if not position:
+            raise MissingFieldError("found no vector", field=field)
         width = SCALAR_SIZES[kind]
         count = self.count(position, width, field)
         if count > max_rank:
@@ -292,10 +299,9 @@ class TableReader:
                 "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
             )
         self.spend(_ELEMENT_COST * count, field, position)
-        code = _VECTOR_CODES[kind]
         if count < 24:
-            return self._vectors[code][count](self.data, position + 4)
-        return struct.unpack_from(f"<{count}{code}", self.data, position + 4)
+            return _unpackers(kind)[count](self.data, position + 4)
+        return struct.unpack_from(f"<{count}{SCALAR_CODES[kind]}", self.data, position + 4)
 
     def _refuse_rank(self, rank: int, most: int, field: str, position: int) -> NoReturn:
         raise LimitError(
@@ -307,7 +313,7 @@ class TableReader:
         if not position:
             return
         count = self.count(position, 4, field)
-        self.spend(LIST_COST + SLOT_COST * count, field, position)
+        self.spend(LIST_COST + ENTRY_COST * count, field, position)
         last = self.size - 4
         # In runs, so that a vector that says it has a billion entries costs what is read of it.
         for start in range(0, count, 4096):
@@ -338,8 +344,8 @@ class TableReader:
         found = self._strings.get(position)
         if found is not None:
             # Not stored again, but whoever walks over what was decoded meets it again.
-            self._budget -= LIST_COST + len(found)
-            if self._budget < 0:
+            self.budget -= LIST_COST + len(found)
+            if self.budget < 0:
                 self.spend(0, field, position)
             return found
         length = self.count(position, 1, field)
@@ -399,9 +405,12 @@ class TableReader:
 
 # Bytes of a number that no other vector shares, and of its position in the tuple that is kept.
 _ELEMENT_COST = 40
-_VECTOR_CODES = {
-    kind: SCALAR_CODES[kind] for kind in ("i32", "u32", "u8", "i64", "u64", "f32", "f64", "bool")
-}
+
+
+@cache
+def _unpackers(kind: str) -> list[Callable[..., tuple[Any, ...]]]:
+    """Return functions that unpack vectors of 0 to 23 numbers, of which most have few."""
+    return [struct.Struct(f"<{count}{SCALAR_CODES[kind]}").unpack_from for count in range(24)]
 
 
 def root_position(data: memoryview) -> int:

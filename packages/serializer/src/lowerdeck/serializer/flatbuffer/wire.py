@@ -1,14 +1,23 @@
-"""The tables as they are in the file: for each its fields in id order, and their kinds.
+"""Tables as they are in a file: for each its fields in id order, and their kinds.
 
 A kind is a scalar (``i32``), ``str``, ``bytes`` (a vector of bytes that is not copied), a vector
 (``[i32]``, ``[Tensor]``), a table (``Tensor``) or a union (``union``, whose type is the field
-before it).
+before it). Reading, writing and checking all go by these descriptions, which are parsed from the
+schemas in ``fbs``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import cache
+from pkgutil import get_data
 from struct import calcsize
 from typing import NamedTuple
+
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
 
 FILE_IDENTIFIER = b"ET12"
 EXTERNAL_IDENTIFIER = b"FT01"
@@ -28,43 +37,48 @@ SCALAR_CODES = {
     "f64": "d",
 }
 SCALAR_SIZES = {kind: calcsize(f"<{code}") for kind, code in SCALAR_CODES.items()}
-
-# Members of the unions, in the order of their numbers (0 is NONE).
-KERNEL_TYPES = (
-    "NONE",
-    "Null",
-    "Int",
-    "Bool",
-    "Double",
-    "Tensor",
-    "String",
-    "IntList",
-    "DoubleList",
-    "BoolList",
-    "TensorList",
-    "OptionalTensorList",
-)
-BUNDLED_VALUES = ("NONE", "Tensor", "Int", "Bool", "Double")
-INSTRUCTION_ARGUMENTS = (
-    "NONE",
-    "KernelCall",
-    "DelegateCall",
-    "MoveCall",
-    "JumpFalseCall",
-    "FreeCall",
-)
+_KINDS = {
+    "ubyte": "u8",
+    "byte": "i8",
+    "int": "i32",
+    "uint": "u32",
+    "long": "i64",
+    "ulong": "u64",
+    "double": "f64",
+    "string": "str",
+}
 
 
 class Field(NamedTuple):
-    """One field of a table: its name and its kind."""
+    """One field of a table.
+
+    Attributes:
+        name: Its name.
+        kind: Its kind.
+        of: The enumeration of a number, or the union of a union or of the number of its member.
+        is_required: Whether a table without it is refused.
+        most: The most entries that its vector may have, 0 for any number.
+        is_aligned: Whether its bytes are aligned more than to 4.
+        default: The number that stands for an absent field.
+    """
 
     name: str
     kind: str
+    of: str = ""
+    is_required: bool = False
+    most: int = 0
+    is_aligned: bool = False
+    default: int = 0
 
     @property
     def is_offset(self) -> bool:
         """Return whether the field holds an offset to something else."""
         return self.kind not in SCALAR_CODES
+
+    @property
+    def item(self) -> str:
+        """Return the kind of the entries of a vector, or ``""``."""
+        return self.kind[1:-1] if self.kind[0] == "[" else ""
 
     @property
     def code(self) -> str:
@@ -77,106 +91,112 @@ class Field(NamedTuple):
         return SCALAR_SIZES.get(self.kind, 4)
 
 
+class Format:
+    """The tables of one format, and the classes that stand for them.
+
+    Attributes:
+        tables: Fields of each table by its name.
+        unions: Names of the members of each union; the number of a member is its index.
+        classes: Classes of tables and enumerations by name. A table without one is written of
+            dictionaries.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, tuple[Field, ...]],
+        unions: Mapping[str, tuple[str, ...]] | None = None,
+        classes: Mapping[str, type] | None = None,
+    ) -> None:
+        self.tables = tables
+        self.unions: Mapping[str, tuple[str, ...]] = unions or {}
+        self.classes: Mapping[str, type] = classes or {}
+        self.names: dict[type, str] = {
+            self.classes[name]: name for name in tables if name in self.classes
+        }
+        self._optional: dict[str, frozenset[str]] = {}
+
+    def may_miss(self, name: str, field: Field) -> bool:
+        """Return whether a field is None in an object where it is absent.
+
+        Args:
+            name: Its table. That of a class has None as the default of such a field.
+            field: The field, which holds an offset.
+        """
+        if name not in self.classes:
+            return not field.is_required
+        if name not in self._optional:
+            fields = dataclasses.fields(self.classes[name])
+            self._optional[name] = frozenset(one.name for one in fields if one.default is None)
+        return field.name in self._optional[name]
+
+    def members(self, name: str) -> Mapping[int, IntEnum]:
+        """Return the members of an enumeration by their numbers."""
+        return _members(self.classes[name])
+
+
+@cache
+def _members(kind: type[IntEnum]) -> Mapping[int, IntEnum]:
+    return {int(member): member for member in kind}
+
+
 def parse_fields(text: str) -> tuple[Field, ...]:
-    """Return the fields of a table, written ``name:kind`` and in the order of their ids."""
-    return tuple(Field(*part.split(":")) for part in text.split())
+    """Return the fields of a table, written ``name:kind`` and in the order of their ids.
+
+    ``name:kind=-1`` is one that is always written, as readers take -1 for an absent one.
+    """
+    parts = [re.split("[:=]", part) for part in text.split()]
+    return tuple(
+        Field(name, kind, default=int(*rest)) if rest else Field(name, kind)
+        for name, kind, *rest in parts
+    )
 
 
-PROGRAM_TABLES: dict[str, tuple[Field, ...]] = {
-    "Program": parse_fields(
-        "version:u32 execution_plan:[ExecutionPlan] constant_buffer:[Buffer]"
-        " backend_delegate_data:[BackendDelegateInlineData] segments:[DataSegment]"
-        " constant_segment:SubsegmentOffsets mutable_data_segments:[SubsegmentOffsets]"
-        " named_data:[NamedData]"
-    ),
-    "ExecutionPlan": parse_fields(
-        "name:str container_meta_type:ContainerMetadata values:[EValue] inputs:[i32]"
-        " outputs:[i32] chains:[Chain] operators:[Operator] delegates:[BackendDelegate]"
-        " non_const_buffer_sizes:[i64] non_const_buffer_device:[NonConstBufferDevice]"
-    ),
-    "ContainerMetadata": parse_fields("encoded_inp_str:str encoded_out_str:str"),
-    "EValue": parse_fields("val_type:u8 val:union"),
-    "Null": (),
-    "Int": parse_fields("int_val:i64"),
-    "Bool": parse_fields("bool_val:bool"),
-    "Double": parse_fields("double_val:f64"),
-    "String": parse_fields("string_val:str"),
-    "IntList": parse_fields("items:[i64]"),
-    "DoubleList": parse_fields("items:[f64]"),
-    "BoolList": parse_fields("items:[bool]"),
-    "TensorList": parse_fields("items:[i32]"),
-    "OptionalTensorList": parse_fields("items:[i32]"),
-    "Tensor": parse_fields(
-        "scalar_type:i8 storage_offset:i32 sizes:[i32] dim_order:[u8] requires_grad:bool"
-        " data_buffer_idx:u32 allocation_info:AllocationDetails layout:i8 shape_dynamism:i8"
-        " extra_tensor_info:ExtraTensorInfo"
-    ),
-    "AllocationDetails": parse_fields(
-        "memory_id:u32 memory_offset_low:u32 memory_offset_high:u32"
-    ),
-    "ExtraTensorInfo": parse_fields(
-        "mutable_data_segments_idx:u64 fully_qualified_name:str location:i8 device_type:i8"
-        " device_index:i8"
-    ),
-    "Operator": parse_fields("name:str overload:str"),
-    "Chain": parse_fields(
-        "inputs:[i32] outputs:[i32] instructions:[Instruction] stacktrace:[FrameList]"
-    ),
-    "Instruction": parse_fields("instr_args_type:u8 instr_args:union"),
-    "KernelCall": parse_fields("op_index:i32 args:[i32]"),
-    "DelegateCall": parse_fields("delegate_index:i32 args:[i32]"),
-    "MoveCall": parse_fields("move_from:i32 move_to:i32"),
-    "JumpFalseCall": parse_fields("cond_value_index:i32 destination_instruction:i32"),
-    "FreeCall": parse_fields("value_index:i32"),
-    "FrameList": parse_fields("items:[Frame]"),
-    "Frame": parse_fields("filename:str lineno:i32 name:str context:str"),
-    "BackendDelegate": parse_fields(
-        "id:str processed:BackendDelegateDataReference compile_specs:[CompileSpec]"
-    ),
-    "BackendDelegateDataReference": parse_fields("location:i8 index:u32"),
-    "CompileSpec": parse_fields("key:str value:bytes"),
-    "Buffer": parse_fields("storage:bytes"),
-    "BackendDelegateInlineData": parse_fields("data:bytes"),
-    "DataSegment": parse_fields("offset:u64 size:u64"),
-    "SubsegmentOffsets": parse_fields("segment_index:u32 offsets:[u64]"),
-    "NamedData": parse_fields("key:str segment_index:u32"),
-    "NonConstBufferDevice": parse_fields("buffer_idx:i32 device_type:i8 device_index:i8"),
-}
-"""The tables of a `.pte` file; the root is ``Program``."""
+def parse_schema(file: str, classes: Mapping[str, type]) -> Format:
+    """Return the format that a schema describes.
 
-EXTERNAL_TABLES: dict[str, tuple[Field, ...]] = {
-    "FlatTensor": parse_fields("version:u32 segments:[DataSegment] named_data:[NamedData]"),
-    "DataSegment": parse_fields("offset:u64 size:u64"),
-    "NamedData": parse_fields("key:str segment_index:u32 tensor_layout:TensorLayout"),
-    "TensorLayout": parse_fields("scalar_type:i8 sizes:[i32] dim_order:[u8]"),
-}
-"""The tables of a `.ptd` file; the root is ``FlatTensor``."""
+    Args:
+        file: Name of the schema in the folder ``fbs``.
+        classes: Classes of its tables and enumerations by name.
+    """
+    raw = get_data("lowerdeck.serializer", f"fbs/{file}") or b""
+    text = re.sub(r"//.*", "", raw.decode())
+    unions = {
+        name: ("NONE", *re.findall(r"\w+", body))
+        for name, body in re.findall(r"union (\w+) \{(.*?)\}", text, re.DOTALL)
+    }
+    enums = re.findall(r"enum (\w+)", text)
+    tables: dict[str, tuple[Field, ...]] = {}
+    for name, body in re.findall(r"table (\w+) \{(.*?)\}", text, re.DOTALL):
+        fields = []
+        for field, written, rest in re.findall(r"(\w+): ([\w\[\]]+)([^;]*);", body):
+            kind, of = written.strip("[]"), ""
+            if kind in unions:
+                fields.append(Field(f"{field}_type", "u8", kind))
+                kind, of = "union", kind
+            elif kind in enums:
+                kind, of = "i8", kind
+            kind = written.replace(written.strip("[]"), _KINDS.get(kind, kind))
+            most = MAX_RANK if "rank" in rest else 0
+            if kind == "[u8]" and not most:
+                kind = "bytes"
+            fields.append(Field(field, kind, of, "required" in rest, most, "force_align" in rest))
+        tables[name] = tuple(fields)
+    return Format(tables, unions, classes)
 
-BUNDLE_TABLES: dict[str, tuple[Field, ...]] = {
-    "BundledProgram": parse_fields(
-        "version:u32 method_test_suites:[BundledMethodTestSuite] program:bytes"
-    ),
-    "BundledMethodTestSuite": parse_fields("method_name:str test_cases:[BundledMethodTestCase]"),
-    "BundledMethodTestCase": parse_fields("inputs:[Value] expected_outputs:[Value]"),
-    "Value": parse_fields("val_type:u8 val:union"),
-    "Tensor": parse_fields("scalar_type:i8 sizes:[i32] data:bytes dim_order:[u8]"),
-    "Int": parse_fields("int_val:i64"),
-    "Bool": parse_fields("bool_val:bool"),
-    "Double": parse_fields("double_val:f64"),
-}
-"""The tables of a `.bpte` file; the root is ``BundledProgram``."""
 
-ETDUMP_TABLES: dict[str, tuple[Field, ...]] = {
-    "ETDump": parse_fields("version:u32 run_data:[RunData]"),
-    "RunData": parse_fields(
-        "name:str bundled_input_index:i32 allocators:[Allocator] events:[Event]"
-    ),
-    "Event": parse_fields(
-        "profile_event:ProfileEvent allocation_event:AllocationEvent debug_event:DebugEvent"
-    ),
-    "ProfileEvent": parse_fields(
-        "name:str chain_index:i32 instruction_id:i32 delegate_debug_id_int:i32"
-        " delegate_debug_id_str:str delegate_debug_metadata:bytes start_time:u64 end_time:u64"
-    ),
-}
-"""What we write of an ETDump file; the root is ``ETDump``. An index that is not there is -1."""
+ETDUMP_FORMAT = Format(
+    {
+        "ETDump": parse_fields("version:u32 run_data:[RunData]"),
+        "RunData": parse_fields(
+            "name:str bundled_input_index:i32=-1 allocators:[Allocator] events:[Event]"
+        ),
+        "Event": parse_fields(
+            "profile_event:ProfileEvent allocation_event:AllocationEvent debug_event:DebugEvent"
+        ),
+        "ProfileEvent": parse_fields(
+            "name:str chain_index:i32=-1 instruction_id:i32=-1 delegate_debug_id_int:i32=-1"
+            " delegate_debug_id_str:str delegate_debug_metadata:bytes start_time:u64 end_time:u64"
+        ),
+    }
+)
+"""What we write of an ETDump file; the root is ``ETDump``."""

@@ -16,19 +16,20 @@ from lowerdeck.serializer.errors import (
     SegmentError,
     TruncatedError,
 )
-from lowerdeck.serializer.flatbuffer.limits import MAX_RANK, OBJECT_COST
+from lowerdeck.serializer.flatbuffer.limits import ENTRY_COST
+from lowerdeck.serializer.flatbuffer.objects import ObjectReader
 from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
-from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
-from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, EXTERNAL_TABLES
+from lowerdeck.serializer.flatbuffer.tables import root_position
+from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER
 from lowerdeck.serializer.ptd.external_write import (
+    EXTERNAL_FORMAT,
     HEADER_LENGTH,
     HEADER_MAGIC,
     HEADER_STRUCT,
     ExternalData,
     ExternalEntry,
 )
-from lowerdeck.serializer.pte.decoding import SCALAR_TYPES, member
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.resolve import check_overlap
@@ -55,17 +56,17 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     """
     view = byte_view(data, "the file")
     fb_size, base, data_size = _read_header(view)
-    reader = TableReader(view[:fb_size], EXTERNAL_TABLES, strict=True)
+    objects = ObjectReader(view[:fb_size], EXTERNAL_FORMAT, strict=True)
+    reader = objects.tables
     version, segment_table, named_table = reader.fields(
         "FlatTensor", root_position(view[:fb_size])
     )
     for table, name in ((segment_table, "segments"), (named_table, "named_data")):
         if not table:
             raise MissingFieldError("found no vector", field=f"FlatTensor.{name}")
-    segments = []
-    for at in reader.tables(segment_table, "FlatTensor.segments"):
-        reader.spend(OBJECT_COST, "FlatTensor.segments", at)
-        segments.append(DataSegment(*reader.fields("DataSegment", at)))
+    segments: list[DataSegment] = objects.objects(
+        segment_table, "DataSegment", "FlatTensor.segments"
+    )
     for index, segment in enumerate(segments):
         if segment.offset + segment.size > data_size:
             raise SegmentError(
@@ -77,7 +78,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     entries: dict[str, ExternalEntry] = {}
     views: dict[int, memoryview] = {}
     for at in reader.tables(named_table, "FlatTensor.named_data"):
-        reader.spend(2 * OBJECT_COST, "FlatTensor.named_data", at)
+        reader.spend(2 * ENTRY_COST, "FlatTensor.named_data", at)
         key_at, number, layout_at = reader.fields("NamedData", at)
         key = reader.string(key_at, "NamedData.key")
         if key in numbers:
@@ -90,7 +91,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
             )
         numbers[key] = number
         start = base + segments[number].offset
-        layout = _layout(reader, layout_at, segments[number].size, key) if layout_at else None
+        layout = _layout(objects, layout_at, segments[number].size, key) if layout_at else None
         if number not in views:
             # One view for each segment, so that whoever compares contents sees that it is one.
             views[number] = view[start : start + segments[number].size]
@@ -206,14 +207,9 @@ def _read_header(view: memoryview) -> tuple[int, int, int]:
     return end, base, data_size
 
 
-def _layout(reader: TableReader, position: int, size: int, key: str) -> TensorLayout:
-    kind, sizes_at, order_at = reader.fields("TensorLayout", position)
+def _layout(objects: ObjectReader, position: int, size: int, key: str) -> TensorLayout:
     field = "TensorLayout"
-    layout = TensorLayout(
-        member(SCALAR_TYPES, kind, f"{field}.scalar_type", position),
-        reader.scalars(sizes_at, "i32", f"{field}.sizes", MAX_RANK),
-        reader.scalars(order_at, "u8", f"{field}.dim_order", MAX_RANK),
-    )
+    layout: TensorLayout = objects.object_at(position, field)
     rank = len(layout.sizes)
     if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):
         raise ContentError(

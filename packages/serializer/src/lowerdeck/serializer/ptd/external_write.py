@@ -19,17 +19,23 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.escaping import shown
 from lowerdeck.serializer.flatbuffer.alignment import check_positive, round_up
-from lowerdeck.serializer.flatbuffer.assembly import Assembly
-from lowerdeck.serializer.flatbuffer.packing import byte_vector, int_vector
-from lowerdeck.serializer.flatbuffer.skeleton import SLOT
+from lowerdeck.serializer.flatbuffer.field_check import first_problem, refuse
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
-from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER, EXTERNAL_TABLES
-from lowerdeck.serializer.pte.field_check import check_external
+from lowerdeck.serializer.flatbuffer.wire import (
+    EXTERNAL_IDENTIFIER,
+    Field,
+    Format,
+    parse_fields,
+    parse_schema,
+)
+from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
+from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout
-from lowerdeck.serializer.pte.schema import Storage
+from lowerdeck.serializer.pte.schema import DataSegment, Storage
 from lowerdeck.serializer.pte.segments import NamedBlob, SegmentPlan, SegmentPlanner
 
 HEADER_MAGIC = b"FH01"
@@ -66,6 +72,24 @@ class ExternalData:
     entries: dict[str, ExternalEntry] = field(default_factory=dict)
     segment_alignment: int = 128
     version: int = 0
+
+
+EXTERNAL_FORMAT = parse_schema(
+    "flat_tensor.fbs",
+    {kind.__name__: kind for kind in (DataSegment, TensorLayout, ScalarType)},
+)
+"""The tables of a `.ptd` file; the root is ``FlatTensor``."""
+_FIELDS = Format(
+    {
+        "Entry": (
+            Field("key", "str", is_required=True),
+            Field("entry", "ExternalEntry", is_required=True),
+        ),
+        "ExternalEntry": parse_fields("data:bytes tensor_layout:TensorLayout alignment:i64"),
+        "TensorLayout": EXTERNAL_FORMAT.tables["TensorLayout"],
+    },
+    classes={**EXTERNAL_FORMAT.classes, "ExternalEntry": ExternalEntry},
+)
 
 
 def external_data(output: NamedDataStoreOutput) -> dict[str, ExternalData]:
@@ -147,15 +171,34 @@ def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Pie
                 f"found a {type(data).__name__}, expected ExternalData or a dict of entries"
             )
         data = ExternalData(dict(data))
-    check_external(data)
-    plan = _plan(data)
-    pieces = _encode(data, plan)
+    if not isinstance(data.entries, dict):
+        raise ProgramError(f"entries: found {shown(data.entries)}, expected a dict of entries")
+    tables: dict[str, object] = {"version": data.version, "segments": [], "named_data": []}
+    try:
+        plan = _plan(data)
+        tables["segments"] = plan.segments
+        tables["named_data"] = [
+            {
+                "key": key,
+                "segment_index": number,
+                "tensor_layout": data.entries[key].tensor_layout,
+            }
+            for key, number in plan.named
+        ]
+        writer = Writer(EXTERNAL_FORMAT)
+        pieces = writer.finish("FlatTensor", tables, EXTERNAL_IDENTIFIER, inserted=_INSERTED)
+    except UNWRITABLE as error:
+        for key, entry in data.entries.items():
+            problem = first_problem(_FIELDS, {"key": key, "entry": entry}, "Entry")
+            if problem:
+                raise ProgramError(f"entries: external data {shown(key)}{problem}") from error
+        refuse(EXTERNAL_FORMAT, tables, "FlatTensor", error)
     size = sum(len(piece) for piece in pieces)
     base = round_up(size, plan.base_alignment)
     header = HEADER_STRUCT.pack(
         HEADER_MAGIC, HEADER_LENGTH, _INSERTED, size - _INSERTED, base, plan.end
     )
-    # The header tells sizes that are known only now; its bytes were left free by `_encode`.
+    # The header tells sizes that are known only now.
     head = bytearray(pieces[0])
     head[8 : 8 + HEADER_LENGTH] = header
     pieces[0] = head
@@ -174,41 +217,3 @@ def _plan(data: ExternalData) -> SegmentPlan:
     for blob in blobs:
         planner.add_named(blob)
     return planner.plan
-
-
-def _encode(data: ExternalData, plan: SegmentPlan) -> list[Piece]:
-    assembly = Assembly(EXTERNAL_TABLES, start=8 + _INSERTED, blob_alignment=4)
-    skeleton, words = assembly.skeleton, assembly.words
-    root = skeleton.table(
-        "FlatTensor", {"version": data.version, "segments": SLOT, "named_data": SLOT}
-    )
-    position, slots = skeleton.vector(len(plan.segments))
-    skeleton.patch(root["segments"], position)
-    for slot, segment in zip(slots, plan.segments, strict=True):
-        sizes = {"offset": segment.offset, "size": segment.size}
-        skeleton.patch(slot, skeleton.table("DataSegment", sizes)[""])
-    position, slots = skeleton.vector(len(plan.named))
-    skeleton.patch(root["named_data"], position)
-    for slot, (key, number) in zip(slots, plan.named, strict=True):
-        layout = data.entries[key].tensor_layout
-        table = skeleton.table(
-            "NamedData",
-            {
-                "key": words.add_string(key),
-                "segment_index": number,
-                "tensor_layout": None if layout is None else SLOT,
-            },
-        )
-        skeleton.patch(slot, table[""])
-        if layout is not None:
-            try:
-                fields = {
-                    "scalar_type": layout.scalar_type,
-                    "sizes": words.add(int_vector(layout.sizes)),
-                    "dim_order": words.add(byte_vector(layout.dim_order)),
-                }
-            except ProgramError as error:
-                raise ProgramError(f"external data {key!r}: {error}") from error
-            skeleton.patch(table["tensor_layout"], skeleton.table("TensorLayout", fields)[""])
-    head = struct.pack("<I4s", root[""], EXTERNAL_IDENTIFIER).ljust(8 + _INSERTED, b"\0")
-    return assembly.finish(head)

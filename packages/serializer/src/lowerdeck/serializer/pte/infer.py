@@ -95,7 +95,11 @@ def file_layout(
     """
     inserted = _inserted(container)
     tensor = tensor_alignment(container, constants)
-    delegate = min(_common_bit(inline), inserted or _PAGE)
+    limit = inserted or _PAGE
+    # We align the end of the FlatBuffer as well: what both tell is no luck.
+    delegate = min(_common_bit((*inline, len(container.program))), limit)
+    if delegate < FileLayout().delegate_alignment or not inline:
+        delegate = min(_common_bit(inline), limit)
     if not inline and inserted <= HEADER_LENGTH:
         delegate = FileLayout().delegate_alignment
     return FileLayout(shared, tensor, delegate, extracted)

@@ -15,7 +15,7 @@ from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import open_container
-from lowerdeck.serializer.pte.decoding import PlanTable, ProgramDecoder
+from lowerdeck.serializer.pte.decode import PlanTable, ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.header import ExtendedHeader
 from lowerdeck.serializer.pte.infer import file_layout
@@ -127,6 +127,7 @@ class PteFile:
         self.decoder: ProgramDecoder = ProgramDecoder(self._container.program, strict=strict)
         self._resolver = SegmentResolver(self._container, self.decoder)
         self._methods: dict[int, schema.ExecutionPlan] = {}
+        self._operators: dict[int, list[schema.Operator]] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Say that the file is closed, which took all attributes away."""
@@ -186,7 +187,7 @@ class PteFile:
     @property
     def named_data_segments(self) -> list[int]:
         """Return the segment of each entry of :attr:`named_data`."""
-        return [index for _, index in self.decoder.named_data()]
+        return [index for _, index in self.decoder.named_data]
 
     @property
     def segments(self) -> list[schema.DataSegment]:
@@ -209,12 +210,12 @@ class PteFile:
     @property
     def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
         """Return where the initial values of mutable buffers start."""
-        return self.decoder.mutable_data_segments()
+        return self.decoder.mutable_data_segments
 
-    @cached_property
+    @property
     def plan_tables(self) -> tuple[PlanTable, ...]:
         """Return where the parts of every method are in the file."""
-        return tuple(self.decoder.plans())
+        return self.decoder.plans
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -242,7 +243,10 @@ class PteFile:
         Raises:
             KeyError: There is no such method.
         """
-        return self.decoder.operators(self.plan_tables[self._index_of(name)])
+        index = self._index_of(name)
+        if index not in self._operators:
+            self._operators[index] = self.decoder.operators(self.plan_tables[index])
+        return self._operators[index]
 
     @cached_property
     def delegates(self) -> list[DelegateEntry]:
@@ -264,7 +268,7 @@ class PteFile:
     @cached_property
     def backend_delegate_data(self) -> list[schema.BackendDelegateInlineData]:
         """Return the distinct bytes of delegates, as :class:`Program` holds them."""
-        inline = [view for _, view in self._resolver.inline_delegates]
+        inline = [view for _, view in self.decoder.inline_delegates]
         segments = [self.segment(index) for index in self._delegate_segments]
         return [schema.BackendDelegateInlineData(view) for view in (*inline, *segments)]
 
@@ -294,9 +298,9 @@ class PteFile:
             self._container,
             self._resolver.alignments.shared,
             offsets.offsets if offsets else (),
-            [start for start, _ in self._resolver.inline_delegates],
+            [start for start, _ in self.decoder.inline_delegates],
             # Without delegates nothing tells, and extracting is the default.
-            extracted=bool(self._delegate_segments) or not self._resolver.inline_delegates,
+            extracted=bool(self._delegate_segments) or not self.decoder.inline_delegates,
         )
 
     def program(self) -> schema.Program:
@@ -336,7 +340,7 @@ class PteFile:
     @cached_property
     def _delegate_segments(self) -> dict[int, int]:
         """Return for each segment of a delegate its index in ``backend_delegate_data``."""
-        first = len(self._resolver.inline_delegates)
+        first = len(self.decoder.inline_delegates)
         found: dict[int, int] = {}
         for entry in self.delegates:
             if entry.location is DataLocation.SEGMENT:

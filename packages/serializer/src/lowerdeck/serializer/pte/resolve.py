@@ -14,7 +14,7 @@ from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
 from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import Container
-from lowerdeck.serializer.pte.decoding import ProgramDecoder
+from lowerdeck.serializer.pte.decode import ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation, TensorDataLocation
 from lowerdeck.serializer.pte.infer import (
     SegmentAlignments,
@@ -57,7 +57,7 @@ class SegmentResolver:
         """
         self.container = container
         self.decoder = decoder
-        self.segments: list[schema.DataSegment] = decoder.segments()
+        self.segments: list[schema.DataSegment] = decoder.segments
         for index, segment in enumerate(self.segments):
             container.check_segment(index, segment)
         self._views: dict[tuple[int, int], memoryview] = {}
@@ -67,15 +67,10 @@ class SegmentResolver:
     def alignments(self) -> SegmentAlignments:
         """Return what the offsets of the segments tell about alignments."""
         count = len(self.segments)
-        named = [index for _, index in self.decoder.named_data() if index < count]
+        named = [index for _, index in self.decoder.named_data if index < count]
         base, size = self.container.segment_base, len(self.container.program)
         paddings = self._inner_padding(named)
         return segment_alignments(base, size, self.segments, named, paddings)
-
-    @cached_property
-    def inline_delegates(self) -> list[tuple[int, memoryview]]:
-        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
-        return self.decoder.inline_delegates()
 
     def segment(self, index: int, where: str) -> memoryview:
         """Return the bytes of one segment.
@@ -90,7 +85,7 @@ class SegmentResolver:
     def named_data(self) -> list[schema.NamedData]:
         """Return the named data with their bytes and alignments."""
         found = []
-        for number, (key, index) in enumerate(self.decoder.named_data()):
+        for number, (key, index) in enumerate(self.decoder.named_data):
             view = self.segment(index, f"Program.named_data[{number}].segment_index")
             found.append(schema.NamedData(key, view, self.alignments.own[index]))
         return found
@@ -101,7 +96,7 @@ class SegmentResolver:
         Raises:
             ContentError: The file has constants in the FlatBuffer and in a segment.
         """
-        offsets = self.decoder.constant_segment()
+        offsets = self.decoder.constant_segment
         if offsets is None or not offsets.offsets:
             return None
         if self.decoder.has_constant_buffer:
@@ -119,8 +114,8 @@ class SegmentResolver:
         """
         offsets = self.constant_offsets()
         if offsets is None:
-            inline = self.decoder.constant_buffer()
-            return [schema.Buffer(view) for view in inline] or [schema.Buffer(b"")]
+            inline = self.decoder.constant_buffer
+            return [schema.Buffer(view) for _, view in inline] or [schema.Buffer(b"")]
         return self._subsegments(offsets, use, "Program.constant_segment", padded=True)
 
     def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
@@ -129,7 +124,7 @@ class SegmentResolver:
         Raises:
             ContentError: The file has more than one segment of them.
         """
-        entries = self.decoder.mutable_data_segments()
+        entries = self.decoder.mutable_data_segments
         if not entries:
             return [schema.Buffer(b"")]
         if len(entries) > 1:
@@ -149,7 +144,7 @@ class SegmentResolver:
         """
         if reference.location is DataLocation.SEGMENT:
             return self.segment(reference.index, where)
-        inline = self.inline_delegates
+        inline = self.decoder.inline_delegates
         if reference.index >= len(inline):
             raise IndexRangeError(
                 f"found index {reference.index}, expected one of {len(inline)} inline delegates",
@@ -159,7 +154,7 @@ class SegmentResolver:
 
     def _inner_padding(self, named: Iterable[int]) -> dict[int, int]:
         """Return the zeros before each named blob that is a constant too: they may be padding."""
-        table = self.decoder.constant_segment()
+        table = self.decoder.constant_segment
         if table is None or table.segment_index >= len(self.segments):
             return {}
         outer = self.segments[table.segment_index]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lowerdeck.serializer.flatbuffer.pickling import pickled
 from lowerdeck.serializer.flatbuffer.storage import FileRange
+from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import (
     DataLocation,
     DeviceType,
@@ -497,3 +498,10 @@ class Program:
     backend_delegate_data: list[BackendDelegateInlineData] = field(default_factory=list)
     named_data: list[NamedData] = field(default_factory=list)
     layout: FileLayout | None = field(default=None, compare=False)
+
+
+_LOGICAL = ("Program", "NamedData")
+PROGRAM_FORMAT = parse_schema(
+    "program.fbs", {name: kind for name, kind in globals().items() if name not in _LOGICAL}
+)
+"""The tables of a `.pte` file; the root is ``Program``, which segments make another than ours."""

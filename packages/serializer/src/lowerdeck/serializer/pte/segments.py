@@ -90,10 +90,7 @@ class SegmentPlanner:
         tensor_alignment = self._layout.constant_tensor_alignment
         start, offset = self._next_start(tensor_alignment), 0
         offsets = [0]
-        views = [
-            byte_view(buffer.storage, f"constant_buffer[{index}]")
-            for index, buffer in enumerate(buffers[1:], 1)
-        ]
+        views = _views(buffers, "constant_buffer")[1:]
         if views and not any(len(view) for view in views):
             # The runtime takes an empty segment for a missing one and refuses to load.
             views[0] = memoryview(b"\0")
@@ -114,13 +111,13 @@ class SegmentPlanner:
 
     def add_mutable(self, buffers: Sequence[Buffer]) -> None:
         """Place the initial values in one segment, unaligned, for they are copied out."""
-        if len(buffers) < 2:
+        views = _views(buffers, "mutable_data")[1:]
+        if not views:
             return
         start = end = self._next_start(1)
         seen: BlobIndex[int] = BlobIndex()
         offsets = [0]
-        for index, buffer in enumerate(buffers[1:], 1):
-            view = byte_view(buffer.storage, f"mutable_data[{index}]")
+        for view in views:
             known = seen.find(view) if len(view) else 0
             if known is None:
                 known = end - start
@@ -171,3 +168,7 @@ class SegmentPlanner:
         self.plan.segments.append(DataSegment(start, end - start))
         self.plan.end = max(self.plan.end, end)
         return len(self.plan.segments) - 1
+
+
+def _views(buffers: Sequence[Buffer], name: str) -> list[memoryview]:
+    return [byte_view(buffer.storage, f"{name}[{index}]") for index, buffer in enumerate(buffers)]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
+from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
 from lowerdeck.serializer.flatbuffer.alignment import check_positive, common_alignment, round_up
+from lowerdeck.serializer.flatbuffer.field_check import is_list, refuse
 from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
-from lowerdeck.serializer.pte.encoding import encode_program
-from lowerdeck.serializer.pte.field_check import TypeCheck, check_program
+from lowerdeck.serializer.flatbuffer.wire import FILE_IDENTIFIER, Format, parse_fields
+from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
+from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.header import (
     HEADER_LENGTH,
     HEADER_START,
@@ -21,10 +24,31 @@ from lowerdeck.serializer.pte.header import (
 )
 from lowerdeck.serializer.pte.layout import FileLayout, chosen_layout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput
-from lowerdeck.serializer.pte.schema import Program
+from lowerdeck.serializer.pte.schema import (
+    PROGRAM_FORMAT,
+    BackendDelegate,
+    BackendDelegateDataReference,
+    NamedData,
+    Program,
+)
 from lowerdeck.serializer.pte.segments import NamedBlob, SegmentPlan, SegmentPlanner
 from lowerdeck.serializer.pte.table_count import warn_of_tables
 
+_LOGICAL = {
+    "Program": parse_fields(
+        "version:u32 execution_plan:[ExecutionPlan] constant_buffer:[Buffer]"
+        " mutable_data:[Buffer] backend_delegate_data:[BackendDelegateInlineData]"
+        " named_data:[NamedData]"
+    ),
+    "NamedData": parse_fields("key:str data:bytes alignment:i64"),
+}
+_LISTS = [field for field in _LOGICAL["Program"] if field.item]
+_PROGRAM_FIELDS = Format(
+    {**PROGRAM_FORMAT.tables, **_LOGICAL},
+    PROGRAM_FORMAT.unions,
+    {**PROGRAM_FORMAT.classes, "Program": Program, "NamedData": NamedData},
+)
+"""The fields of a program's classes, of which two are not those of the file."""
 MIN_FILE_SIZE = 64
 """The runtime reads this many bytes first, and fails on a shorter file."""
 
@@ -142,17 +166,21 @@ def pte_pieces(
     Raises:
         ProgramError: The program cannot be written.
     """
-    if not TypeCheck().right(program):
-        check_program(program)
     try:
+        for field in _LISTS:
+            # What is empty, reserved or not used is not looked at by others.
+            items = getattr(program, field.name)
+            if not is_list(items) or {*map(type, items)} - {_PROGRAM_FIELDS.classes[field.item]}:
+                raise TypeError(f"expected a list of {field.item}")
         plan = _plan(program, layout, named_data)
         warn_of_tables(program, segments=len(plan.segments))
+        writer = Writer(PROGRAM_FORMAT, alignment=layout.delegate_alignment)
         inserted = inserted_size(layout) if plan.end else 0
-        pieces = encode_program(program, plan, layout, inserted=inserted)
-    except (ProgramError, ArithmeticError, LookupError, TypeError, ValueError, struct.error):
-        # Packing knows that a number does not fit, but not whose it is.
-        check_program(program)
-        raise
+        tables = _file_tables(program, plan, extracted=layout.extract_delegate_segments)
+        with collector_held():
+            pieces = writer.finish("Program", tables, FILE_IDENTIFIER, inserted=inserted)
+    except UNWRITABLE as error:
+        refuse(_PROGRAM_FIELDS, program, "Program", error)
     size = sum(len(piece) for piece in pieces)
     if not plan.end:
         pieces.append(b"\0" * (MIN_FILE_SIZE - size))
@@ -181,6 +209,33 @@ def _plan(
     for blob in named:
         planner.add_named(blob)
     return planner.plan
+
+
+def _file_tables(program: Program, plan: SegmentPlan, *, extracted: bool) -> dict[str, object]:
+    """Return the root table of the file, in which segments hold what the program holds itself."""
+
+    def stored(delegate: BackendDelegate) -> BackendDelegate:
+        location, index = DataLocation(delegate.processed.location), delegate.processed.index
+        if extracted:
+            location, index = DataLocation.SEGMENT, plan.delegates[index]
+        return replace(delegate, processed=BackendDelegateDataReference(location, index))
+
+    for method in program.execution_plan:
+        if not is_list(method.delegates):
+            raise TypeError("expected a list")
+    return {
+        "version": program.version,
+        "execution_plan": [
+            replace(method, delegates=list(map(stored, method.delegates)))
+            for method in program.execution_plan
+        ],
+        "constant_buffer": [],
+        "backend_delegate_data": [] if extracted else program.backend_delegate_data,
+        "segments": plan.segments,
+        "constant_segment": plan.constants,
+        "mutable_data_segments": [plan.mutable] if plan.mutable else None,
+        "named_data": [{"key": key, "segment_index": number} for key, number in plan.named],
+    }
 
 
 def _delegate_order(program: Program) -> list[int]:

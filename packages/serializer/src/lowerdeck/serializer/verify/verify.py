@@ -20,7 +20,7 @@ from lowerdeck.serializer.flatbuffer.limits import (
 )
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.decoding import PlanTable
+from lowerdeck.serializer.pte.decode import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
@@ -216,9 +216,9 @@ class ProgramVerifier:
         if offsets is not None:
             field = "Program.constant_segment"
             return self._stored(offsets, field, aligned=True, needed=True)
-        inline = self._decoder.constant_positions()
+        inline = self._decoder.constant_buffer or [(0, memoryview(b""))]
         starts = [start for start, _ in inline]
-        return StoredData(starts, [start + size for start, size in inline], aligned=True)
+        return StoredData(starts, [start + len(view) for start, view in inline], aligned=True)
 
     def _mutable(self) -> StoredData:
         tables = self._file.mutable_data_segments

@@ -15,9 +15,10 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.flatbuffer.alignment import round_up
-from lowerdeck.serializer.flatbuffer.limits import OBJECT_COST
-from lowerdeck.serializer.flatbuffer.nested import NestedWriter
+from lowerdeck.serializer.flatbuffer.limits import ENTRY_COST
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
+from lowerdeck.serializer.flatbuffer.wire import Format
+from lowerdeck.serializer.flatbuffer.writer import Writer
 from lowerdeck.serializer.xnnpack.graph import (
     XnnConstant,
     XnnEncoding,
@@ -46,7 +47,7 @@ _NAMED = 0xFFFFFFFFFFFFFFFF
 """The offset of a constant that has a name instead."""
 _PLAIN, _QUANTISED = 1, 2
 _SCHEMES = list(SCALE_TABLES)
-_WRITER = NestedWriter(PAYLOAD_TABLES)
+_FORMAT = Format(PAYLOAD_TABLES)
 _OPERATORS = {int(operator): operator for operator in XnnOperator}
 _DATATYPES = {int(kind): kind for kind in XnnDatatype}
 
@@ -138,7 +139,7 @@ class _Decoder:
         field = f"XNNGraph.{name}"
         for at in self._reader.tables(vector, field):
             # One table may be in a vector a thousand times.
-            self._reader.spend(OBJECT_COST, field, at)
+            self._reader.spend(2 * ENTRY_COST, field, at)
             yield at
 
     def _numbers(self, vector: int, field: str, kind: str = "u32") -> tuple[Any, ...]:
@@ -256,7 +257,7 @@ def encode_payload(graph: XnnGraph) -> bytes:
         2
     """
     numbers = {constant: number for number, constant in enumerate(graph.constants)}
-    flat = _WRITER.write(
+    pieces = Writer(_FORMAT).finish(
         "XNNGraph",
         {
             "version": graph.version,
@@ -276,6 +277,7 @@ def encode_payload(graph: XnnGraph) -> bytes:
         },
         _IDENTIFIERS[-1],
     )
+    flat = b"".join(pieces)
     start = round_up(_HEADER.size, _ALIGNMENT)
     end = round_up(start + len(flat), _ALIGNMENT)
     header = _HEADER.pack(*(_MAGIC, _HEADER.size, start, len(flat), end, len(graph.constant_data)))

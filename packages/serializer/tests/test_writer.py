@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
-from lowerdeck.serializer.flatbuffer.nested import NestedWriter
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
-from lowerdeck.serializer.flatbuffer.wire import parse_fields
+from lowerdeck.serializer.flatbuffer.wire import Format, parse_fields
+from lowerdeck.serializer.flatbuffer.writer import Writer
 
 TABLES = {
     "Root": parse_fields("unused:u32 inner:[Inner] kind:u8 any:union numbers:[u32] alone:Inner"),
     "Inner": parse_fields("wide:u64 small:u8 name:str short:i16 real:f32"),
 }
-WRITER = NestedWriter(TABLES)
+
+
+def write(values: dict[str, Any]) -> bytes:
+    return b"".join(Writer(Format(TABLES)).finish("Root", values, b"TEST"))
 
 
 def reader(data: bytes) -> tuple[TableReader, int]:
@@ -23,7 +27,7 @@ def reader(data: bytes) -> tuple[TableReader, int]:
 
 def test_fields_are_aligned_and_zeros_left_out() -> None:
     inner = [{"wide": at, "small": 7, "name": "key", "real": 0.5} for at in (0, 1 << 40)]
-    data = WRITER.write("Root", {"inner": inner, "numbers": ()}, b"TEST")
+    data = write({"inner": inner, "numbers": ()})
     assert data[4:8] == b"TEST"
     tables, root = reader(data)
     unused, vector, kind, union, numbers, alone = tables.fields("Root", root)
@@ -34,16 +38,20 @@ def test_fields_are_aligned_and_zeros_left_out() -> None:
     assert {tables.string(one[2], "") for one in found} == {"key"}
 
 
-def test_tables_alike_share_their_description() -> None:
+def test_equal_tables_are_written_once_and_others_share_their_description() -> None:
+    def size(inner: list[dict[str, Any]]) -> int:
+        return len(write({"inner": inner}))
+
     one = {"small": 1, "real": 2.0}
-    sizes = [len(WRITER.write("Root", {"inner": [one] * count}, b"TEST")) for count in (1, 101)]
-    assert sizes[1] - sizes[0] == 100 * (4 + 12)
+    assert size([one] * 101) - size([one]) == 100 * 4
+    others = [{"small": 1, "real": float(number + 3)} for number in range(100)]
+    assert size([one, *others]) - size([one]) == 100 * (4 + 12)
 
 
 def test_it_is_what_the_formats_own_library_reads() -> None:
     library = pytest.importorskip("flatbuffers")
     values = {"kind": 3, "any": ("Inner", {"short": -4}), "numbers": [5, 6]}
-    data = WRITER.write("Root", values, b"TEST")
+    data = write(values)
     table = library.table.Table(data, library.encode.Get(library.packer.uoffset, data, 0))
     types = library.number_types
     assert table.Get(types.Uint8Flags, table.Pos + table.Offset(8)) == 3

@@ -1,0 +1,284 @@
+"""The one writer of FlatBuffers: it grows them from the end, a column of equal tables at a time.
+
+Offsets lead forward only, so what a table refers to is written first, and lies behind it. All
+tables of a kind are taken together: each field becomes a column that the interpreter's own loops
+convert, equal rows are stored once, and one ``struct`` packs the others.
+
+A *reference* is how many bytes before the end something begins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from itertools import chain, islice, starmap
+from operator import attrgetter, index, sub
+from typing import Any
+
+from lowerdeck.serializer.errors import ProgramError
+from lowerdeck.serializer.flatbuffer.alignment import round_up
+from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
+from lowerdeck.serializer.flatbuffer.field_check import is_list
+from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.flatbuffer.stream import Piece
+from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Field, Format
+
+MAX_FLATBUFFER = (1 << 31) - 1
+"""FlatBuffers' offsets are 32 bits wide and may not reach further than this."""
+UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueError, struct.error)
+"""What a value raises that its field cannot hold; it does not say whose value it is."""
+
+_Row = tuple[Any, ...]
+# After the 4 bytes that lead to the vtable: what needs no gap, then 8 bytes wide, then the small.
+_ORDER = {4: 0, 8: 1, 2: 2, 1: 3}
+# Floats are compared by their bits: 0.0 equals -0.0 and is another number.
+_BITS = {"f": "I", "d": "Q"}
+
+
+class Writer:
+    """The bytes of one FlatBuffer, from its end on."""
+
+    def __init__(self, form: Format, *, alignment: int = 16) -> None:
+        """Start an empty one.
+
+        Args:
+            form: Its tables.
+            alignment: Alignment in the file of bytes that the format wants aligned.
+        """
+        self._form = form
+        self._blob_alignment = max(alignment, 16)
+        self._alignment = 16
+        self._pieces: list[Piece] = []
+        self._size = 0
+        self._leaves: dict[bytes, int] = {}
+        self._vectors: dict[_Row, int] = {}
+        self._rows: defaultdict[str, dict[_Row, int]] = defaultdict(dict)
+        self._blobs: BlobIndex[int] = BlobIndex()
+
+    def finish(
+        self, name: str, root: object, identifier: bytes, *, inserted: int = 0, prefix: int = 0
+    ) -> list[Piece]:
+        """Return the pieces of the FlatBuffer, no blob copied.
+
+        Args:
+            name: Table of the root.
+            root: An object of its class, or a dictionary where it has none; so is all inside.
+            identifier: Four bytes that say what the buffer is.
+            inserted: Bytes to leave free after the identifier.
+            prefix: Bytes before the FlatBuffer that hold its size, which no offset counts.
+
+        Raises:
+            ProgramError: The FlatBuffer is larger than its offsets can reach.
+            Exception: One of ``UNWRITABLE``.
+        """
+        (table,) = self._tables(name, [root])
+        total = round_up(prefix + 8 + inserted + self._size, self._alignment)
+        size = (total - prefix).to_bytes(4, "little")[:prefix]
+        head = size + struct.pack("<I4s", total - prefix - table, identifier)
+        return [head.ljust(total - self._size, b"\0"), *reversed(self._pieces)]
+
+    def _tables(self, name: str, items: Sequence[Any]) -> list[int]:
+        """Write tables of one kind and return a reference to each."""
+        if not items:
+            return []
+        fields = self._form.tables[name]
+        kind = self._form.classes.get(name, dict)
+        if {*map(type, items)} != {kind}:
+            raise TypeError(f"expected nothing but {name}")
+        columns: dict[str, Sequence[Any]] = {}
+        # The last field first: aligned bytes, which come late, leave their gap at the end.
+        for field in reversed(fields):
+            if field.of in self._form.unions and not field.is_offset:
+                continue  # written with the union
+            if kind is dict:
+                column = [item.get(field.name, None if field.is_offset else 0) for item in items]
+            else:
+                column = list(map(attrgetter(field.name), items))
+            if field.of in self._form.unions:
+                columns[f"{field.name}_type"], columns[field.name] = self._union(field, column)
+            elif field.is_offset:
+                columns[field.name] = self._objects(name, field, column)
+            else:
+                columns[field.name] = self._numbers(field, column)
+        rows = list(zip(*(columns[field.name] for field in fields), strict=True))
+        rows = rows or [()] * len(items)
+        known = self._rows[name]
+        new: Iterable[_Row] = dict.fromkeys(rows)
+        if known:
+            new = [row for row in new if row not in known]
+        offsets = [at for at, field in enumerate(fields) if field.is_offset]
+        varying = [at for at in offsets if None in columns[fields[at].name]]
+        groups: dict[_Row, list[_Row]] = {} if varying else {(): list(new)}
+        if varying:
+            for row in new:
+                groups.setdefault(tuple([row[at] is None for at in varying]), []).append(row)
+        for group in filter(None, groups.values()):
+            known.update(zip(group, self._records(fields, group), strict=True))
+        return [known[row] for row in rows]
+
+    def _numbers(self, field: Field, column: list[Any]) -> Sequence[Any]:
+        if field.kind == "bool" and {*map(type, column)} != {bool}:
+            raise TypeError("expected True or False")
+        if field.of and not self._form.members(field.of).keys() >= {*map(index, column)}:
+            raise ValueError(f"expected members of {field.of}")
+        if field.code in _BITS:
+            packed = struct.pack(f"<{len(column)}{field.code}", *column)
+            return struct.unpack(f"<{len(column)}{_BITS[field.code]}", packed)
+        # Zeros are left out, so that what is none must not pass for one.
+        return column if {*map(type, column)} <= {int, bool} else list(map(index, column))
+
+    def _union(self, field: Field, column: list[Any]) -> tuple[list[int], list[int]]:
+        """Return the numbers of the members of a union, and references to them."""
+        kinds = list(map(type, column))
+        names = {kind: self._form.names[kind] for kind in {*kinds}}
+        members = self._form.unions[field.of]
+        numbers = {kind: members.index(name) for kind, name in names.items()}
+        references = self._members([names[kind] for kind in kinds], column)
+        return [numbers[kind] for kind in kinds], references
+
+    def _members(self, names: list[str], items: Sequence[Any]) -> list[int]:
+        """Write tables of several kinds."""
+        groups: defaultdict[str, list[Any]] = defaultdict(list)
+        for name, item in zip(names, items, strict=True):
+            groups[name].append(item)
+        references = {name: iter(self._tables(name, group)) for name, group in groups.items()}
+        return [next(references[name]) for name in names]
+
+    def _objects(self, name: str, field: Field, column: list[Any]) -> Sequence[int | None]:
+        """Write what a field refers to; None stands for nothing."""
+        kinds = {*map(type, column)}
+        if type(None) not in kinds:
+            return self._present(field, column, kinds)
+        if not self._form.may_miss(name, field):
+            raise TypeError(f"found None as {name}.{field.name}")
+        there = [one for one in column if one is not None]
+        found = iter(self._present(field, there, kinds - {type(None)}))
+        return [None if one is None else next(found) for one in column]
+
+    def _present(self, field: Field, column: list[Any], kinds: Collection[type]) -> Sequence[int]:
+        if field.item:
+            # Text and bytes are sequences as well, but no lists of numbers.
+            if not {*kinds} <= {list, tuple} and not all(map(is_list, column)):
+                raise TypeError("expected a list")
+            if field.most and max(map(len, column), default=0) > field.most:
+                raise ValueError(f"expected at most {field.most} dimensions")
+            if field.item not in SCALAR_CODES:
+                return self._lists(field.item, column)
+            if field.item == "bool" and {*map(type, chain.from_iterable(column))} - {bool}:
+                raise TypeError("expected True or False")
+            pack, width = _packer(field.item), SCALAR_SIZES[field.item]
+            return self._add([pack(one) for one in column], wide=width == 8)
+        if field.kind == "str":
+            raw = [one.encode() for one in column]
+            return self._add([len(one).to_bytes(4, "little") + one + b"\0" for one in raw])
+        if field.kind == "bytes":
+            return [self._blob(field, byte_view(one, field.name)) for one in column]
+        if field.kind == "union":
+            # One that is given as pairs of a table's name and a dictionary.
+            return self._members([name for name, _ in column], [item for _, item in column])
+        return self._tables(field.kind, column)
+
+    def _add(self, leaves: list[bytes], *, wide: bool = False) -> list[int]:
+        """Write texts, vtables or vectors of numbers; wide ones are aligned after their count."""
+        known = self._leaves
+        size, parts, places = 0, [], {}
+        for leaf in dict.fromkeys(leaves):
+            if leaf not in known:
+                parts.append(b"\0\0\0\0" + leaf if wide else leaf + bytes(-len(leaf) % 4))
+                places[leaf] = size + 4 if wide else size
+                size += len(parts[-1])
+        start = self._push(b"".join(parts), 8 if wide else 4)
+        known.update((leaf, start - place) for leaf, place in places.items())
+        return [known[leaf] for leaf in leaves]
+
+    def _blob(self, field: Field, view: memoryview) -> int:
+        found = self._blobs.find(view)
+        if found is None:
+            self._push(view, self._blob_alignment if field.is_aligned else 4)
+            found = self._push(len(view).to_bytes(4, "little"), 4)
+            self._blobs.add(view, found)
+        return found
+
+    def _lists(self, name: str, lists: list[Sequence[Any]]) -> list[int]:
+        """Write vectors of tables."""
+        references = iter(self._tables(name, [*chain.from_iterable(lists)]))
+        rows = [tuple(islice(references, len(one))) for one in lists]
+        new = [row for row in dict.fromkeys(rows) if row not in self._vectors]
+        place = start = self._start(sum(4 + 4 * len(row) for row in new), 4)
+        parts = []
+        for row in new:
+            self._vectors[row] = place
+            offsets = map(sub, range(place - 4, place - 4 - 4 * len(row), -4), row)
+            parts.append(struct.pack(f"<{1 + len(row)}I", len(row), *offsets))
+            place -= 4 + 4 * len(row)
+        assert self._push(b"".join(parts), 4) == start
+        return [self._vectors[row] for row in rows]
+
+    def _records(self, fields: Sequence[Field], rows: list[_Row]) -> range:
+        """Write tables of which the same fields are present, and their vtable."""
+        columns = [
+            (field, column)
+            for field, column in zip(fields, zip(*rows, strict=True), strict=True)
+            if (column[0] is not None if field.is_offset else field.default or any(column))
+        ]
+        columns.sort(key=lambda item: _ORDER[item[0].size])
+        code, end, places = "<i", 4, {}
+        for field, _ in columns:
+            gap = -end % field.size
+            code += "x" * gap + _BITS.get(field.code, field.code)
+            places[field.name] = end + gap
+            end += gap + field.size
+        alignment = 8 if any(field.size == 8 for field, _ in columns) else 4
+        record = struct.Struct(code + "x" * (-end % alignment))
+        slots = [places.get(field.name, 0) for field in fields]
+        while slots and not slots[-1]:
+            slots.pop()
+        vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+        (described,) = self._add([vtable])
+        stride, size = record.size, record.size * len(rows)
+        start = self._start(size, alignment)
+        packed: list[Iterable[Any]] = [range(described - start, described - start + size, stride)]
+        for field, column in columns:
+            if field.is_offset:
+                place = start - places[field.name]
+                packed.append(map(sub, range(place, place - size, -stride), column))
+            else:
+                packed.append(column)
+        data = b"".join(starmap(record.pack, zip(*packed, strict=True)))
+        self._push(data, alignment)
+        return range(start, start - size, -stride)
+
+    def _start(self, size: int, alignment: int) -> int:
+        """Return the reference to something of a size that is written next."""
+        return round_up(self._size + size, alignment)
+
+    def _push(self, piece: Piece, alignment: int) -> int:
+        """Write a piece before all others and return a reference to it."""
+        start = self._start(len(piece), alignment)
+        self._alignment = max(self._alignment, alignment)
+        self._pieces += [bytes(start - self._size - len(piece)), piece]
+        self._size = start
+        if start > MAX_FLATBUFFER:
+            raise ProgramError(
+                f"the FlatBuffer would take more than the {MAX_FLATBUFFER} bytes that its format "
+                "allows; use extract_delegate_segments=True, so that delegates come after it"
+            )
+        return start
+
+
+@cache
+def _packer(kind: str) -> Callable[[Sequence[Any]], bytes]:
+    """Return a function that packs vectors of numbers, a count and then the elements."""
+    # Lists are short and of few lengths: a compiled struct for each saves a third.
+    code = SCALAR_CODES[kind]
+    packs = [struct.Struct(f"<I{count}{code}").pack for count in range(24)]
+
+    def pack(items: Sequence[Any]) -> bytes:
+        count = len(items)
+        if count < 24:
+            return packs[count](count, *items)
+        return struct.pack(f"<I{count}{code}", count, *items)
+
+    return pack

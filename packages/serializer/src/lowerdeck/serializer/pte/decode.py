@@ -1,0 +1,135 @@
+"""The tables of a program, decoded part by part on request, and then kept."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from lowerdeck.serializer.flatbuffer.objects import ObjectReader
+from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
+from lowerdeck.serializer.pte import schema
+
+
+class PlanTable(NamedTuple):
+    """Where the parts of one method are: its name and table, and its vectors, 0 if absent."""
+
+    name: str
+    position: int
+    container_meta_type: int
+    values: int
+    inputs: int
+    outputs: int
+    chains: int
+    operators: int
+    delegates: int
+    non_const_buffer_sizes: int
+    non_const_buffer_device: int
+
+
+class ProgramDecoder:
+    """Decodes the parts of one FlatBuffer.
+
+    Attributes:
+        reader: Reads its tables.
+        version: Version of the schema.
+        execution_plan: Where the vector of methods is, 0 if absent.
+        segment_table: Where the vector of segments is.
+    """
+
+    def __init__(self, data: memoryview, *, strict: bool = False) -> None:
+        """Read the root table.
+
+        Args:
+            data: The FlatBuffer, from the start of the file.
+            strict: As for :class:`TableReader`.
+
+        Raises:
+            FormatError: The root table is malformed.
+        """
+        self._objects = ObjectReader(data, schema.PROGRAM_FORMAT, strict=strict)
+        self.reader: TableReader = self._objects.tables
+        self.version: int
+        self.execution_plan: int
+        self.segment_table: int
+        (
+            self.version,
+            self.execution_plan,
+            self._constant_buffer,
+            self._inline_delegates,
+            self.segment_table,
+            self._constant_segment,
+            self._mutable_segments,
+            self._named_data,
+        ) = self.reader.fields("Program", root_position(data))
+
+    @cached_property
+    def plans(self) -> tuple[PlanTable, ...]:
+        """Return where the parts of every method are."""
+        found = []
+        for at in self.reader.tables(self.execution_plan, "Program.execution_plan"):
+            name, *rest = self.reader.fields("ExecutionPlan", at)
+            found.append(PlanTable(self.reader.string(name, "ExecutionPlan.name"), at, *rest))
+        return tuple(found)
+
+    def plan(self, table: PlanTable) -> schema.ExecutionPlan:
+        """Return one method, decoded whole."""
+        plan: schema.ExecutionPlan = self._objects.object_at(table.position, "ExecutionPlan")
+        return plan
+
+    def operators(self, table: PlanTable) -> list[schema.Operator]:
+        """Return the operators of a method."""
+        return self._objects.objects(table.operators, "Operator", "ExecutionPlan.operators")
+
+    def delegates(self, table: PlanTable) -> list[schema.BackendDelegate]:
+        """Return the delegates of a method, their data references as they are in the file."""
+        return self._objects.objects(table.delegates, "BackendDelegate", "ExecutionPlan.delegates")
+
+    @cached_property
+    def segments(self) -> list[schema.DataSegment]:
+        """Return the segments as the file lists them, unchecked against its size."""
+        return self._objects.objects(self.segment_table, "DataSegment", "Program.segments")
+
+    @cached_property
+    def constant_segment(self) -> schema.SubsegmentOffsets | None:
+        """Return where the constants start, or None in a legacy file."""
+        at = self._constant_segment
+        return self._objects.object_at(at, "SubsegmentOffsets") if at else None
+
+    @cached_property
+    def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
+        """Return where the initial values start: none or one entry in known files."""
+        field = "Program.mutable_data_segments"
+        return self._objects.objects(self._mutable_segments, "SubsegmentOffsets", field)
+
+    @cached_property
+    def named_data(self) -> list[tuple[str, int]]:
+        """Return the keys of the named data with their segments."""
+        found = []
+        for at in self.reader.tables(self._named_data, "Program.named_data"):
+            key, segment = self.reader.fields("NamedData", at)
+            found.append((self.reader.string(key, "NamedData.key"), segment))
+        return found
+
+    @property
+    def has_constant_buffer(self) -> bool:
+        """Return whether constants are in the FlatBuffer."""
+        vector = self._constant_buffer
+        return bool(vector and self.reader.count(vector, 4, "Program.constant_buffer"))
+
+    @cached_property
+    def constant_buffer(self) -> list[tuple[int, memoryview]]:
+        """Return the inline constants of a legacy file: where each starts, and its bytes."""
+        return self._blobs(self._constant_buffer, "Buffer", "Program.constant_buffer")
+
+    @cached_property
+    def inline_delegates(self) -> list[tuple[int, memoryview]]:
+        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
+        field = "Program.backend_delegate_data"
+        return self._blobs(self._inline_delegates, "BackendDelegateInlineData", field)
+
+    def _blobs(self, vector: int, name: str, field: str) -> list[tuple[int, memoryview]]:
+        found = []
+        for at in self.reader.tables(vector, field):
+            (data,) = self.reader.fields(name, at)
+            found.append((data + 4 if data else 0, self.reader.bytes_at(data, field)))
+        return found
