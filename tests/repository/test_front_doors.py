@@ -30,7 +30,7 @@ BEHIND = {
         "openvino/test_partition openvino/test_payload "
         "serializer/test_read "
         "serializer/test_field_check "
-        "serializer/test_nested serializer/test_schema serializer/test_stream "
+        "serializer/test_writer serializer/test_schema serializer/test_stream "
         "xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (

@@ -3,127 +3,126 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lowerdeck.serializer.bundled import (
-    BundledProgram,
-    BundledTensor,
-    BundledValue,
-    MethodTestCase,
-    MethodTestSuite,
-    deserialize_bundle,
-    is_bundle,
-    serialize_bundle,
-    write_bundle,
-)
-from lowerdeck.serializer.errors import (
-    AlignmentError,
-    ContentError,
-    EnumError,
-    FormatError,
-    HeaderError,
-    IndexRangeError,
-    LimitError,
-    MagicError,
-    MissingFieldError,
-    NamedDataConflictError,
-    OffsetError,
-    ProgramError,
-    SegmentError,
-    SerializerError,
-    TableError,
-    TableLimitWarning,
-    TextError,
-    TraceError,
-    TruncatedError,
-)
-from lowerdeck.serializer.escaping import printable
-from lowerdeck.serializer.flatbuffer.storage import (
-    FileRange,
-    byte_view,
-    resident_view,
-    storage_size,
-)
-from lowerdeck.serializer.flatbuffer.stream import write_pieces
-from lowerdeck.serializer.ptd import (
-    ExternalData,
-    ExternalEntry,
-    OpenModel,
-    PtdFile,
-    deserialize_ptd,
-    external_data,
-    open_model,
-    open_ptd,
-    serialize_ptd,
-    write_model,
-    write_ptd,
-)
-from lowerdeck.serializer.pte.enums import (
-    DataLocation,
-    DeviceType,
-    ScalarType,
-    TensorDataLocation,
-    TensorShapeDynamism,
-)
-from lowerdeck.serializer.pte.header import ExtendedHeader
-from lowerdeck.serializer.pte.layout import FileLayout
-from lowerdeck.serializer.pte.named_data import (
-    DataEntry,
-    NamedDataStore,
-    NamedDataStoreOutput,
-    TensorLayout,
-)
-from lowerdeck.serializer.pte.read import DelegateEntry, PteFile, deserialize_pte, open_pte
-from lowerdeck.serializer.pte.schema import (
-    AllocationDetails,
-    BackendDelegate,
-    BackendDelegateDataReference,
-    BackendDelegateInlineData,
-    Bool,
-    BoolList,
-    Buffer,
-    Chain,
-    CompileSpec,
-    ContainerMetadata,
-    DataSegment,
-    DelegateCall,
-    Double,
-    DoubleList,
-    EValue,
-    ExecutionPlan,
-    ExtraTensorInfo,
-    Frame,
-    FrameList,
-    FreeCall,
-    Instruction,
-    InstructionArguments,
-    Int,
-    IntList,
-    JumpFalseCall,
-    KernelCall,
-    KernelTypes,
-    MoveCall,
-    NamedData,
-    NonConstBufferDevice,
-    Null,
-    Operator,
-    OptionalTensorList,
-    Program,
-    Storage,
-    String,
-    SubsegmentOffsets,
-    Tensor,
-    TensorList,
-)
-from lowerdeck.serializer.pte.write import serialize_pte, write_pte
-
 if TYPE_CHECKING:
+    from lowerdeck.serializer.bundled import (
+        BundledProgram,
+        BundledTensor,
+        BundledValue,
+        MethodTestCase,
+        MethodTestSuite,
+        deserialize_bundle,
+        is_bundle,
+        serialize_bundle,
+        write_bundle,
+    )
+    from lowerdeck.serializer.errors import (
+        AlignmentError,
+        ContentError,
+        EnumError,
+        FormatError,
+        HeaderError,
+        IndexRangeError,
+        LimitError,
+        MagicError,
+        MissingFieldError,
+        NamedDataConflictError,
+        OffsetError,
+        ProgramError,
+        SegmentError,
+        SerializerError,
+        TableError,
+        TableLimitWarning,
+        TextError,
+        TraceError,
+        TruncatedError,
+    )
+    from lowerdeck.serializer.escaping import printable
     from lowerdeck.serializer.etdump import ProfileEvent, RunData, serialize_etdump, write_etdump
+    from lowerdeck.serializer.flatbuffer.storage import (
+        FileRange,
+        byte_view,
+        resident_view,
+        storage_size,
+    )
+    from lowerdeck.serializer.flatbuffer.stream import write_pieces
     from lowerdeck.serializer.kernels.table import (
         RUNTIME_VERSION,
         RuntimeKernel,
         kernel_names,
         runtime_kernels,
     )
+    from lowerdeck.serializer.ptd import (
+        ExternalData,
+        ExternalEntry,
+        OpenModel,
+        PtdFile,
+        deserialize_ptd,
+        external_data,
+        open_model,
+        open_ptd,
+        serialize_ptd,
+        write_model,
+        write_ptd,
+    )
     from lowerdeck.serializer.pte.digest import method_digest
+    from lowerdeck.serializer.pte.enums import (
+        DataLocation,
+        DeviceType,
+        ScalarType,
+        TensorDataLocation,
+        TensorShapeDynamism,
+    )
+    from lowerdeck.serializer.pte.header import ExtendedHeader
+    from lowerdeck.serializer.pte.layout import FileLayout
+    from lowerdeck.serializer.pte.named_data import (
+        DataEntry,
+        NamedDataStore,
+        NamedDataStoreOutput,
+        TensorLayout,
+    )
+    from lowerdeck.serializer.pte.read import DelegateEntry, PteFile, deserialize_pte, open_pte
+    from lowerdeck.serializer.pte.schema import (
+        AllocationDetails,
+        BackendDelegate,
+        BackendDelegateDataReference,
+        BackendDelegateInlineData,
+        Bool,
+        BoolList,
+        Buffer,
+        Chain,
+        CompileSpec,
+        ContainerMetadata,
+        DataSegment,
+        DelegateCall,
+        Double,
+        DoubleList,
+        EValue,
+        ExecutionPlan,
+        ExtraTensorInfo,
+        Frame,
+        FrameList,
+        FreeCall,
+        Instruction,
+        InstructionArguments,
+        Int,
+        IntList,
+        JumpFalseCall,
+        KernelCall,
+        KernelTypes,
+        MoveCall,
+        NamedData,
+        NonConstBufferDevice,
+        Null,
+        Operator,
+        OptionalTensorList,
+        Program,
+        Storage,
+        String,
+        SubsegmentOffsets,
+        Tensor,
+        TensorList,
+    )
+    from lowerdeck.serializer.pte.write import serialize_pte, write_pte
     from lowerdeck.serializer.verify import Hazard, verify_pte
     from lowerdeck.serializer.xnnpack.graph import (
         XnnConstant,
@@ -134,8 +133,8 @@ if TYPE_CHECKING:
     )
     from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
     from lowerdeck.serializer.xnnpack.payload import decode_payload, encode_payload
+    from lowerdeck.serializer.xnnpack.releases import needed_release
     from lowerdeck.serializer.xnnpack.verify import verify_payload
-    from lowerdeck.serializer.xnnpack.verify_types import needed_release
 
 __all__ = [
     # Writing and reading
@@ -278,44 +277,22 @@ __all__ = [
     "TableLimitWarning",
 ]
 
-_AT_FIRST_USE = {
-    "lowerdeck.serializer.etdump": (
-        "ProfileEvent",
-        "RunData",
-        "serialize_etdump",
-        "write_etdump",
-    ),
-    "lowerdeck.serializer.kernels.table": (
-        "RUNTIME_VERSION",
-        "RuntimeKernel",
-        "kernel_names",
-        "runtime_kernels",
-    ),
-    "lowerdeck.serializer.pte.digest": ("method_digest",),
-    "lowerdeck.serializer.verify.hazards": ("Hazard",),
-    "lowerdeck.serializer.verify.verify": ("verify_pte",),
-    "lowerdeck.serializer.xnnpack.graph": (
-        "XnnConstant",
-        "XnnEncoding",
-        "XnnGraph",
-        "XnnNode",
-        "XnnValue",
-    ),
-    "lowerdeck.serializer.xnnpack.operators": ("XnnDatatype", "XnnOperator"),
-    "lowerdeck.serializer.xnnpack.payload": ("decode_payload", "encode_payload"),
-    "lowerdeck.serializer.xnnpack.verify": ("verify_payload",),
-    "lowerdeck.serializer.xnnpack.verify_types": ("needed_release",),
-}
-"""What writing and reading never need, a third of all classes here: whoever verifies, looks into
-payloads or draws pages imports it then."""
+# In the order in which they are searched: what reading needs comes first.
+_MODULES = (
+    *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
+    *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write", "ptd"),
+    *("bundled", "kernels.table", "pte.digest", "etdump", "xnnpack.operators", "xnnpack.graph"),
+    *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify"),
+)
 
 if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
 
     def __getattr__(name: str) -> Any:
-        """Return a part that is imported at its first use."""
-        for module, names in _AT_FIRST_USE.items():
-            if name in names:
-                globals().update({n: getattr(importlib.import_module(module), n) for n in names})
+        """Return a name whose module is imported at its first use."""
+        for module in _MODULES if name in __all__ else ():
+            found = importlib.import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                globals()[name] = getattr(found, name)
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

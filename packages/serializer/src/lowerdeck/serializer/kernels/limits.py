@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.enums import ScalarType
+from lowerdeck.serializer.pte.enums import ScalarType, TensorDataLocation
 
 _BARE_UNSIGNED = {ScalarType.UINT16, ScalarType.UINT32, ScalarType.UINT64}
 _FLOATING = frozenset(
@@ -40,224 +39,192 @@ _TYPES: Mapping[str, frozenset[ScalarType]] = {
 """The sets of element types that rows of the table name."""
 
 
-class Arguments(Protocol):
+# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
+_MOST_ITEMS = 17
+
+
+class Arguments:
     """The arguments of one call; what is known only at run time is None."""
+
+    def __init__(self, values: list[schema.EValue], args: list[int], unknown: set[int]) -> None:
+        """Look at a call.
+
+        Args:
+            values: The values of its method.
+            args: Its arguments, as indices of values.
+            unknown: The values that instructions write.
+        """
+        self._values = values
+        self._args = args
+        self._unknown = unknown
+
+    def value(self, number: int) -> schema.KernelTypes:
+        """Return an argument."""
+        return self._values[self._args[number]].val
 
     def tensor(self, number: int) -> schema.Tensor | None:
         """Return a tensor argument, or None for any other."""
+        value = self.value(number)
+        return value if isinstance(value, schema.Tensor) else None
 
     def tensors(self, number: int) -> list[schema.Tensor | None]:
         """Return the tensors of a list; None stands for an index that was left out."""
+        value = self.value(number)
+        if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
+            return []
+        items = [self._values[at].val if at >= 0 else None for at in value.items[:_MOST_ITEMS]]
+        return [item if isinstance(item, schema.Tensor) else None for item in items]
 
     def number(self, number: int) -> float | None:
         """Return a number that the file gives."""
+        return self._number(self._args[number])
 
     def numbers(self, number: int) -> list[float | None]:
         """Return the numbers of a list."""
-
-    def is_constant(self, number: int) -> bool:
-        """Return whether the file gives the bytes of a tensor argument."""
+        value = self.value(number)
+        items = value.items[:_MOST_ITEMS] if isinstance(value, schema.IntList) else []
+        return [self._number(item) for item in items]
 
     def is_computed(self, number: int) -> bool:
         """Return whether an instruction writes a number argument, or one of a list."""
+        value = self.value(number)
+        is_list = isinstance(value, schema.IntList)
+        items = value.items[:_MOST_ITEMS] if is_list else [self._args[number]]  # type: ignore[union-attr]
+        return not self._unknown.isdisjoint(items)
+
+    def _number(self, index: int) -> float | None:
+        value = self._values[index].val
+        if index in self._unknown or not isinstance(value, schema.Int | schema.Double):
+            return None
+        return value.int_val if isinstance(value, schema.Int) else value.double_val
+
+
+def is_constant(value: schema.KernelTypes) -> bool:
+    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
+    if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
+        return False
+    extra = value.extra_tensor_info
+    external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
+    return external or value.data_buffer_idx > 0
 
 
 Limit = Callable[[Arguments], str | None]
 """Returns what is wrong with the arguments of a call, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Promoted:
-    """Tensors whose types are promoted: uint16, uint32 and uint64 have no promotion."""
+def _promoted(call: Arguments, *positions: int) -> str | None:
+    """Refuse promotion of uint16, uint32 and uint64, which have none."""
+    kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
+    if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
+        names = ", ".join(sorted(kind.name for kind in kinds))
+        return f"found tensors of {names}, expected one type where one is bare unsigned"
+    return None
 
-    positions: tuple[int, ...]
 
-    def __call__(self, call: Arguments) -> str | None:
-        kinds = {tensor.scalar_type for at in self.positions if (tensor := call.tensor(at))}
-        if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
-            names = ", ".join(sorted(kind.name for kind in kinds))
-            return f"found tensors of {names}, expected one type where one is bare unsigned"
+def _rank(call: Arguments, at: int, least: int, most: int = MAX_RANK) -> str | None:
+    """Refuse a tensor that has not from ``least`` to ``most`` dimensions."""
+    tensor = call.tensor(at)
+    if tensor is None or least <= len(tensor.sizes) <= most:
         return None
+    return f"found {len(tensor.sizes)} dimensions in argument {at}, expected {least} to {most}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """A tensor must have from ``least`` to ``most`` dimensions."""
-
-    position: int
-    least: int
-    most: int = 16
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor = call.tensor(self.position)
-        if tensor is not None and not self.least <= len(tensor.sizes) <= self.most:
-            return (
-                f"found {len(tensor.sizes)} dimensions in argument {self.position}, expected "
-                f"{self.least} to {self.most}"
-            )
+def _types(call: Arguments, at: int, allowed: str) -> str | None:
+    """Refuse a tensor of another type than these."""
+    tensor = call.tensor(at)
+    if tensor is None or tensor.scalar_type in _TYPES[allowed]:
         return None
+    names = ", ".join(sorted(kind.name for kind in _TYPES[allowed]))
+    return f"found {tensor.scalar_type.name} in argument {at}, expected one of {names}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Types:
-    """A tensor must have one of the types."""
-
-    position: int
-    allowed: str
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor, allowed = call.tensor(self.position), _TYPES[self.allowed]
-        if tensor is not None and tensor.scalar_type not in allowed:
-            names = ", ".join(sorted(kind.name for kind in allowed))
-            return (
-                f"found {tensor.scalar_type.name} in argument {self.position}, expected "
-                f"one of {names}"
-            )
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Dimension:
-    """A number, or each of a list, must be a dimension of a tensor.
+def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> str | None:
+    """Refuse a number, or one of a list, that is no dimension of a tensor.
 
     It must be known, too: torch never computes one, so that no right file does.
     """
-
-    position: int
-    of: int
-    negative: bool = False
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor = call.tensor(self.of)
-        if tensor is None:
-            return None
-        rank = len(tensor.sizes)
-        if call.is_computed(self.position):
-            return f"found a computed dimension in argument {self.position}, expected a number"
-        least = -rank if self.negative else 0
-        for number in call.numbers(self.position) or [call.number(self.position)]:
-            if number is not None and not least <= number < rank:
-                return (
-                    f"found dimension {number} in argument {self.position}, expected {least} to "
-                    f"{rank - 1}"
-                )
+    tensor = call.tensor(of)
+    if tensor is None:
         return None
+    if call.is_computed(at):
+        return f"found a computed dimension in argument {at}, expected a number"
+    rank = len(tensor.sizes)
+    least = -rank if negative else 0
+    for number in call.numbers(at) or [call.number(at)]:
+        if number is not None and not least <= number < rank:
+            return f"found dimension {number} in argument {at}, expected {least} to {rank - 1}"
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Alike:
-    """Two tensors must have the same sizes."""
-
-    position: int
-    other: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor, other = call.tensor(self.position), call.tensor(self.other)
-        if tensor is not None and other is not None and tensor.sizes != other.sizes:
-            return (
-                f"found sizes {tensor.sizes} in argument {self.position}, expected "
-                f"{other.sizes}, those of argument {self.other}"
-            )
+def _alike(call: Arguments, at: int, other: int) -> str | None:
+    """Refuse two tensors of different sizes."""
+    one, two = call.tensor(at), call.tensor(other)
+    if one is None or two is None or one.sizes == two.sizes:
         return None
+    return f"found sizes {one.sizes} in argument {at}, expected {two.sizes} as in {other}"
 
 
-@dataclass(frozen=True, slots=True)
-class _NotConstant:
-    """A tensor whose numbers the kernel trusts, so that no file may give them."""
+def _not_constant(call: Arguments, at: int) -> str | None:
+    """Refuse numbers of the file where the kernel trusts them."""
+    if is_constant(call.value(at)):
+        return f"found a constant as argument {at}, whose numbers are not checked"
+    return None
 
-    position: int
 
-    def __call__(self, call: Arguments) -> str | None:
-        if call.is_constant(self.position):
-            return f"found a constant as argument {self.position}, whose numbers are not checked"
+def _elements(call: Arguments, at: int) -> str | None:
+    """Refuse a tensor without elements, which is reduced."""
+    tensor = call.tensor(at)
+    if tensor is not None and not math.prod(tensor.sizes):
+        return f"found no elements in argument {at}"
+    return None
+
+
+def _divisor(call: Arguments, at: int, of: int) -> str | None:
+    """Refuse a number that an integer tensor is divided by and that is 0 in the tensor's type."""
+    tensor, number = call.tensor(of), call.number(at)
+    if tensor is None or not isinstance(number, int) or tensor.scalar_type not in _INTEGRAL:
         return None
+    if number % (1 << 8 * tensor.scalar_type.itemsize) == 0:
+        return f"found the divisor {number}, which is 0 as {tensor.scalar_type.name}"
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
-    """A tensor that is reduced must have elements."""
-
-    position: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor = call.tensor(self.position)
-        if tensor is not None and not math.prod(tensor.sizes):
-            return f"found no elements in argument {self.position}"
+def _steps(call: Arguments, first: int, last: int, by: int) -> str | None:
+    """Refuse 2**31 numbers and more from a start to an end; -1 stands for a default."""
+    start = 0 if first < 0 else call.number(first)
+    end, step = call.number(last), 1 if by < 0 else call.number(by)
+    if start is None or end is None or not step:
         return None
+    if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
+        return f"found a range from {start} to {end}, expected finite numbers"
+    # In floats the quotient of small steps has no end; integers are exact.
+    if abs((end - start) / step) >= (1 << 31) - 1:
+        return f"found a range from {start} to {end} by {step}, expected below 2**31 numbers"
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Divisor:
-    """A number that an integer tensor is divided by must not become 0 in the tensor's type."""
-
-    position: int
-    of: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor, number = call.tensor(self.of), call.number(self.position)
-        if tensor is None or not isinstance(number, int) or tensor.scalar_type not in _INTEGRAL:
-            return None
-        if number % (1 << 8 * tensor.scalar_type.itemsize) == 0:
-            return f"found the divisor {number}, which is 0 as {tensor.scalar_type.name}"
+def _indices(call: Arguments, at: int, of: int) -> str | None:
+    """Refuse indices for more dimensions than the tensor has."""
+    tensor = call.tensor(of)
+    if tensor is None:
         return None
+    used = sum(
+        len(index.sizes) if index is not None and index.scalar_type in _MASKS else 1
+        for index in call.tensors(at)
+    )
+    if used > len(tensor.sizes):
+        return f"found indices for {used} dimensions, expected at most {len(tensor.sizes)}"
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The numbers from a start to an end must be fewer than 2**31; -1 stands for a default."""
-
-    start: int
-    end: int
-    step: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        """Return what is wrong with the arguments of a call, or None."""
-        start = 0 if self.start < 0 else call.number(self.start)
-        end, step = call.number(self.end), 1 if self.step < 0 else call.number(self.step)
-        if start is None or end is None or not step:
-            return None
-        if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
-            return f"found a range from {start} to {end}, expected finite numbers"
-        # In floats the quotient of small steps has no end; integers are exact.
-        if abs((end - start) / step) >= (1 << 31) - 1:
-            return f"found a range from {start} to {end} by {step}, expected below 2**31 numbers"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Indices:
-    """Indices must be an optional list, and name at most the dimensions that the tensor has."""
-
-    position: int
-    of: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        tensor = call.tensor(self.of)
-        if tensor is None:
-            return None
-        used = sum(
-            len(index.sizes) if index is not None and index.scalar_type in _MASKS else 1
-            for index in call.tensors(self.position)
-        )
-        if used > len(tensor.sizes):
-            return f"found indices for {used} dimensions, expected at most {len(tensor.sizes)}"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of which one may be -1, but then none 0: the kernel divides by the others."""
-
-    position: int
-
-    def __call__(self, call: Arguments) -> str | None:
-        """Return what is wrong with the arguments of a call, or None."""
-        sizes = call.numbers(self.position)
-        if len(sizes) > MAX_RANK:
-            return f"found more than {MAX_RANK} sizes in argument {self.position}"
-        if -1 in sizes and 0 in sizes:
-            return f"found the sizes {sizes}, expected no 0 beside a -1"
-        return None
+def _shape(call: Arguments, at: int) -> str | None:
+    """Refuse a -1 beside a 0 among sizes: the kernel divides by the others."""
+    sizes = call.numbers(at)
+    if len(sizes) > MAX_RANK:
+        return f"found more than {MAX_RANK} sizes in argument {at}"
+    if -1 in sizes and 0 in sizes:
+        return f"found the sizes {sizes}, expected no 0 beside a -1"
+    return None
 
 
 def parse_limit(word: str) -> Limit | None:
@@ -267,22 +234,23 @@ def parse_limit(word: str) -> Limit | None:
         word: The name of a limit, and its numbers or names in parentheses.
     """
     name, _, inside = word.removesuffix(")").partition("(")
+    if name not in _LIMITS:
+        return None
     items = [int(item) if item.lstrip("-").isdigit() else item for item in inside.split(",")]
-    make = _LIMITS.get(name)
-    return make(*items) if make is not None else None
+    return lambda call: _LIMITS[name](call, *items)
 
 
-_LIMITS: Mapping[str, Callable[..., Limit]] = {
-    "promoted": lambda *positions: _Promoted(positions),
-    "rank": _Rank,
-    "types": _Types,
-    "dimension": _Dimension,
-    "wrapped": lambda position, of: _Dimension(position, of, negative=True),
-    "alike": _Alike,
-    "computed": _NotConstant,
-    "elements": _Elements,
-    "divisor": _Divisor,
-    "steps": Steps,
-    "indices": _Indices,
-    "shape": Shape,
+_LIMITS: Mapping[str, Callable[..., str | None]] = {
+    "promoted": _promoted,
+    "rank": _rank,
+    "types": _types,
+    "dimension": _dimension,
+    "wrapped": partial(_dimension, negative=True),
+    "alike": _alike,
+    "computed": _not_constant,
+    "elements": _elements,
+    "divisor": _divisor,
+    "steps": _steps,
+    "indices": _indices,
+    "shape": _shape,
 }

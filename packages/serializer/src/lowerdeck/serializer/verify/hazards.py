@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.moves import mergeable_move
-from lowerdeck.serializer.xnnpack.verify_types import needed_release
+from lowerdeck.serializer.xnnpack.releases import needed_release
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,65 +33,35 @@ class Hazard:
         return f"{self.field} at byte {self.offset}: {self.reason}"
 
 
-def missing_data(
-    keys: Sequence[str], named: Container[str], field: str, offset: int
-) -> Hazard | None:
-    """Return the hazard of a delegate whose data are not all in the file, else None.
-
-    The runtime looks them up when it loads the method, and its process ends if one is missing.
+def hazards_of(
+    payload: XnnGraph, named: Container[str], field: str, offset: int
+) -> Iterator[Hazard]:
+    """Yield the hazards of a delegate of XNNPACK.
 
     Args:
-        keys: The keys that a payload of XNNPACK reads.
-        named: Those of the file.
+        payload: What it runs.
+        named: The keys of the file's data. The runtime looks others up when it loads the method,
+            and its process ends if one is missing.
         field: The delegate.
         offset: Where it is in the file.
     """
-    needs = tuple(dict.fromkeys(key for key in keys if key not in named))
-    if not needs:
-        return None
-    more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
-    return Hazard(
-        f"needs the data {needs[0]!r}{more} from a .ptd file, without which the process ends",
-        field,
-        offset,
-        needs,
-    )
-
-
-def merged_moves(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
-    """Return the hazard of a delegate whose moves of bytes the runtime merges when it loads it.
-
-    Args:
-        payload: What XNNPACK runs.
-        field: The delegate.
-        offset: Where it is in the file.
-    """
+    keys = [one.key for one in payload.constants if one.key and one.key not in named]
+    needs = tuple(dict.fromkeys(keys))
+    if needs:
+        more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
+        reason = (
+            f"needs the data {needs[0]!r}{more} from a .ptd file, without which the process ends"
+        )
+        yield Hazard(reason, field, offset, needs)
     node = mergeable_move(payload)
-    if node is None:
-        return None
-    return Hazard(
-        f"has two {node.operator.label} nodes of which one reads the other alone, or that are "
-        "equal: merging them at load may end the process of executorch 1.4.1",
-        field,
-        offset,
-    )
-
-
-def newer_release(payload: XnnGraph, field: str, offset: int) -> Hazard | None:
-    """Return the hazard of a delegate that ExecuTorch 1.4 refuses to load and a newer one runs.
-
-    Args:
-        payload: What XNNPACK runs.
-        field: The delegate.
-        offset: Where it is in the file.
-    """
+    if node is not None:
+        reason = (
+            f"has two {node.operator.label} nodes of which one reads the other alone, or that are "
+            "equal: merging them at load may end the process of executorch 1.4.1"
+        )
+        yield Hazard(reason, field, offset)
     needed = needed_release(payload)
-    if needed is None:
-        return None
-    release, what = needed
-    return Hazard(
-        f"needs ExecuTorch {release} or later: {what} is refused by 1.4 when the file is loaded",
-        field,
-        offset,
-        release=release,
-    )
+    if needed is not None:
+        release, what = needed
+        reason = f"needs ExecuTorch {release} or later: {what} is refused by 1.4 at load"
+        yield Hazard(reason, field, offset, release=release)

@@ -1,4 +1,4 @@
-"""Whether a file is safe to run: more than the runtime checks before it crashes."""
+"""Checks that a file is safe to run: more than the runtime checks before it crashes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from lowerdeck.serializer.flatbuffer.limits import (
     MAX_TABLES,
 )
 from lowerdeck.serializer.flatbuffer.storage import resident_view, storage_size
+from lowerdeck.serializer.kernels.limits import is_constant
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.decode import PlanTable
 from lowerdeck.serializer.pte.read import PteFile
 from lowerdeck.serializer.pte.table_count import count_tables
 from lowerdeck.serializer.pte.write import MIN_FILE_SIZE
-from lowerdeck.serializer.verify.hazards import (
-    Hazard,
-    merged_moves,
-    missing_data,
-    newer_release,
-)
-from lowerdeck.serializer.verify.verify_chains import ChainVerifier, is_constant
+from lowerdeck.serializer.verify.hazards import Hazard, hazards_of
+from lowerdeck.serializer.verify.verify_chains import ChainVerifier
 from lowerdeck.serializer.verify.verify_values import StoredData, ValueVerifier
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.payload import BACKEND, decode_payload
@@ -166,33 +162,16 @@ class ProgramVerifier:
 
         payloads = [self._payload(plan, number) for number in range(len(plan.delegates))]
         ChainVerifier(plan, step_position, payloads).verify()
-        if self._on_hazard is not None:
-            self._report_hazards(table, plan, payloads, self._on_hazard)
-
-    def _report_hazards(
-        self,
-        table: PlanTable,
-        plan: schema.ExecutionPlan,
-        payloads: list[XnnGraph | None],
-        report: Callable[[Hazard], object],
-    ) -> None:
-        """Report the hazards of XNNPACK's delegates of a method."""
         for number, payload in enumerate(payloads):
             index = plan.delegates[number].processed.index
             # Delegates may share a payload.
-            if payload is None or index in self._reported:
+            if payload is None or index in self._reported or self._on_hazard is None:
                 continue
             self._reported.add(index)
-            keys = [one.key for one in payload.constants if one.key]
             field = f"method {plan.name!r}.delegates[{number}]"
-            position = self._decoder.reader.entry(table.delegates, number)
-            for hazard in (
-                missing_data(keys, self._named, field, position),
-                merged_moves(payload, field, position),
-                newer_release(payload, field, position),
-            ):
-                if hazard is not None:
-                    report(hazard)
+            position = reader.entry(table.delegates, number)
+            for hazard in hazards_of(payload, self._named, field, position):
+                self._on_hazard(hazard)
 
     def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
         """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""

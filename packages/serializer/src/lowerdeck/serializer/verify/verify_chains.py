@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import NoReturn
 
 from lowerdeck.serializer.errors import ContentError, FormatError, IndexRangeError, LimitError
+from lowerdeck.serializer.kernels.limits import Arguments, is_constant
 from lowerdeck.serializer.kernels.table import PRIMITIVES, RuntimeKernel, runtime_kernels
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.enums import ScalarType, TensorDataLocation
+from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.verify.verify_views import View, views_of
 from lowerdeck.serializer.xnnpack.graph import XnnGraph
 from lowerdeck.serializer.xnnpack.verify import verify_call
@@ -75,67 +76,6 @@ _UNUSABLE = {
 _ALWAYS = 1 << 62
 # Jumps may end what a view gave again and again; a list is walked over anew each time.
 _MOST_LOOKS = 64
-
-
-# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
-_MOST_ITEMS = 17
-
-
-class _Known:
-    """What the file says of the arguments of a call."""
-
-    def __init__(
-        self,
-        values: list[schema.EValue],
-        args: list[int],
-        unknown: set[int],
-        is_constant: Callable[[int], bool],
-    ) -> None:
-        self._values = values
-        self._args = args
-        self._unknown = unknown
-        self._is_constant = is_constant
-
-    def tensor(self, number: int) -> schema.Tensor | None:
-        value = self._values[self._args[number]].val
-        return value if isinstance(value, schema.Tensor) else None
-
-    def tensors(self, number: int) -> list[schema.Tensor | None]:
-        value = self._values[self._args[number]].val
-        if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
-            return []
-        items = (
-            self._values[item].val if item >= 0 else None for item in value.items[:_MOST_ITEMS]
-        )
-        return [item if isinstance(item, schema.Tensor) else None for item in items]
-
-    def number(self, number: int) -> float | None:
-        return self._number(self._args[number])
-
-    def numbers(self, number: int) -> list[float | None]:
-        value = self._values[self._args[number]].val
-        if not isinstance(value, schema.IntList):
-            return []
-        return [self._number(item) for item in value.items[:_MOST_ITEMS]]
-
-    def is_constant(self, number: int) -> bool:
-        return self._is_constant(self._args[number])
-
-    def is_computed(self, number: int) -> bool:
-        index = self._args[number]
-        value = self._values[index].val
-        items = value.items[:_MOST_ITEMS] if isinstance(value, schema.IntList) else (index,)
-        return any(item in self._unknown for item in items)
-
-    def _number(self, index: int) -> float | None:
-        value = self._values[index].val
-        if index in self._unknown:
-            return None
-        if isinstance(value, schema.Int):
-            return value.int_val
-        if isinstance(value, schema.Double):
-            return value.double_val
-        return None
 
 
 class ChainVerifier:
@@ -276,7 +216,7 @@ class ChainVerifier:
         for number in kernel.positive:
             self._verify_positive(name, number, call.args[number])
         for limit in kernel.limits:
-            problem = limit(_Known(self._plan.values, call.args, self._unknown, self._is_constant))
+            problem = limit(Arguments(self._plan.values, call.args, self._unknown))
             if problem:
                 self._refuse(f"{problem}, for {name}, which ends the process otherwise")
 
@@ -498,15 +438,6 @@ class ChainVerifier:
             field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
             offset=self._position(self._chain, self._step),
         )
-
-
-def is_constant(value: schema.KernelTypes) -> bool:
-    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
-    if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
-        return False
-    extra = value.extra_tensor_info
-    external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
-    return external or value.data_buffer_idx > 0
 
 
 def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:

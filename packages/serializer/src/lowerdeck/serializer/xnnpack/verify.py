@@ -10,8 +10,6 @@ from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.xnnpack.graph import XnnConstant, XnnEncoding, XnnGraph, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype
 from lowerdeck.serializer.xnnpack.verify_nodes import NodeVerifier, damaged
-from lowerdeck.serializer.xnnpack.verify_scales import verify_scales
-from lowerdeck.serializer.xnnpack.verify_types import verify_types
 
 _MAX_EXTERNALS = 4096
 # The runtime multiplies sizes and takes memory for them before it looks at the arguments.
@@ -53,9 +51,7 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
             arguments.add(value.external_id)
         _verify_value(graph, value, named)
     NodeVerifier(graph, values).verify()
-    verify_scales(graph, values)
     _verify_order(graph, values)
-    verify_types(graph, values)
 
 
 def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
