@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -77,8 +78,5 @@ def _are_equal(one: memoryview, other: memoryview) -> bool:
 
 
 def _digest(view: memoryview) -> bytes:
-    # Imported here, for few files need it and it takes milliseconds.
-    from hashlib import blake2b
-
     # 256 bits: nobody can make two contents that collide.
     return blake2b(view, digest_size=32).digest()
