@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import mmap
 import struct
-import threading
 import tracemalloc
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.flatbuffer.writer import Writer
 from lowerdeck.serializer.pte.schema import PROGRAM_FORMAT
 from lowerdeck_files.programs import add_delegates, add_program, tensor
@@ -193,25 +190,6 @@ def test_reading_leaves_the_garbage_collector_as_it_was() -> None:
         change()
         pte.deserialize_pte(data)
         assert gc.isenabled() is (change is gc.enable)
-
-
-def test_threads_do_not_switch_the_collector_on_for_each_other() -> None:
-    inside, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with collector_held():
-            inside.set()
-            let_go.wait(10)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    inside.wait(10)
-    with suppress(RuntimeError), collector_held():
-        raise RuntimeError
-    assert not gc.isenabled()
-    let_go.set()
-    other.join()
-    assert gc.isenabled()
 
 
 def test_numbers_of_8_bytes_that_are_not_aligned_are_refused() -> None:

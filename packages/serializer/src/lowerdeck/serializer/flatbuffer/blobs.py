@@ -5,12 +5,11 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
+from lowerdeck.serializer.flatbuffer.storage import same_bytes
+
 T = TypeVar("T")
 
 _PROBE = 64
-# Small enough that both copies stay in the cache of a core: comparing two views in place looks at
-# each byte as a Python number, and a digest costs five times as much as this.
-_COMPARED = 1 << 18
 _Fingerprint = tuple[int, bytes, bytes, bytes]
 
 
@@ -38,7 +37,7 @@ class BlobIndex(Generic[T]):
         first = self._first.get(key)
         if first is None:
             return None
-        if _are_equal(first[0], view):
+        if same_bytes(first[0], view):
             found: T | None = first[1]
         else:
             others = self._others.get(key)
@@ -52,7 +51,7 @@ class BlobIndex(Generic[T]):
         key = _fingerprint(view)
         first = self._first.setdefault(key, (view, value))
         self._held.setdefault(id(view), (view, value))
-        if first[0] is view or _are_equal(first[0], view):
+        if first[0] is view or same_bytes(first[0], view):
             return
         self._others.setdefault(key, {}).setdefault(_digest(view), value)
 
@@ -66,14 +65,6 @@ def _fingerprint(view: memoryview) -> _Fingerprint:
         view[:_PROBE].tobytes(),
         view[middle : middle + _PROBE].tobytes(),
         view[max(size - _PROBE, 0) :].tobytes(),
-    )
-
-
-def _are_equal(one: memoryview, other: memoryview) -> bool:
-    """Return whether two views of one length hold the same bytes."""
-    return all(
-        one[start : start + _COMPARED].tobytes() == other[start : start + _COMPARED].tobytes()
-        for start in range(0, len(one), _COMPARED)
     )
 
 

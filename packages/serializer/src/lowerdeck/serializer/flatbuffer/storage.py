@@ -118,6 +118,7 @@ def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
+# Small enough that both copies stay in the cache of a core.
 _CHUNK = 1 << 18
 
 

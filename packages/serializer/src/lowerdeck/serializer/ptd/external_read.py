@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lowerdeck.serializer.errors import (
@@ -18,7 +17,6 @@ from lowerdeck.serializer.errors import (
 )
 from lowerdeck.serializer.flatbuffer.limits import ENTRY_COST
 from lowerdeck.serializer.flatbuffer.objects import ObjectReader
-from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.tables import root_position
 from lowerdeck.serializer.flatbuffer.wire import EXTERNAL_IDENTIFIER
@@ -32,6 +30,7 @@ from lowerdeck.serializer.ptd.external_write import (
 )
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
+from lowerdeck.serializer.pte.read import Closing, map_file
 from lowerdeck.serializer.pte.resolve import check_overlap
 from lowerdeck.serializer.pte.schema import DataSegment
 
@@ -116,14 +115,13 @@ def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
         ProgramError: What was given is no path.
         OSError: The file cannot be opened.
     """
-    with require_path(path).open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise TruncatedError("found an empty file", field="file")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = map_file(path)
+    if mapped is None:
+        raise TruncatedError("found an empty file", field="file")
     return PtdFile(mapped)
 
 
-class PtdFile:
+class PtdFile(Closing):
     """An open `.ptd` file.
 
     Attributes:
@@ -147,17 +145,6 @@ class PtdFile:
     def entries(self) -> dict[str, ExternalEntry]:
         """Return the entries by their keys."""
         return self.data.entries
-
-    def __enter__(self) -> PtdFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file."""

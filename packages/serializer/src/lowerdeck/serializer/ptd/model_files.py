@@ -19,11 +19,10 @@ from lowerdeck.serializer.ptd.external_write import (
     ptd_pieces,
 )
 from lowerdeck.serializer.pte.enums import TensorDataLocation
-from lowerdeck.serializer.pte.layout import chosen_layout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout
-from lowerdeck.serializer.pte.read import PteFile, open_pte
+from lowerdeck.serializer.pte.read import Closing, PteFile, open_pte
 from lowerdeck.serializer.pte.schema import Program, Tensor
-from lowerdeck.serializer.pte.write import pte_pieces, require_program
+from lowerdeck.serializer.pte.write import pte_pieces
 
 
 def write_model(
@@ -62,13 +61,13 @@ def write_model(
         OSError: A file cannot be written.
     """
     path = require_path(path)
-    require_program(program)
-    layout = chosen_layout(
-        program.layout,
-        segment_alignment,
-        constant_tensor_alignment,
-        delegate_alignment,
-        extract_delegate_segments,
+    program_pieces = pte_pieces(
+        program,
+        named_data,
+        segment_alignment=segment_alignment,
+        constant_tensor_alignment=constant_tensor_alignment,
+        delegate_alignment=delegate_alignment,
+        extract_delegate_segments=extract_delegate_segments,
     )
     data = {
         tag: ExternalData(dict(given.entries), given.segment_alignment, given.version)
@@ -94,12 +93,12 @@ def write_model(
         for tag, given in data.items()
     ]
     # The program comes last, so that a reader that finds it finds its data, too.
-    write_files([*files, (pte_pieces(program, layout, named_data), path)])
+    write_files([*files, (program_pieces, path)])
     return [*(target for _, target in files), path]
 
 
-@dataclass(slots=True)
-class OpenModel:
+@dataclass
+class OpenModel(Closing):
     """A program and its external data, open on memory maps.
 
     Attributes:
@@ -111,12 +110,6 @@ class OpenModel:
     program_file: PteFile
     data_files: list[PtdFile]
     entries: dict[str, ExternalEntry] = field(default_factory=dict)
-
-    def __enter__(self) -> OpenModel:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of all files."""

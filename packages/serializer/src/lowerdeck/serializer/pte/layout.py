@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.escaping import shown
 from lowerdeck.serializer.flatbuffer.alignment import check_positive, check_power_of_two
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +27,26 @@ class FileLayout:
     extract_delegate_segments: bool = True
 
 
-def chosen_layout(
-    known: FileLayout | None,
-    segment_alignment: int | None,
-    constant_tensor_alignment: int | None,
-    delegate_alignment: int | None,
-    extract_delegate_segments: bool | None,
-) -> FileLayout:
+def chosen_layout(known: FileLayout | None, **asked: int | bool | None) -> FileLayout:
     """Return the layout that a writer was asked for.
 
     Args:
         known: Layout of the file that the program was read from, if any.
-        segment_alignment: None means the known one, or else the default; so do the others.
-        constant_tensor_alignment: A power of two.
-        delegate_alignment: A power of two.
-        extract_delegate_segments: Whether delegates become segments.
+        asked: Fields of the layout; None means the known one, or else the default.
 
     Raises:
         ProgramError: An alignment is not possible.
     """
     if not isinstance(known, FileLayout | None):
         raise ProgramError(f"layout: found a {type(known).__name__}, expected a FileLayout")
-    known = known or FileLayout()
-    layout = FileLayout(
-        _first(segment_alignment, known.segment_alignment),
-        _first(constant_tensor_alignment, known.constant_tensor_alignment),
-        _first(delegate_alignment, known.delegate_alignment),
-        _first(extract_delegate_segments, known.extract_delegate_segments),
-    )
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    layout = replace(known or FileLayout(), **given)
     check_positive(layout.segment_alignment, "segment_alignment")
     check_power_of_two(layout.constant_tensor_alignment, "constant_tensor_alignment")
     check_power_of_two(layout.delegate_alignment, "delegate_alignment")
-    if not isinstance(layout.extract_delegate_segments, bool):
+    extracted: object = layout.extract_delegate_segments
+    if not isinstance(extracted, bool):
         raise ProgramError(
-            f"extract_delegate_segments: found {shown(layout.extract_delegate_segments)}, "
-            "expected True or False"
+            f"extract_delegate_segments: found {shown(extracted)}, expected True or False"
         )
     return layout
-
-
-def _first(asked: T | None, known: T) -> T:
-    return known if asked is None else asked

@@ -7,8 +7,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.flatbuffer.paths import require_path
@@ -64,12 +63,41 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
         ProgramError: What was given is no path.
         OSError: The file cannot be opened.
     """
+    mapped = map_file(path)
+    # After an error the traceback still holds views: the map goes with the last of them.
+    return PteFile(mapped or b"", mapped)
+
+
+def map_file(path: str | os.PathLike[str]) -> mmap.mmap | None:
+    """Return a memory map of a file, None if it is empty.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ProgramError: What was given is no path.
+        OSError: The file cannot be opened.
+    """
     with require_path(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            return PteFile(memoryview(b""))
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    # After an error the traceback still holds views: the map goes with the last of them.
-    return PteFile(mapped, mapped)
+            return None
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+class Closing:
+    """Something that is closed by its ``with`` block."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +121,7 @@ class DelegateEntry:
     compile_specs: list[schema.CompileSpec]
 
 
-class PteFile:
+class PteFile(Closing):
     """A `.pte` file whose parts are decoded when they are asked for, and then kept.
 
     Attributes:
@@ -139,17 +167,6 @@ class PteFile:
         """Return the kind and the size of the file."""
         told = f"{self.data.nbytes} bytes" if self.__dict__ else "closed"
         return f"<{type(self).__name__} {told}>"
-
-    def __enter__(self) -> PteFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file; decoding more of it is an error from now on."""

@@ -9,7 +9,6 @@ from itertools import zip_longest
 from math import lcm
 
 from lowerdeck.serializer.errors import ContentError, IndexRangeError, LimitError, SegmentError
-from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
 from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
 from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
 from lowerdeck.serializer.pte import schema
@@ -200,20 +199,18 @@ class SegmentResolver:
                     field=f"{where}.offsets[{index}]",
                 )
         lengths: dict[int, int] = {}
-        loose: dict[int, int] = {}
         starts = sorted(set(offsets[1:]))
         for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
             used = used_at.get(offset, 0)
-            length, reach = len(whole) - offset, 1
+            length = len(whole) - offset
             # Nothing is padded after the last one.
             if follower < len(whole):
                 length = follower - offset
                 inner = aliases.get(follower)
                 reach = lcm(alignment, inner.alignment) if inner else alignment
-                if offset in used_at and _is_padding(whole[offset + used : follower], reach):
+                tail = whole[offset + used : follower]
+                if offset in used_at and len(tail) < reach and trailing_zeros(tail) == len(tail):
                     length = used
-                elif length > used:
-                    loose[offset] = max(used, length - reach + 1)
             lengths[offset] = max(length, used)
         if sum(lengths.values()) > MAX_OVERLAP * len(whole):
             raise LimitError(
@@ -221,7 +218,6 @@ class SegmentResolver:
                 f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
                 field=f"{where}.offsets",
             )
-        _tell_apart(whole, lengths, loose)
         # One view for each range, so that whoever compares contents sees that it is one.
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
@@ -259,59 +255,6 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
             f"{MAX_OVERLAP} times its size",
             field=where,
         )
-
-
-def _is_padding(tail: memoryview, reach: int) -> bool:
-    """Return whether what follows the bytes in use may be padding to an alignment."""
-    return len(tail) < reach and trailing_zeros(tail) == len(tail)
-
-
-def _tell_apart(whole: memoryview, lengths: dict[int, int], loose: Mapping[int, int]) -> None:
-    """Shorten what may be padding until no two contents are equal, for a writer would join them.
-
-    Args:
-        whole: The segment.
-        lengths: Length of each content by its offset; changed in place.
-        loose: For contents that nothing tells the length of, the least that they can have.
-    """
-    if not loose:
-        return
-    # Contents that differ in the number of zeros at their end only make a family.
-    families: BlobIndex[_Family] = BlobIndex()
-
-    def family(offset: int) -> tuple[_Family, int]:
-        view = whole[offset : offset + lengths[offset]]
-        filled = len(view) - trailing_zeros(view)
-        found = families.find(view[:filled])
-        if found is None:
-            found = _Family()
-            families.add(view[:filled], found)
-        return found, filled
-
-    for offset, length in lengths.items():
-        if offset not in loose:
-            family(offset)[0].taken.add(length)
-    for offset, least in loose.items():
-        members, filled = family(offset)
-        lengths[offset] = members.take(lengths[offset], max(least, filled))
-
-
-class _Family:
-    """The lengths that are taken among contents with the same bytes before their last zeros."""
-
-    def __init__(self) -> None:
-        self.taken: set[int] = set()
-        self._below: dict[int, int] = {}
-
-    def take(self, length: int, least: int) -> int:
-        """Take the longest free length that is at most ``length``; ``least`` if there is none."""
-        # What was found taken stays so: the next search from here goes on below it.
-        found = max(self._below.get(length, length), least)
-        while found > least and found in self.taken:
-            found -= 1
-        self._below[length] = found
-        self.taken.add(found)
-        return found
 
 
 @dataclass(frozen=True, slots=True)

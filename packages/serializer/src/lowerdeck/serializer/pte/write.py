@@ -90,15 +90,15 @@ def serialize_pte(
         >>> deserialize_pte(data).execution_plan[0].name
         'forward'
     """
-    require_program(program)
-    layout = chosen_layout(
-        program.layout,
-        segment_alignment,
-        constant_tensor_alignment,
-        delegate_alignment,
-        extract_delegate_segments,
+    pieces = pte_pieces(
+        program,
+        named_data,
+        segment_alignment=segment_alignment,
+        constant_tensor_alignment=constant_tensor_alignment,
+        delegate_alignment=delegate_alignment,
+        extract_delegate_segments=extract_delegate_segments,
     )
-    return b"".join(pte_pieces(program, layout, named_data))
+    return b"".join(pieces)
 
 
 def write_pte(
@@ -132,40 +132,31 @@ def write_pte(
         ProgramError: The program or an option cannot be written; nothing was touched.
         OSError: The file cannot be written; the old one is as it was.
     """
-    require_program(program)
-    layout = chosen_layout(
-        program.layout,
-        segment_alignment,
-        constant_tensor_alignment,
-        delegate_alignment,
-        extract_delegate_segments,
+    pieces = pte_pieces(
+        program,
+        named_data,
+        segment_alignment=segment_alignment,
+        constant_tensor_alignment=constant_tensor_alignment,
+        delegate_alignment=delegate_alignment,
+        extract_delegate_segments=extract_delegate_segments,
     )
-    return write_pieces(pte_pieces(program, layout, named_data), path_or_file)
-
-
-def require_program(given: object) -> None:
-    """Raise unless ``given`` is a program.
-
-    Args:
-        given: What a caller wants to write.
-
-    Raises:
-        ProgramError: It is something else.
-    """
-    if not isinstance(given, Program):
-        raise ProgramError(f"found a {type(given).__name__}, expected a Program")
+    return write_pieces(pieces, path_or_file)
 
 
 def pte_pieces(
-    program: Program, layout: FileLayout, named_data: NamedDataStoreOutput | None
+    program: Program, named_data: NamedDataStoreOutput | None, **layout_options: int | bool | None
 ) -> Iterator[Piece]:
-    """Yield the bytes of a `.pte` file piece by piece, no blob copied.
+    """Return an iterator over the bytes of a `.pte` file, no blob copied.
 
     Everything is planned and checked before the first piece comes.
 
     Raises:
         ProgramError: The program cannot be written.
     """
+    given: object = program
+    if not isinstance(given, Program):
+        raise ProgramError(f"found a {type(given).__name__}, expected a Program")
+    layout = chosen_layout(program.layout, **layout_options)
     try:
         for field in _LISTS:
             # What is empty, reserved or not used is not looked at by others.
