@@ -20,8 +20,10 @@ def event(**changed: Any) -> dict[str, Any]:
     return {**one, "dur": 2.5, "args": args, **changed}
 
 
-def trace(*events: Any) -> str:
-    return json.dumps({"traceEvents": events})
+def trace(*events: Any, of: pte.Program | None = None) -> str:
+    made = of or add_program()
+    digests = {plan.name: pte.method_digest(made, plan) for plan in made.execution_plan}
+    return json.dumps({"traceEvents": events, "otherData": {"digests": digests}})
 
 
 def part(name: str, spent: float) -> dict[str, Any]:
@@ -81,19 +83,9 @@ def test_what_is_no_trace_is_one_error(text: str) -> None:
 def test_a_trace_of_another_program_is_refused() -> None:
     with pytest.raises(pte.TraceError, match="is of encode, the file has forward"):
         inspect.html_report(add_program(), trace=trace(event(pid="encode")))
-    args = {"chain": 0, "instruction": 77, "module": ""}
-    for events, told in (
-        ([event(), event(args=args)], "tells of 2 instructions, the file has 1"),
-        ([part("A[0]/0", 1.0)], "tells of 0 instructions, the file has 1"),
-        (
-            [event(name="aten::mul.out")],
-            "instruction 0 calls aten::mul.out, in the file aten::add",
-        ),
-    ):
-        with pytest.raises(
-            pte.TraceError, match=f"trace of 'forward' is of another program: .*{told}"
-        ):
-            inspect.html_report(add_program(), trace=trace(*events))
+    other = program([tensor((3,))], pte.MoveCall(0, 0))
+    with pytest.raises(pte.TraceError, match="trace of 'forward' is of another program"):
+        inspect.html_report(add_program(), trace=trace(event(), of=other))
 
 
 def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> Any:
@@ -105,8 +97,7 @@ def delegated(blob: bytes, size: int = 6, constant: bytes = bytes(24)) -> Any:
 
 def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
     made = delegated(b"a" * 200_000)
-    taken = {"digests": {"forward": pte.method_digest(made, made.execution_plan[0])}}
-    text = json.dumps({"traceEvents": [event(name="A[0]")], "otherData": taken})
+    text = trace(event(name="A[0]"), of=made)
     read = pte.deserialize_pte(pte.serialize_pte(made))
     assert '"time":2.5' in inspect.html_report(made, trace=text)
     assert '"time":2.5' in inspect.html_report(read, trace=text)
@@ -117,7 +108,6 @@ def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
         delegated(b"a" * 200_000, size=5),
         delegated(b"a" * 200_000, constant=b"b" * 24),
     ):
-        assert '"time":2.5' in inspect.html_report(other, trace=trace(event(name="A[0]")))
         with pytest.raises(pte.TraceError, match=r"its digest is [0-9a-f]{32}, that of the file "):
             inspect.html_report(other, trace=text)
         with pytest.raises(pte.TraceError, match="of another program"):

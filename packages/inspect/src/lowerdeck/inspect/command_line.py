@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -23,7 +21,6 @@ from contextlib import (
 )
 from importlib.metadata import EntryPoint, distributions
 from io import TextIOWrapper
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.inspect.commands.answers import (
@@ -87,7 +84,7 @@ def run_command(
     name = arguments[0] if arguments else ""
     # Known before anything is parsed or loaded, for that can fail as well.
     debug = "--debug" in arguments
-    with _any_encoding(), _interrupts() as interrupted:
+    with _any_encoding():
         try:
             status = _run(arguments, loading)
             flush_stdout()
@@ -98,8 +95,7 @@ def run_command(
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 _show_traceback(error)
-            # A module that is interrupted while it is imported may raise anything.
-            if interrupted or isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
             return _end(name, error)
@@ -200,29 +196,6 @@ def _end(name: str, error: Exception) -> ExitStatus:
         "shows where, please report it",
     )
     return ExitStatus.FAILED
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is empty until Ctrl-C; a handler of the host stays installed."""
-    seen: list[int] = []
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if not ours:
-        yield seen
-        return
-
-    def noted(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, noted)
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
-from importlib.util import find_spec
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -19,14 +17,18 @@ from lowerdeck.inspect.commands.answers import ExitStatus, say
 from lowerdeck.inspect.commands.known import COMMANDS
 
 _RUNTIME = "executorch"
-# Up to release 1.4.1, and from 1.5 on.
-_BINDINGS = tuple(f"executorch.extension.pybindings.{name}" for name in ("_portable_lib", "_C"))
 _GROUP = "lowerdeck.commands"
-_LOAD = """import json, sys
+# Each target is named before it is imported: one that ends the process is the last.
+_LOAD = """import sys
 from importlib.metadata import EntryPoint
-for target in json.loads(sys.argv[1]):
-    EntryPoint("", target, "").load()"""
-_SECONDS = 120.0
+for target in sys.argv[1:]:
+    print(target, flush=True)
+    try:
+        EntryPoint("", target, "").load()
+    except BaseException as error:
+        print(" ", type(error).__name__, error, flush=True)
+print("done")"""
+_SECONDS = 300.0
 """On a slow disk the first import of torch takes half a minute."""
 
 
@@ -46,118 +48,75 @@ class DoctorCommand:
             imported.
         """
         installed: dict[str, Distribution] = {}
-        for distribution in distributions():
+        for one in distributions():
             # Of two with one name, Python imports the first.
-            canonical = canonicalize_name(distribution.metadata["Name"] or "")
-            installed.setdefault(canonical, distribution)
-        ours = {
-            name: distribution
-            for name, distribution in sorted(installed.items())
-            if re.match("lowerdeck(-|$)", name)
-        }
-        targets = {name: _targets(name, distribution) for name, distribution in ours.items()}
-        binding = _binding()
-        if binding is not None and {_RUNTIME, "torch"} <= installed.keys():
-            targets[_RUNTIME] = ["torch", binding]
+            installed.setdefault(canonicalize_name(one.metadata["Name"] or ""), one)
+        ours = [name for name in sorted(installed) if re.match("lowerdeck(-|$)", name)]
+        targets = {name: _targets(name, installed[name]) for name in ours}
+        if _RUNTIME in installed:
+            targets[_RUNTIME] = ["executorch.runtime"]
         failures = import_failures(targets)
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
-        healthy, commands = True, set[str]()
-        for name, distribution in ours.items():
-            own = [entry.name for entry in distribution.entry_points if entry.group == _GROUP]
-            commands.update(own)
-            lines.append(
-                f"{name} {distribution.version}"
-                + (f"  (lowerdeck {', '.join(own)})" if own else "")
-            )
-            for missing, extra in _unmet(distribution, installed):
-                healthy = healthy and bool(extra)
-                lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {missing}")
+        commands: list[str] = []
+        unmet = []
+        for name in ours:
+            own = [one.name for one in installed[name].entry_points.select(group=_GROUP)]
+            commands += own
+            told = f"  (lowerdeck {', '.join(own)})" if own else ""
+            lines.append(f"{name} {installed[name].version}{told}")
+            for text, extra in _unmet(installed[name], installed):
+                unmet += [] if extra else [text]
+                lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {text}")
             if name in failures:
-                healthy = False
-                lines.append(f"  CANNOT BE IMPORTED: {_with_advice(failures[name], installed)}")
-        lines += (
-            f"no `lowerdeck {command}`: pip install {package}"
-            for command, (package, _) in COMMANDS.items()
-            if command not in commands and package != "lowerdeck-inspect"
+                lines.append(f"  CANNOT BE IMPORTED: {failures[name]}")
+        for command, (package, _) in COMMANDS.items():
+            if command not in commands and package != "lowerdeck-inspect":
+                lines.append(f"no `lowerdeck {command}`: pip install {package}")
+        runtime = (
+            "not installed; files run in lowerdeck-runner's emulation: pip install executorch"
         )
-        lines.append(_runtime_line(installed, failures.get(_RUNTIME)))
-        say(*lines)
+        if _RUNTIME in installed:
+            runtime = f"executorch {installed[_RUNTIME].version}"
+        if _RUNTIME in failures:
+            runtime += f", CANNOT BE IMPORTED: {failures[_RUNTIME]}"
+        say(*lines, f"official runtime: {runtime}")
+        healthy = not unmet and failures.keys() <= {_RUNTIME}
         return ExitStatus.DONE if healthy else ExitStatus.FAILED
 
 
 def import_failures(
     targets: Mapping[str, list[str]], *, seconds: float = _SECONDS
 ) -> dict[str, str]:
-    """Import packages in other processes and return the tracebacks of those that fail.
+    """Import packages in another process and return why those fail that do.
 
     Args:
         targets: By package, ``"module"`` or ``"module:attribute"`` strings to import.
-        seconds: Time limit of each process.
+        seconds: Time limit of the process.
     """
-    # Together first: each process that imports torch takes seconds.
-    if _import_failure([target for own in targets.values() for target in own], seconds) is None:
-        return {}
-    failures = {name: _import_failure(own, seconds) for name, own in targets.items()}
-    return {name: failure for name, failure in failures.items() if failure is not None}
-
-
-def _import_failure(targets: list[str], seconds: float) -> str | None:
+    owners = {target: name for name, own in targets.items() for target in own}
+    # Without the current folder, which the `lowerdeck` script does not search either.
+    command = [sys.executable, "-P", "-c", _LOAD, *owners]
     try:
-        process = subprocess.run(
-            # Without the current folder, which the `lowerdeck` script does not search either.
-            [sys.executable, "-P", "-c", _LOAD, json.dumps(targets)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"importing it did not end within {seconds:g} s"
-    if process.returncode == 0:
-        return None
-    # The first traceback is the root cause of those that follow it.
-    traceback = process.stderr.partition("Traceback (most recent call last):\n")[2]
-    return traceback or f"importing it ends the process with status {process.returncode}"
+        process = subprocess.run(command, capture_output=True, timeout=seconds, check=False)
+        printed, end = process.stdout, f"importing it ends the process with {process.returncode}"
+    except subprocess.TimeoutExpired as error:
+        printed, end = error.stdout or b"", f"importing it did not end within {seconds:g} s"
+    failures: dict[str, str] = {}
+    last = ""
+    for line in printed.decode(errors="replace").splitlines():
+        if line in owners or line == "done":
+            last = line
+        elif line.startswith("  ") and last in owners:
+            failures.setdefault(owners[last], line.strip())
+    return failures if last == "done" or not owners else {**failures, owners[last]: end}
 
 
 def _targets(name: str, distribution: Distribution) -> list[str]:
     if name == "lowerdeck":  # It has no code.
         return []
-    return [
-        f"lowerdeck.{name.removeprefix('lowerdeck-').replace('-', '_')}",
-        *sorted(
-            {
-                entry.value
-                for entry in distribution.entry_points
-                if entry.group.startswith("lowerdeck.") and ":" in entry.value
-            }
-        ),
-    ]
-
-
-def _with_advice(traceback: str, installed: Mapping[str, Distribution]) -> str:
-    """Return the error of a traceback in one line, and what to install."""
-    frames, reason = [], ""
-    for line in traceback.splitlines():
-        if not line.startswith(" "):
-            reason = line
-            break
-        frames += re.findall(r"site-packages[/\\](\w+)", line)
-    missing = re.match(r"ModuleNotFoundError: No module named '(\w+)", reason)
-    if missing is not None:
-        return f"{reason}; pip install {canonicalize_name(missing[1])}"
-    others = [frame for frame in frames if frame not in {"torch", "lowerdeck"}]
-    culprit = installed.get(canonicalize_name(others[-1])) if others else None
-    if culprit is None:
-        return f"{reason}; pip install --force-reinstall it and its requirements"
-    name = culprit.metadata["Name"]
-    torch = installed.get("torch")
-    return (
-        f"{reason}, raised by {name} {culprit.version}"
-        f"{f' beside torch {torch.version}' if torch else ''}; install versions that fit each "
-        f"other, from one index (pip install --upgrade {name}), or pip uninstall {name}"
-    )
+    values = {entry.value for entry in distribution.entry_points if ":" in entry.value}
+    ours = sorted(value for value in values if value.startswith("lowerdeck."))
+    return [name.replace("-", ".", 1).replace("-", "_"), *ours]
 
 
 def _unmet(
@@ -165,41 +124,16 @@ def _unmet(
 ) -> Iterator[tuple[str, str]]:
     """Yield each unmet requirement with a command to meet it, and the extra it belongs to."""
     extras = distribution.metadata.get_all("Provides-Extra") or []
-    for text in distribution.requires or ():
-        requirement = Requirement(text)
+    for requirement in map(Requirement, distribution.requires or ()):
         marker = requirement.marker
-        for extra in ("", *extras):
-            if marker is None or marker.evaluate({"extra": extra}):
-                break
-        else:
-            continue  # For another version of Python or another system.
-        wanted = f"{requirement.name}{requirement.specifier}"
+        applies = [one for one in ("", *extras) if not marker or marker.evaluate({"extra": one})]
         found = installed.get(canonicalize_name(requirement.name))
-        if found is None:
-            yield f"{wanted}: pip install '{wanted}'", extra
-        elif not requirement.specifier.contains(found.version, prereleases=True):
-            yield f"{wanted}, found {found.version}: pip install '{wanted}'", extra
-
-
-def _binding() -> str | None:
-    try:
-        return next((name for name in _BINDINGS if find_spec(name) is not None), None)
-    except ImportError:
-        return None
-
-
-def _runtime_line(installed: Mapping[str, Distribution], failure: str | None) -> str:
-    if _RUNTIME not in installed:
-        return (
-            "official runtime: not installed; files run in the emulation of lowerdeck-runner: "
-            "pip install executorch"
-        )
-    line = f"official runtime: executorch {installed[_RUNTIME].version}"
-    if failure is not None:
-        return f"{line}, CANNOT BE IMPORTED: {_with_advice(failure, installed)}"
-    binding = "with" if _binding() else "WITHOUT"
-    needs = "" if "torch" in installed else ", which needs torch: pip install torch"
-    return f"{line}, {binding} its Python binding{needs}"
+        version = found.version if found else None
+        if not applies or (version and requirement.specifier.contains(version, prereleases=True)):
+            continue  # Met, or for another version of Python or another system.
+        wanted = f"{requirement.name}{requirement.specifier}"
+        there = f", found {version}" if version else ""
+        yield f"{wanted}{there}: pip install '{wanted}'", applies[0]
 
 
 command = DoctorCommand()
