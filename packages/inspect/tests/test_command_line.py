@@ -126,7 +126,7 @@ def test_extract_writes_arrays_blobs_and_a_manifest(
     assert str(folder) in shell("extract", model, "-o", folder).out
     manifest = json.loads((folder / "manifest.json").read_text())
     by_name = {entry["name"]: entry for entry in manifest}
-    assert (folder / by_name["forward-SomeBackend"]["file"]).read_bytes() == b"blob bytes"
+    assert (folder / by_name["SomeBackend"]["file"]).read_bytes() == b"blob bytes"
     assert (folder / by_name["a/key"]["file"]).read_bytes() == b"named bytes"
     array = (folder / by_name["../weight"]["file"]).read_bytes()
     assert array[:8] == b"\x93NUMPY\x01\x00"

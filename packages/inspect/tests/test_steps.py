@@ -12,9 +12,9 @@ from inspect_steps import StepCounter  # type: ignore[import-not-found]
 
 from lowerdeck import inspect
 from lowerdeck import serializer as pte
-from lowerdeck.inspect.commands.extract import parts_of
 from lowerdeck.inspect.commands.inspect import summary_lines
 from lowerdeck.inspect.commands.summary import summarise
+from lowerdeck.inspect.report import all_stored
 from lowerdeck.inspect.report.changes import method_changes, stored_changes
 from lowerdeck.inspect.report.pairing import pair_rows
 from lowerdeck.serializer.pte.schema import PROGRAM_FORMAT
@@ -166,7 +166,7 @@ def _differ(data: bytes) -> None:
 
 def _look_at_everything(data: bytes) -> None:
     file = pte.PteFile(data)
-    list(parts_of(file))
+    list(all_stored(file.program()))
     for name in dir(pte.PteFile):
         if isinstance(getattr(pte.PteFile, name), property):
             getattr(file, name)

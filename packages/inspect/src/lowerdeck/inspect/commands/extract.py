@@ -7,12 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from lowerdeck import serializer as schema
 from lowerdeck.inspect.commands.answers import (
     CommandError,
     ExitStatus,
@@ -23,28 +19,12 @@ from lowerdeck.inspect.commands.answers import (
 from lowerdeck.inspect.commands.npy import npy_header
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.commands.sizes import size_text
-from lowerdeck.inspect.report import dtype_name
-from lowerdeck.serializer import PteFile, byte_view, open_pte
+from lowerdeck.inspect.report import Stored, all_stored, dtype_name
+from lowerdeck.serializer import byte_view, open_pte
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One file to write.
-
-    Attributes:
-        folder: Folder it goes to.
-        name: What the program calls it.
-        data: Its bytes, a view on the program's file.
-        tensor: What it is, for a constant or an initial value; None for opaque bytes.
-    """
-
-    folder: str
-    name: str
-    data: memoryview
-    tensor: schema.Tensor | None = None
+_FOLDERS = {"delegate": "delegates", "named": "named_data"}
 
 
 class ExtractCommand:
@@ -75,36 +55,15 @@ class ExtractCommand:
         """
         keep_apart(read=[("FILE", args.file)], written=[("--output", args.output)])
         target = args.output or args.file.with_name(f"{args.file.stem}_parts")
-        with ExitStack() as stack:
-            with reading(args.file):
-                parts = list(parts_of(stack.enter_context(open_pte(args.file))))
-            with writing(target):
-                total = write_parts(parts, target)
-            del parts
+        with reading(args.file), open_pte(args.file) as file:
+            parts = list(all_stored(file.program()))
+        with writing(target):
+            total = write_parts(parts, target)
         say(f"wrote {size_text(total)} to {target}; manifest.json there says what each file is")
         return ExitStatus.DONE
 
 
-def parts_of(file: PteFile) -> Iterator[Part]:
-    """Yield what can be taken out of a file, as views on it.
-
-    Raises:
-        FormatError: The file is malformed.
-    """
-    for entry in file.delegates:
-        yield Part("delegates", f"{entry.method}-{entry.id}", entry.data)
-    constants, state = _tensors(file)
-    for index, buffer in enumerate(file.constants):
-        if index:
-            yield _tensor_part("constants", index, buffer, constants)
-    for index, buffer in enumerate(file.mutable_data):
-        if index:
-            yield _tensor_part("state", index, buffer, state)
-    for named in file.named_data:
-        yield Part("named_data", named.key, byte_view(named.data, named.key))
-
-
-def write_parts(parts: list[Part], target: Path) -> int:
+def write_parts(parts: list[Stored], target: Path) -> int:
     """Write parts to a new folder, all of them or nothing, and return how many bytes they are.
 
     Args:
@@ -134,40 +93,18 @@ def write_parts(parts: list[Part], target: Path) -> int:
     return sum(size for _, size in written.values())
 
 
-def _tensors(file: PteFile) -> tuple[dict[int, schema.Tensor], dict[int, schema.Tensor]]:
-    """Return the first tensor that uses each constant, and each initial value."""
-    constants: dict[int, schema.Tensor] = {}
-    state: dict[int, schema.Tensor] = {}
-    for name in file.method_names:
-        for entry in file.method(name).values:
-            tensor = entry.val
-            if isinstance(tensor, schema.Tensor) and tensor.data_buffer_idx:
-                known = constants if tensor.allocation_info is None else state
-                known.setdefault(tensor.data_buffer_idx, tensor)
-    return constants, state
-
-
-def _tensor_part(
-    folder: str, index: int, buffer: schema.Buffer, tensors: dict[int, schema.Tensor]
-) -> Part:
-    tensor = tensors.get(index)
-    extra = tensor.extra_tensor_info if tensor is not None else None
-    name = (extra.fully_qualified_name if extra is not None else None) or f"{folder}_{index}"
-    return Part(folder, name, byte_view(buffer.storage, name), tensor)
-
-
 # What was written already, by the bytes (a view is its range of the file) and the header:
 # a small file may refer to its bytes thousands of times.
 _Written = dict[tuple[int, bytes | None], tuple[str, int]]
 
 
-def _write(part: Part, number: int, work: Path, written: _Written) -> dict[str, object]:
+def _write(part: Stored, number: int, work: Path, written: _Written) -> dict[str, object]:
     header = npy_header(part.tensor) if part.tensor is not None else None
-    key = id(part.data), header
+    key = id(part.storage), header
     if key not in written:
         written[key] = _write_file(part, number, work, header)
     path, size = written[key]
-    entry: dict[str, object] = {"file": path, "name": part.name, "size": size}
+    entry: dict[str, object] = {"file": path, "name": part.label, "size": size}
     if part.tensor is not None:
         entry["dtype"] = dtype_name(part.tensor.scalar_type)
         entry["sizes"] = list(part.tensor.sizes)
@@ -175,18 +112,18 @@ def _write(part: Part, number: int, work: Path, written: _Written) -> dict[str, 
     return entry
 
 
-def _write_file(part: Part, number: int, work: Path, header: bytes | None) -> tuple[str, int]:
+def _write_file(part: Stored, number: int, work: Path, header: bytes | None) -> tuple[str, int]:
     # Names come from the file, which may be hostile: keep the harmless part, let the number
     # make it unique.
-    safe = _UNSAFE.sub("_", part.name[:_LONGEST_NAME]).strip(".") or "unnamed"
-    data = part.data
+    safe = _UNSAFE.sub("_", part.label[:_LONGEST_NAME]).strip(".") or "unnamed"
+    data = byte_view(part.storage, part.label)
     if header is not None and part.tensor is not None:
         data = data[: part.tensor.nbytes]
-    path = Path(part.folder) / f"{number:05d}-{safe}{'.npy' if header else '.bin'}"
-    (work / part.folder).mkdir(exist_ok=True)
+    folder = _FOLDERS.get(part.kind, part.kind)
+    path = Path(folder) / f"{number:05d}-{safe}{'.npy' if header else '.bin'}"
+    (work / folder).mkdir(exist_ok=True)
     with (work / path).open("wb") as out:
-        if header is not None:
-            out.write(header)
+        out.write(header or b"")
         out.write(data)
     return path.as_posix(), data.nbytes
 

@@ -6,17 +6,17 @@ The keys of :func:`summarise` are a contract with scripts: they are added to, ne
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from lowerdeck import serializer as schema
 from lowerdeck.inspect.commands.libraries import libraries_of
 from lowerdeck.inspect.report import (
     Contents,
-    Section,
     contents_of,
     dtype_name,
     placement_of,
-    tensor_text,
+    value_text,
 )
 from lowerdeck.serializer import DataLocation, PteFile, resident_view, storage_size
 
@@ -38,7 +38,6 @@ def summarise(file: PteFile) -> dict[str, Any]:
     Raises:
         FormatError: The file is malformed.
     """
-    header = file.header
     methods = [_method(plan) for plan in file.program().execution_plan]
     delegates, needs = _delegates(file)
     return {
@@ -46,14 +45,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
         "size": len(file.data),
         "version": file.version,
         "program_size": file.program_size,
-        "header": None
-        if header is None
-        else {
-            "length": header.length,
-            "program_size": header.program_size,
-            "segment_base_offset": header.segment_base_offset,
-            "segment_data_size": header.segment_data_size,
-        },
+        "header": None if file.header is None else asdict(file.header),
         "methods": methods,
         "kernel_libraries": libraries_of(name for one in methods for name in one["operators"]),
         "needs": needs,
@@ -65,7 +57,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
         ],
         "sections": [
             {"kind": s.kind, "label": s.label, "offset": s.offset, "size": s.nbytes}
-            for s in _sections(file)
+            for s in sorted(placement_of(file).sections, key=lambda s: (s.offset, -s.nbytes))
         ],
     }
 
@@ -139,39 +131,24 @@ def _method(plan: schema.ExecutionPlan) -> dict[str, Any]:
 def _operator_name(plan: schema.ExecutionPlan, index: int) -> str:
     if not 0 <= index < len(plan.operators):
         return f"operator {index}, which does not exist"
-    operator = plan.operators[index]
-    return f"{operator.name}.{operator.overload}" if operator.overload else operator.name
+    return plan.operators[index].full_name
 
 
 def _value(plan: schema.ExecutionPlan, index: int) -> dict[str, Any]:
     if not 0 <= index < len(plan.values):
         return {"kind": "missing", "text": f"value {index}, which does not exist"}
     value = plan.values[index].val
-    kind = type(value).__name__
+    entry: dict[str, Any] = {"kind": type(value).__name__, "text": value_text(value, plan.values)}
     if isinstance(value, schema.Tensor):
-        return {
-            "kind": kind,
-            "text": tensor_text(value),
+        entry |= {
             "dtype": dtype_name(value.scalar_type),
             "sizes": list(value.sizes),
             "dim_order": list(value.dim_order),
             "shape": value.shape_dynamism.name,
         }
-    if isinstance(value, schema.Int):
-        return {"kind": kind, "text": str(value.int_val)}
-    if isinstance(value, schema.Bool):
-        return {"kind": kind, "text": str(value.bool_val)}
-    if isinstance(value, schema.Double):
-        return {"kind": kind, "text": str(value.double_val)}
-    if isinstance(value, schema.String):
-        return {"kind": kind, "text": repr(value.string_val)}
-    return {"kind": kind, "text": kind}
+    return entry
 
 
 def _stored(buffers: list[schema.Buffer]) -> dict[str, int]:
     real = buffers[1:]
     return {"count": len(real), "size": sum(storage_size(buffer.storage) for buffer in real)}
-
-
-def _sections(file: PteFile) -> list[Section]:
-    return sorted(placement_of(file).sections, key=lambda s: (s.offset, -s.nbytes))

@@ -127,6 +127,7 @@ class Stored:
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
         what: Its type and its first reader.
         storage: Its bytes.
+        tensor: The first tensor that is it, for a constant or an initial value.
     """
 
     kind: str
@@ -134,6 +135,7 @@ class Stored:
     name: str | None
     what: str
     storage: Storage
+    tensor: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -149,8 +151,8 @@ def all_stored(program: Program) -> Iterator[Stored]:
         ("state", state, program.mutable_data),
     ):
         for index, buffer in enumerate(buffers[1:], start=1):
-            name, what = users.get(index, (None, "used by no tensor"))
-            yield Stored(kind, index, name, what, buffer.storage)
+            name, what, tensor = users.get(index, (None, "used by no tensor", None))
+            yield Stored(kind, index, name, what, buffer.storage, tensor)
     backends = {
         delegate.processed.index: delegate.id
         for plan in program.execution_plan
@@ -163,7 +165,7 @@ def all_stored(program: Program) -> Iterator[Stored]:
         yield Stored("named", index, named.key, "named data", named.data)
 
 
-_Users = dict[int, tuple[str | None, str]]
+_Users = dict[int, tuple[str | None, str, Tensor | None]]
 
 
 def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
@@ -177,11 +179,13 @@ def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
             if not isinstance(tensor, Tensor) or not tensor.data_buffer_idx:
                 continue
             where = constants if tensor.allocation_info is None else state
-            name, what = where.get(tensor.data_buffer_idx, (None, ""))
+            index_of = tensor.data_buffer_idx
+            name, what, first = where.get(index_of, (None, "", None))
             reader = f", read by {readers[index]}" if index in readers else ""
             extra = tensor.extra_tensor_info
             own = extra.fully_qualified_name if extra is not None else None
-            where[tensor.data_buffer_idx] = (name or own, what or f"{tensor_text(tensor)}{reader}")
+            shown = what or f"{tensor_text(tensor)}{reader}"
+            where[index_of] = (name or own, shown, first or tensor)
     return constants, state
 
 
