@@ -1,140 +1,39 @@
 """Read, write and verify ExecuTorch's .pte, .ptd and .bpte files, without torch."""
 
+# ruff: noqa: F403, F405  (`__all__` lists the names once, a type checker finds them by the stars)
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from lowerdeck.serializer.bundled import (
-        BundledProgram,
-        BundledTensor,
-        BundledValue,
-        MethodTestCase,
-        MethodTestSuite,
-        deserialize_bundle,
-        is_bundle,
-        serialize_bundle,
-        write_bundle,
-    )
-    from lowerdeck.serializer.errors import (
-        AlignmentError,
-        ContentError,
-        EnumError,
-        FormatError,
-        HeaderError,
-        IndexRangeError,
-        LimitError,
-        MagicError,
-        MissingFieldError,
-        NamedDataConflictError,
-        OffsetError,
-        ProgramError,
-        SegmentError,
-        SerializerError,
-        TableError,
-        TableLimitWarning,
-        TextError,
-        TraceError,
-        TruncatedError,
-    )
-    from lowerdeck.serializer.escaping import printable
-    from lowerdeck.serializer.etdump import ProfileEvent, RunData, serialize_etdump, write_etdump
-    from lowerdeck.serializer.flatbuffer.storage import (
-        FileRange,
-        byte_view,
-        resident_view,
-        storage_size,
-    )
-    from lowerdeck.serializer.flatbuffer.stream import write_pieces
-    from lowerdeck.serializer.kernels.table import (
-        RUNTIME_VERSION,
-        RuntimeKernel,
-        kernel_names,
-        runtime_kernels,
-    )
-    from lowerdeck.serializer.ptd import (
-        ExternalData,
-        ExternalEntry,
-        OpenModel,
-        PtdFile,
-        deserialize_ptd,
-        external_data,
-        open_model,
-        open_ptd,
-        serialize_ptd,
-        write_model,
-        write_ptd,
-    )
-    from lowerdeck.serializer.pte.digest import method_digest
-    from lowerdeck.serializer.pte.enums import (
-        DataLocation,
-        DeviceType,
-        ScalarType,
-        TensorDataLocation,
-        TensorShapeDynamism,
-    )
-    from lowerdeck.serializer.pte.header import ExtendedHeader
-    from lowerdeck.serializer.pte.layout import FileLayout
-    from lowerdeck.serializer.pte.named_data import (
-        DataEntry,
-        NamedDataStore,
-        NamedDataStoreOutput,
-        TensorLayout,
-    )
-    from lowerdeck.serializer.pte.read import DelegateEntry, PteFile, deserialize_pte, open_pte
-    from lowerdeck.serializer.pte.schema import (
-        AllocationDetails,
-        BackendDelegate,
-        BackendDelegateDataReference,
-        BackendDelegateInlineData,
-        Bool,
-        BoolList,
-        Buffer,
-        Chain,
-        CompileSpec,
-        ContainerMetadata,
-        DataSegment,
-        DelegateCall,
-        Double,
-        DoubleList,
-        EValue,
-        ExecutionPlan,
-        ExtraTensorInfo,
-        Frame,
-        FrameList,
-        FreeCall,
-        Instruction,
-        InstructionArguments,
-        Int,
-        IntList,
-        JumpFalseCall,
-        KernelCall,
-        KernelTypes,
-        MoveCall,
-        NamedData,
-        NonConstBufferDevice,
-        Null,
-        Operator,
-        OptionalTensorList,
-        Program,
-        Storage,
-        String,
-        SubsegmentOffsets,
-        Tensor,
-        TensorList,
-    )
-    from lowerdeck.serializer.pte.write import serialize_pte, write_pte
-    from lowerdeck.serializer.verify import Hazard, verify_pte
-    from lowerdeck.serializer.xnnpack.graph import (
-        XnnConstant,
-        XnnEncoding,
-        XnnGraph,
-        XnnNode,
-        XnnValue,
-    )
-    from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-    from lowerdeck.serializer.xnnpack.payload import decode_payload, encode_payload
-    from lowerdeck.serializer.xnnpack.releases import needed_release
-    from lowerdeck.serializer.xnnpack.verify import verify_payload
+if TYPE_CHECKING:  # ``__all__`` says which of their names are public
+    from lowerdeck.serializer.bundled.bundle import *
+    from lowerdeck.serializer.bundled.bundle_read import *
+    from lowerdeck.serializer.bundled.bundle_write import *
+    from lowerdeck.serializer.errors import *
+    from lowerdeck.serializer.escaping import *
+    from lowerdeck.serializer.etdump.etdump_write import *
+    from lowerdeck.serializer.etdump.events import *
+    from lowerdeck.serializer.flatbuffer.storage import *
+    from lowerdeck.serializer.flatbuffer.stream import *
+    from lowerdeck.serializer.kernels.table import *
+    from lowerdeck.serializer.ptd.external_read import *
+    from lowerdeck.serializer.ptd.external_write import *
+    from lowerdeck.serializer.ptd.model_files import *
+    from lowerdeck.serializer.pte.digest import *
+    from lowerdeck.serializer.pte.enums import *
+    from lowerdeck.serializer.pte.header import *
+    from lowerdeck.serializer.pte.layout import *
+    from lowerdeck.serializer.pte.named_data import *
+    from lowerdeck.serializer.pte.read import *
+    from lowerdeck.serializer.pte.schema import *
+    from lowerdeck.serializer.pte.write import *
+    from lowerdeck.serializer.verify.hazards import *
+    from lowerdeck.serializer.verify.verify import *
+    from lowerdeck.serializer.xnnpack.graph import *
+    from lowerdeck.serializer.xnnpack.operators import *
+    from lowerdeck.serializer.xnnpack.payload import *
+    from lowerdeck.serializer.xnnpack.releases import *
+    from lowerdeck.serializer.xnnpack.verify import *
 
 __all__ = [
     # Writing and reading
@@ -280,9 +179,11 @@ __all__ = [
 # In the order in which they are searched: what reading needs comes first.
 _MODULES = (
     *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
-    *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write", "ptd"),
-    *("bundled", "kernels.table", "pte.digest", "etdump", "xnnpack.operators", "xnnpack.graph"),
-    *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify"),
+    *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write"),
+    *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundled.bundle"),
+    *("bundled.bundle_read", "bundled.bundle_write", "kernels.table", "pte.digest"),
+    *("etdump.events", "etdump.etdump_write", "xnnpack.operators", "xnnpack.graph"),
+    *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
 )
 
 if not TYPE_CHECKING:  # A type checker would take any name for one of ours.

@@ -112,6 +112,15 @@ Limit = Callable[[Arguments], str | None]
 """Returns what is wrong with the arguments of a call, or None."""
 
 
+def _positive(call: Arguments, *positions: int) -> str | None:
+    """Refuse a number below 1: the kernel divides by it and counts up to it."""
+    for at in positions:
+        for number in call.numbers(at) or [call.number(at)]:
+            if number is not None and not 1 <= number < 1 << 31:
+                return f"found {number} in argument {at}, expected 1 to 2**31"
+    return None
+
+
 def _promoted(call: Arguments, *positions: int) -> str | None:
     """Refuse promotion of uint16, uint32 and uint64, which have none."""
     kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
@@ -241,6 +250,7 @@ def parse_limit(word: str) -> Limit | None:
 
 
 _LIMITS: Mapping[str, Callable[..., str | None]] = {
+    "positive": _positive,
     "promoted": _promoted,
     "rank": _rank,
     "types": _types,

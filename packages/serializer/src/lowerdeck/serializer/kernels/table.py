@@ -1,11 +1,12 @@
-"""The kernels of ExecuTorch 1.4.1: of each its arguments, layouts, types and limits, in one row.
+"""The kernels of ExecuTorch 1.4.1: their arguments, layouts, types and limits.
 
 Read from the runtime's wheel: names from its registry, argument kinds from torch's own schemas,
 layouts and in-place facts from the checks at the head of each kernel and by running them, limits
 by calling them with hostile arguments. ``tests/interop`` compares all of it with the runtime. A
 new runtime version changes this file and no other.
 
-A row is a name, its arguments, and words. One letter an argument:
+A row is arguments, words, and the names of the kernels that are alike in them. One letter an
+argument:
 
 ======  =============================  ======  =============================
 letter  argument                       letter  argument
@@ -58,7 +59,7 @@ shape(i)                     takes sizes i, not both a -1 and a 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -72,252 +73,151 @@ PRIMITIVES = "executorch_prim"
 
 _ROWS = {
     "aten": """
-_adaptive_avg_pool2d.out TIW> contiguous positive(1)
-_cdist_forward.out TTfjW> contiguous
-_conj_physical.out TW>
-_fft_c2r.out TIiiW> complex mixed types(4,floating) dimension(1,0)
-_fft_r2c.out TIibW> complex mixed types(0,floating)
-_local_scalar_dense T>n
-_log_softmax.out TibW>
-_native_batch_norm_legit.no_stats_out TttbffWWW> contiguous
-_native_batch_norm_legit.out TttWWbffWWW> contiguous
-_native_batch_norm_legit_no_training.out TttTTffWWW> contiguous in_place first_in_place
-_pdist_forward.out TfW> contiguous
-_softmax.out TibW>
-_to_copy.out TbjW>
-_upsample_bilinear2d_aa.out TIbggW>
-abs.out TW> channels_last_alike in_place complex mixed
-acos.out TW>
-acosh.out TW>
-add.Scalar_out TnnW> channels_last_alike in_place complex
-add.out TTnW> channels_last_alike in_place complex promoted(0,1)
-addmm.out TTTnnW> contiguous
-alias_copy.out TW>
-amax.out TIbW> elements(0)
-amin.out TIbW> elements(0)
-any.all_out TW>
-any.dims_out TJbW>
-any.out TibW>
-arange.out nW> contiguous steps(-1,0,-1)
-arange.start_out nnnW> contiguous steps(0,1,2)
-argmax.out TjbW> elements(0)
-argmin.out TjbW> elements(0)
-as_strided_copy.out TIIjW> contiguous
-asin.out TW>
-asinh.out TW>
-atan.out TW>
-atan2.out TTW>
-atanh.out TW>
-avg_pool2d.out TIIIbbjW> contiguous positive(1,2)
-bitwise_and.Scalar_out TnW>
-bitwise_and.Tensor_out TTW> promoted(0,1)
-bitwise_left_shift.Tensor_Scalar_out TnW>
-bitwise_left_shift.Tensor_out TTW> promoted(0,1)
-bitwise_not.out TW>
-bitwise_or.Scalar_out TnW>
-bitwise_or.Tensor_out TTW> promoted(0,1)
-bitwise_right_shift.Tensor_Scalar_out TnW>
-bitwise_right_shift.Tensor_out TTW> promoted(0,1)
-bitwise_xor.Scalar_out TnW>
-bitwise_xor.Tensor_out TTW> promoted(0,1)
-bmm.out TTW> contiguous complex rank(0,3,3) rank(1,3,3)
-cat.out LiW> complex wrapped(1,2)
-ceil.out TW>
-clamp.Tensor_out TttW> channels_last_alike in_place promoted(0,1,2)
-clamp.out TmmW> channels_last_alike in_place
-clone.out TjW> complex
-constant_pad_nd.out TInW>
-convolution.out TTtIIIbIiW> channels_last positive(3,5,8) types(2,numbers)
-convolution_backward.out TTTJIIIbIiBWWW> positive(4,6,9)
-copy.out TTbW>
-copy_ WTb>
-cos.out TW> channels_last_alike in_place
-cosh.out TW>
-cumsum.out TijW> types(0,standard)
-detach_copy.out TW>
-diagonal_copy.out TiiiW> contiguous
-div.Scalar_mode_out TnrW> divides channels_last_alike in_place complex divisor(1,0)
-div.Scalar_out TnW> channels_last_alike in_place complex
-div.out TTW> channels_last_alike in_place complex promoted(0,1) types(2,floating)
-div.out_mode TTrW> divides channels_last_alike in_place complex promoted(0,1)
-elu.out TnnnW> channels_last_alike in_place
-embedding.out TTibbW> contiguous types(1,indices)
-empty.out IjW>
-eq.Scalar_out TnW> channels_last_alike
-eq.Tensor_out TTW> channels_last_alike promoted(0,1)
-erf.out TW> channels_last_alike in_place
-exp.out TW> channels_last_alike in_place
-expand_copy.out TIbW> contiguous complex
-expm1.out TW>
-fill.Scalar_out TnW>
-fill.Tensor_out TTW>
-flip.out TIW>
-floor.out TW>
-floor_divide.out TTW> divides promoted(0,1)
-fmod.Scalar_out TnW>
-fmod.Tensor_out TTW> promoted(0,1)
-full.out InW>
-full_like.out TnjW> contiguous
-gather.out TiTbW>
-ge.Scalar_out TnW> channels_last_alike
-ge.Tensor_out TTW> channels_last_alike promoted(0,1)
-gelu.out TsW> channels_last_alike in_place
-glu.out TiW>
-grid_sampler_2d.out TTiibW> contiguous
-gt.Scalar_out TnW> channels_last_alike
-gt.Tensor_out TTW> channels_last_alike promoted(0,1)
-hardtanh.out TnnW> channels_last_alike in_place
-index.Tensor_out TOW> contiguous complex indices(1,0)
-index_put.out TOTbW> contiguous into_self indices(1,0)
-index_put_ WOTb> indices(1,0) rank(2,1)
-index_select.out TiTW> contiguous complex mixed
-isinf.out TW>
-isnan.out TW>
-le.Scalar_out TnW> channels_last_alike
-le.Tensor_out TTW> channels_last_alike promoted(0,1)
-leaky_relu.out TnW> channels_last_alike in_place
-lift_fresh_copy.out TW>
-linear.out TTtW> contiguous
-log.out TW> channels_last_alike in_place
-log10.out TW>
-log1p.out TW>
-log2.out TW>
-logical_and.out TTW>
-logical_not.out TW> channels_last_alike in_place
-logical_or.out TTW>
-logical_xor.out TTW>
-logit.out TgW>
-lt.Scalar_out TnW> channels_last_alike
-lt.Tensor_out TTW> channels_last_alike promoted(0,1)
-masked_fill.Scalar_out TTnW>
-masked_scatter.out TTTW> into_self
-masked_select.out TTW>
-max.dim_max TibWW> contiguous
-max.unary_out TW> contiguous
-max_pool2d_with_indices.out TIIIIbWW> channels_last positive(1,2,4)
-max_pool2d_with_indices_backward.grad_input TTIIIIbTW> positive(2,3,5) alike(7,0) computed(7)
-maximum.out TTW> channels_last_alike in_place promoted(0,1)
-mean.dtype_out TjW> contiguous
-mean.out TJbjW> contiguous
-min.dim_min TibWW> contiguous
-min.unary_out TW> contiguous
-minimum.out TTW> channels_last_alike in_place promoted(0,1)
-mm.out TTW> contiguous
-mul.Scalar_out TnW> channels_last_alike in_place complex
-mul.out TTW> channels_last_alike in_place complex promoted(0,1)
-narrow_copy.out TiiiW> dimension(1,0)
-native_dropout.out TfcWW>
-native_group_norm.out TttiiiifWWW> contiguous positive(3,4,5,6) rank(0,2) rank(1,1) rank(2,1)
-native_layer_norm.out TIttfWWW> contiguous
-ne.Scalar_out TnW> channels_last_alike
-ne.Tensor_out TTW> channels_last_alike promoted(0,1)
-neg.out TW> channels_last_alike in_place
-nonzero.out TW>
-ones.out IW>
-permute_copy.out TIW> contiguous complex
-pixel_shuffle.out TiW> contiguous positive(1)
-pixel_unshuffle.out TiW> positive(1)
-pow.Scalar_out nTW> channels_last_alike in_place
-pow.Tensor_Scalar_out TnW> channels_last_alike in_place
-pow.Tensor_Tensor_out TTW> channels_last_alike in_place promoted(0,1)
-prod.int_out TibjW>
-prod.out TjW>
-rand.out IW>
-randn.out IW>
-reciprocal.out TW> channels_last_alike
-reflection_pad1d.out TIW> contiguous
-reflection_pad2d.out TIW> contiguous
-reflection_pad3d.out TIW> contiguous
-relu.out TW> channels_last_alike in_place
-remainder.Scalar_out TnW> divides divisor(1,0)
-remainder.Tensor_out TTW> divides promoted(0,1)
-repeat.out TIW> contiguous complex
-repeat_interleave.Tensor_out TjW> contiguous
-replication_pad1d.out TIW>
-replication_pad2d.out TIW>
-replication_pad3d.out TIW>
-roll.out TIIW>
-round.out TW>
-rsqrt.out TW> channels_last_alike in_place
-rsub.Scalar_out TnnW>
-scalar_tensor.out nW>
-scatter.src_out TiTTW> into_self
-scatter.value_out TiTnW> into_self
-scatter_add.out TiTTW> contiguous into_self
-select_copy.int_out TiiW> contiguous complex
-select_scatter.out TTiiW> into_self
-sigmoid.out TW> channels_last_alike in_place
-sign.out TW>
-sin.out TW> channels_last_alike in_place
-sinh.out TW>
-slice_copy.Tensor_out TijjiW> complex
-slice_scatter.out TTijjiW> into_self
-split_copy.Tensor_out TiiV> positive(1)
-split_with_sizes_copy.out TIiV>
-sqrt.out TW> channels_last_alike in_place
-squeeze_copy.dim_out TiW> contiguous
-squeeze_copy.dims_out TIW> contiguous
-stack.out LiW> contiguous
-sub.Scalar_out TnnW> channels_last_alike in_place complex
-sub.out TTnW> channels_last_alike in_place complex promoted(0,1)
-sum.IntList_out TJbjW> contiguous complex
-sym_numel T>n
-sym_size.int Ti>n dimension(1,0)
-t_copy.out TW> contiguous
-tan.out TW>
-tanh.out TW> channels_last_alike in_place
-topk.values TiibbWW>
-transpose_copy.int_out TiiW> contiguous
-tril.out TiW> contiguous
-trunc.out TW>
-unbind_copy.int_out TiV> contiguous
-unfold_copy.out TiiiW> positive(3) wrapped(1,0)
-unsqueeze_copy.out TiW> contiguous
-upsample_bilinear2d.vec_out TJbFW> channels_last
-upsample_nearest2d.vec_out TJFW> channels_last
-var.correction_out TJmbW> contiguous
-var.out TJbbW> contiguous
-var_mean.correction_out TJmbWW>
-view_as_real_copy.out TW> complex mixed
-view_copy.out TIW> contiguous complex shape(1)
-where.self_out TTTW> channels_last_alike in_place promoted(1,2)
-zeros.out IW>
+IW>: ones.out rand.out randn.out zeros.out
+IjW>: empty.out
+InW>: full.out
+LiW> complex wrapped(1,2): cat.out
+LiW> contiguous: stack.out
+T>n: _local_scalar_dense sym_numel
+TIIIIbWW> channels_last positive(1,2,4): max_pool2d_with_indices.out
+TIIIbbjW> contiguous positive(1,2): avg_pool2d.out
+TIIW>: roll.out
+TIIjW> contiguous: as_strided_copy.out
+TIW> contiguous positive(1): _adaptive_avg_pool2d.out
+TIW>: flip.out replication_pad1d.out replication_pad2d.out replication_pad3d.out
+TIW> contiguous complex: permute_copy.out repeat.out
+TIW> contiguous: reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out
+TIW> contiguous: squeeze_copy.dims_out
+TIW> contiguous complex shape(1): view_copy.out
+TIbW> elements(0): amax.out amin.out
+TIbW> contiguous complex: expand_copy.out
+TIbggW>: _upsample_bilinear2d_aa.out
+TIiV>: split_with_sizes_copy.out
+TIibW> complex mixed types(0,floating): _fft_r2c.out
+TIiiW> complex mixed types(4,floating) dimension(1,0): _fft_c2r.out
+TInW>: constant_pad_nd.out
+TIttfWWW> contiguous: native_layer_norm.out
+TJFW> channels_last: upsample_nearest2d.vec_out
+TJbFW> channels_last: upsample_bilinear2d.vec_out
+TJbW>: any.dims_out
+TJbbW> contiguous: var.out
+TJbjW> contiguous: mean.out
+TJbjW> contiguous complex: sum.IntList_out
+TJmbW> contiguous: var.correction_out
+TJmbWW>: var_mean.correction_out
+TOTbW> contiguous into_self indices(1,0): index_put.out
+TOW> contiguous complex indices(1,0): index.Tensor_out
+TTIIIIbTW> positive(2,3,5) alike(7,0) computed(7): max_pool2d_with_indices_backward.grad_input
+TTTJIIIbIiBWWW> positive(4,6,9): convolution_backward.out
+TTTW> into_self: masked_scatter.out
+TTTW> channels_last_alike in_place promoted(1,2): where.self_out
+TTTnnW> contiguous: addmm.out
+TTW>: atan2.out fill.Tensor_out logical_and.out logical_or.out logical_xor.out masked_select.out
+TTW> promoted(0,1): bitwise_and.Tensor_out bitwise_left_shift.Tensor_out bitwise_or.Tensor_out
+TTW> promoted(0,1): bitwise_right_shift.Tensor_out bitwise_xor.Tensor_out fmod.Tensor_out
+TTW> contiguous complex rank(0,3,3) rank(1,3,3): bmm.out
+TTW> channels_last_alike in_place complex promoted(0,1) types(2,floating): div.out
+TTW> channels_last_alike promoted(0,1): eq.Tensor_out ge.Tensor_out gt.Tensor_out le.Tensor_out
+TTW> channels_last_alike promoted(0,1): lt.Tensor_out ne.Tensor_out
+TTW> divides promoted(0,1): floor_divide.out remainder.Tensor_out
+TTW> channels_last_alike in_place promoted(0,1): maximum.out minimum.out pow.Tensor_Tensor_out
+TTW> contiguous: mm.out
+TTW> channels_last_alike in_place complex promoted(0,1): mul.out
+TTbW>: copy.out
+TTfjW> contiguous: _cdist_forward.out
+TTibbW> contiguous types(1,indices): embedding.out
+TTiiW> into_self: select_scatter.out
+TTiibW> contiguous: grid_sampler_2d.out
+TTijjiW> into_self: slice_scatter.out
+TTnW> channels_last_alike in_place complex promoted(0,1): add.out sub.out
+TTnW>: masked_fill.Scalar_out
+TTrW> divides channels_last_alike in_place complex promoted(0,1): div.out_mode
+TTtIIIbIiW> channels_last positive(3,5,8) types(2,numbers): convolution.out
+TTtW> contiguous: linear.out
+TW>: _conj_physical.out acos.out acosh.out alias_copy.out any.all_out asin.out asinh.out atan.out
+TW>: atanh.out bitwise_not.out ceil.out cosh.out detach_copy.out expm1.out floor.out isinf.out
+TW>: isnan.out lift_fresh_copy.out log10.out log1p.out log2.out nonzero.out round.out sign.out
+TW>: sinh.out tan.out trunc.out
+TW> channels_last_alike in_place complex mixed: abs.out
+TW> channels_last_alike in_place: cos.out erf.out exp.out log.out logical_not.out neg.out relu.out
+TW> channels_last_alike in_place: rsqrt.out sigmoid.out sin.out sqrt.out tanh.out
+TW> contiguous: max.unary_out min.unary_out t_copy.out
+TW> channels_last_alike: reciprocal.out
+TW> complex mixed: view_as_real_copy.out
+TbjW>: _to_copy.out
+TfW> contiguous: _pdist_forward.out
+TfcWW>: native_dropout.out
+TgW>: logit.out
+Ti>n dimension(1,0): sym_size.int
+TiTTW> into_self: scatter.src_out
+TiTTW> contiguous into_self: scatter_add.out
+TiTW> contiguous complex mixed: index_select.out
+TiTbW>: gather.out
+TiTnW> into_self: scatter.value_out
+TiV> contiguous: unbind_copy.int_out
+TiW>: glu.out
+TiW> contiguous positive(1): pixel_shuffle.out
+TiW> positive(1): pixel_unshuffle.out
+TiW> contiguous: squeeze_copy.dim_out tril.out unsqueeze_copy.out
+TibW>: _log_softmax.out _softmax.out any.out
+TibWW> contiguous: max.dim_max min.dim_min
+TibjW>: prod.int_out
+TiiV> positive(1): split_copy.Tensor_out
+TiiW> contiguous complex: select_copy.int_out
+TiiW> contiguous: transpose_copy.int_out
+TiibbWW>: topk.values
+TiiiW> contiguous: diagonal_copy.out
+TiiiW> dimension(1,0): narrow_copy.out
+TiiiW> positive(3) wrapped(1,0): unfold_copy.out
+TijW> types(0,standard): cumsum.out
+TijjiW> complex: slice_copy.Tensor_out
+TjW> complex: clone.out
+TjW> contiguous: mean.dtype_out repeat_interleave.Tensor_out
+TjW>: prod.out
+TjbW> elements(0): argmax.out argmin.out
+TmmW> channels_last_alike in_place: clamp.out
+TnW>: bitwise_and.Scalar_out bitwise_left_shift.Tensor_Scalar_out bitwise_or.Scalar_out
+TnW>: bitwise_right_shift.Tensor_Scalar_out bitwise_xor.Scalar_out fill.Scalar_out fmod.Scalar_out
+TnW> channels_last_alike in_place complex: div.Scalar_out mul.Scalar_out
+TnW> channels_last_alike: eq.Scalar_out ge.Scalar_out gt.Scalar_out le.Scalar_out lt.Scalar_out
+TnW> channels_last_alike: ne.Scalar_out
+TnW> channels_last_alike in_place: leaky_relu.out pow.Tensor_Scalar_out
+TnW> divides divisor(1,0): remainder.Scalar_out
+TnjW> contiguous: full_like.out
+TnnW> channels_last_alike in_place complex: add.Scalar_out sub.Scalar_out
+TnnW> channels_last_alike in_place: hardtanh.out
+TnnW>: rsub.Scalar_out
+TnnnW> channels_last_alike in_place: elu.out
+TnrW> divides channels_last_alike in_place complex divisor(1,0): div.Scalar_mode_out
+TsW> channels_last_alike in_place: gelu.out
+TttTTffWWW> contiguous in_place first_in_place: _native_batch_norm_legit_no_training.out
+TttW> channels_last_alike in_place promoted(0,1,2): clamp.Tensor_out
+TttWWbffWWW> contiguous: _native_batch_norm_legit.out
+TttbffWWW> contiguous: _native_batch_norm_legit.no_stats_out
+TttiiiifWWW> contiguous positive(3,4,5,6) rank(0,2) rank(1,1) rank(2,1): native_group_norm.out
+WOTb> indices(1,0) rank(2,1): index_put_
+WTb>: copy_
+nTW> channels_last_alike in_place: pow.Scalar_out
+nW> contiguous steps(-1,0,-1): arange.out
+nW>: scalar_tensor.out
+nnnW> contiguous steps(0,1,2): arange.start_out
 """,
     "dim_order_ops": """
-_clone_dim_order.out TbJW>
-_empty_dim_order.out IJW>
-_to_dim_order_copy.out TbJW>
+IJW>: _empty_dim_order.out
+TbJW>: _clone_dim_order.out _to_dim_order_copy.out
 """,
     "et_copy": """
-_d2h_copy.out TW>
-_h2d_copy.out TW>
+TW>: _d2h_copy.out _h2d_copy.out
 """,
     PRIMITIVES: """
-add.Scalar nn>n
-ceil.Scalar n>n
-eq.Scalar nn>n
-et_copy_index.tensor WTi>
-et_view.default TIT> complex
-floordiv.Scalar nn>n divides
-floordiv.int nn>n divides
-ge.Scalar nn>n
-gt.Scalar nn>n
-le.Scalar nn>n
-lt.Scalar nn>n
-mod.Scalar nn>n divides
-mod.int nn>n divides
-mul.Scalar nn>n
-neg.Scalar n>n
-round.Scalar n>n
-sub.Scalar nn>n
-sym_float.Scalar n>n
-sym_int.Scalar n>n
-sym_ite.Scalar nnn>n
-sym_max.Scalar nn>n
-sym_min.Scalar nn>n
-sym_not.Scalar n>n
-truediv.Scalar nn>n
-trunc.Scalar n>n
+TIT> complex: et_view.default
+WTi>: et_copy_index.tensor
+n>n: ceil.Scalar neg.Scalar round.Scalar sym_float.Scalar sym_int.Scalar sym_not.Scalar
+n>n: trunc.Scalar
+nn>n: add.Scalar eq.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar mul.Scalar sub.Scalar
+nn>n: sym_max.Scalar sym_min.Scalar truediv.Scalar
+nn>n divides: floordiv.Scalar floordiv.int mod.Scalar mod.int
+nnn>n: sym_ite.Scalar
 """,
 }
 
@@ -331,7 +231,6 @@ class RuntimeKernel:
         arguments: A letter for each argument but the last, which is for the return value.
         returned: The letter of the return value; empty where it is never used.
         words: What it does with layouts, types and memory, such as ``"contiguous"``.
-        positive: Positions of the arguments that must be 1 or more.
         limits: What its arguments must keep beyond their kinds.
     """
 
@@ -339,7 +238,6 @@ class RuntimeKernel:
     arguments: str
     returned: str
     words: frozenset[str]
-    positive: tuple[int, ...]
     limits: tuple[Limit, ...]
 
     @property
@@ -348,28 +246,25 @@ class RuntimeKernel:
         return self.name.partition("::")[2].partition(".")[0]
 
 
-def _parse(space: str, row: str) -> RuntimeKernel:
-    name, letters, *words = row.split()
+def _parse(space: str, row: str) -> Iterator[RuntimeKernel]:
+    described, _, names = row.partition(": ")
+    letters, *words = described.split()
     arguments, _, returned = letters.partition(">")
     limits = [limit for word in words if (limit := parse_limit(word)) is not None]
-    positive = [word for word in words if word.startswith("positive(")]
-    return RuntimeKernel(
-        name=f"{space}::{name}",
-        arguments=arguments,
-        returned=returned,
-        words=frozenset(word for word in words if "(" not in word),
-        positive=tuple(int(item) for word in positive for item in word[9:-1].split(",")),
-        limits=tuple(limits),
-    )
+    plain = frozenset(word for word in words if "(" not in word)
+    for name in names.split():
+        yield RuntimeKernel(f"{space}::{name}", arguments, returned, plain, tuple(limits))
 
 
 @cache
 def runtime_kernels() -> Mapping[str, RuntimeKernel]:
     """Return all kernels of ExecuTorch 1.4.1 by their full names."""
-    kernels = [
-        _parse(space, row) for space, rows in _ROWS.items() for row in rows.strip().splitlines()
-    ]
-    return {kernel.name: kernel for kernel in kernels}
+    return {
+        kernel.name: kernel
+        for space, rows in _ROWS.items()
+        for row in rows.strip().splitlines()
+        for kernel in _parse(space, row)
+    }
 
 
 @cache

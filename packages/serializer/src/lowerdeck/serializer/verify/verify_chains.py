@@ -119,7 +119,6 @@ class ChainVerifier:
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
-        self._positive: set[int] = set()
         self._moved = {call.move_to for call in moves}
         # For each tensor without memory of its own the end of the run of steps in which a view
         # has given it some.
@@ -213,8 +212,6 @@ class ChainVerifier:
                 f"{call.args[0]}"
             )
         self._verify_types(kernel, call.args)
-        for number in kernel.positive:
-            self._verify_positive(name, number, call.args[number])
         for limit in kernel.limits:
             problem = limit(Arguments(self._plan.values, call.args, self._unknown))
             if problem:
@@ -255,22 +252,6 @@ class ChainVerifier:
                 if self._is_constant(tensor) or tensor in self._moved_constants:
                     self._refuse(f"found the constant {tensor} where {name} writes its result")
             self._writable.add(index)
-
-    def _verify_positive(self, name: str, number: int, index: int) -> None:
-        if index in self._positive:
-            return
-        value = self._plan.values[index].val
-        for item in value.items if isinstance(value, schema.IntList) else (index,):
-            known = self._plan.values[item].val
-            # What an instruction computes is not known before it runs.
-            if not isinstance(known, schema.Int) or item in self._unknown:
-                continue
-            if not 1 <= known.int_val < 1 << 31:
-                self._refuse(
-                    f"found {known.int_val} (value {item}) as argument {number} of {name}, "
-                    "expected 1 to 2**31, for the kernel divides by it and counts up to it"
-                )
-        self._positive.add(index)
 
     def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
         """Refuse element types on which kernels abort, and outputs that overlap inputs."""
