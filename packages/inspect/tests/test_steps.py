@@ -14,8 +14,8 @@ from lowerdeck import inspect
 from lowerdeck import serializer as pte
 from lowerdeck.inspect.commands.inspect import summary_lines
 from lowerdeck.inspect.commands.summary import summarise
-from lowerdeck.inspect.report import all_stored
 from lowerdeck.inspect.report.changes import method_changes, stored_changes
+from lowerdeck.inspect.report.file_map import all_stored
 from lowerdeck.inspect.report.pairing import pair_rows
 from lowerdeck.serializer.pte.schema import PROGRAM_FORMAT
 from lowerdeck_files.payloads import graph, node, payload, value

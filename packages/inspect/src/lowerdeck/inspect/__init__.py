@@ -1,23 +1,18 @@
 """The ``lowerdeck`` command, and HTML pages of ExecuTorch files, without torch."""
 
+# ruff: noqa: F403, F405  (`__all__` lists the names once, a type checker finds them by the stars)
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lowerdeck.inspect.commands.answers import (
-    CommandError,
-    ExitStatus,
-    is_closed,
-    reading,
-    say,
-    writing,
-)
-from lowerdeck.inspect.commands.paths import keep_apart
-from lowerdeck.inspect.installed import installed_entries
-
-if TYPE_CHECKING:
-    from lowerdeck.inspect.commands.protocol import Command
-    from lowerdeck.inspect.report import html_diff, html_page, html_report
-    from lowerdeck.inspect.report.payloads import PayloadGraph, PayloadNode, PayloadValue
+if TYPE_CHECKING:  # ``__all__`` says which of their names are public
+    from lowerdeck.inspect.commands.answers import *
+    from lowerdeck.inspect.commands.paths import *
+    from lowerdeck.inspect.commands.protocol import *
+    from lowerdeck.inspect.installed import *
+    from lowerdeck.inspect.report.documents import *
+    from lowerdeck.inspect.report.page import *
+    from lowerdeck.inspect.report.payloads.graph import *
 
 __all__ = [
     # Write a command
@@ -41,25 +36,22 @@ __all__ = [
     "PayloadValue",
 ]
 
-# Loaded at first use: all packages import the front door for their errors, few draw pages.
-_AT_FIRST_USE = {
-    "Command": "lowerdeck.inspect.commands.protocol",
-    "html_report": "lowerdeck.inspect.report",
-    "html_diff": "lowerdeck.inspect.report",
-    "html_page": "lowerdeck.inspect.report",
-    "PayloadGraph": "lowerdeck.inspect.report.payloads",
-    "PayloadNode": "lowerdeck.inspect.report.payloads",
-    "PayloadValue": "lowerdeck.inspect.report.payloads",
-}
+# In the order in which they are searched: all packages need what is first, few draw pages.
+_MODULES = (
+    *("commands.answers", "commands.paths", "installed", "commands.protocol"),
+    *("report.payloads.graph", "report.page", "report.documents"),
+)
 
 if not TYPE_CHECKING:  # A type checker would accept any name.
 
     def __getattr__(name: str) -> Any:
-        """Import a name at its first use."""
-        if name not in _AT_FIRST_USE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_AT_FIRST_USE[name]), name)
-        return value
+        """Return a name whose module is imported at its first use."""
+        for module in _MODULES if name in __all__ else ():
+            found = importlib.import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                globals()[name] = getattr(found, name)
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         """Return all public names, including those not imported yet."""

@@ -14,7 +14,10 @@ from lowerdeck.inspect.commands.inspect import trace_text, write_page
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.commands.summary import summarise
-from lowerdeck.inspect.report import clip, html_diff, method_changes, pair_rows, stored_changes
+from lowerdeck.inspect.report.changes import method_changes, stored_changes
+from lowerdeck.inspect.report.documents import html_diff
+from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.pairing import pair_rows
 from lowerdeck.serializer import ContainerMetadata, PteFile, TraceError, open_pte
 
 _MOST_LINES = 40

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowerdeck.inspect.commands.sizes import share_text, size_text
-from lowerdeck.inspect.report import dtype_name
+from lowerdeck.inspect.report.values import dtype_name
 from lowerdeck.serializer import ExternalEntry, PtdFile, storage_size
 
 SUMMARY_VERSION = 1

@@ -19,7 +19,8 @@ from lowerdeck.inspect.commands.answers import (
 from lowerdeck.inspect.commands.npy import npy_header
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.commands.sizes import size_text
-from lowerdeck.inspect.report import Stored, all_stored, dtype_name
+from lowerdeck.inspect.report.file_map import Stored, all_stored
+from lowerdeck.inspect.report.values import dtype_name
 from lowerdeck.serializer import byte_view, open_pte
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

@@ -24,7 +24,7 @@ from lowerdeck.inspect.commands.external import (
 from lowerdeck.inspect.commands.paths import keep_apart
 from lowerdeck.inspect.commands.sizes import share_text, size_text
 from lowerdeck.inspect.commands.summary import summarise
-from lowerdeck.inspect.report import html_report
+from lowerdeck.inspect.report.documents import html_report
 from lowerdeck.serializer import PteFile, TraceError, open_ptd, open_pte, write_pieces
 
 _BAR = 40

@@ -11,13 +11,9 @@ from typing import Any
 
 from lowerdeck import serializer as schema
 from lowerdeck.inspect.commands.libraries import libraries_of
-from lowerdeck.inspect.report import (
-    Contents,
-    contents_of,
-    dtype_name,
-    placement_of,
-    value_text,
-)
+from lowerdeck.inspect.report.operators import Contents, contents_of
+from lowerdeck.inspect.report.placement import placement_of
+from lowerdeck.inspect.report.values import dtype_name, value_text
 from lowerdeck.serializer import DataLocation, PteFile, resident_view, storage_size
 
 SUMMARY_VERSION = 1
