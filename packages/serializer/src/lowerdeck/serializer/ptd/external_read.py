@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from lowerdeck.serializer.errors import (
     ContentError,
-    HeaderError,
     MagicError,
     MissingFieldError,
     SegmentError,
@@ -28,6 +27,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
     ExternalEntry,
 )
+from lowerdeck.serializer.pte.header import check_range
 from lowerdeck.serializer.pte.infer import segment_alignments
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.read import Closing, map_file
@@ -171,26 +171,10 @@ def _read_header(view: memoryview) -> tuple[int, int, int]:
         raise MagicError(
             f"found {header_magic!r}, expected {HEADER_MAGIC!r}", field="header", offset=8
         )
-    if length < HEADER_LENGTH:
-        raise HeaderError(
-            f"found length {length}, expected at least {HEADER_LENGTH}",
-            field="header.length",
-            offset=12,
-        )
-    end = inserted + size
-    if not 8 + length <= end <= base or end > len(view):
-        raise HeaderError(
-            f"found a FlatBuffer of {inserted} + {size} bytes and segments from {base} on, in a "
-            f"file of {len(view)} bytes",
-            field="header.flatbuffer_size",
-            offset=24,
-        )
-    if base + data_size > len(view):
-        raise TruncatedError(
-            f"found {data_size} bytes from {base} on in a file of {len(view)}",
-            field="header.segment_data_size",
-            offset=40,
-        )
+    file_size, end = len(view), inserted + size
+    check_range(length, HEADER_LENGTH, file_size, file_size, "length", 12)
+    check_range(end, 8 + length, min(base, file_size), file_size, "flatbuffer_size", 24)
+    check_range(base + data_size, base, file_size, file_size, "segment_data_size", 40)
     return end, base, data_size
 
 

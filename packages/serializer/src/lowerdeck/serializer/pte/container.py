@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from lowerdeck.serializer.errors import HeaderError, MagicError, SegmentError, TruncatedError
+from lowerdeck.serializer.errors import MagicError, SegmentError, TruncatedError
 from lowerdeck.serializer.flatbuffer.wire import (
     BUNDLE_IDENTIFIER,
     EXTERNAL_IDENTIFIER,
@@ -17,6 +17,7 @@ from lowerdeck.serializer.pte.header import (
     HEADER_START,
     OLD_HEADER_LENGTH,
     ExtendedHeader,
+    check_range,
 )
 from lowerdeck.serializer.pte.schema import DataSegment
 
@@ -124,34 +125,14 @@ def read_header(data: memoryview) -> ExtendedHeader | None:
     if len(data) < HEADER_START + OLD_HEADER_LENGTH:
         raise TruncatedError(f"found {len(data)} bytes, which end in the header", field="header")
     length, program_size, base = struct.unpack_from("<IQQ", data, HEADER_START + 4)
-    if length < OLD_HEADER_LENGTH or HEADER_START + length > len(data):
-        raise HeaderError(
-            f"found length {length}, expected at least {OLD_HEADER_LENGTH}, within the file",
-            field="header.length",
-            offset=HEADER_START + 4,
-        )
+    size, least = len(data), HEADER_START + OLD_HEADER_LENGTH
+    check_range(HEADER_START + length, least, size, size, "length", HEADER_START + 4)
     data_size = 0
     if length >= HEADER_LENGTH:
         (data_size,) = struct.unpack_from("<Q", data, 32)
-    if not HEADER_START + length <= program_size <= len(data):
-        kind = TruncatedError if program_size > len(data) else HeaderError
-        raise kind(
-            f"found {program_size}, expected {HEADER_START + length} to {len(data)}",
-            field="header.program_size",
-            offset=HEADER_START + 8,
-        )
-    if base and not program_size <= base <= len(data):
-        kind = TruncatedError if base > len(data) else HeaderError
-        raise kind(
-            f"found {base}, expected {program_size} to {len(data)}",
-            field="header.segment_base_offset",
-            offset=HEADER_START + 16,
-        )
-    if (data_size and not base) or base + data_size > len(data):
-        kind = TruncatedError if base else HeaderError
-        raise kind(
-            f"found {data_size} bytes from {base} on in a file of {len(data)}",
-            field="header.segment_data_size",
-            offset=HEADER_START + 24,
-        )
+    check_range(program_size, HEADER_START + length, size, size, "program_size", 16)
+    if base:
+        check_range(base, program_size, size, size, "segment_base_offset", 24)
+    most = size if base else 0
+    check_range(base + data_size, base, most, size, "segment_data_size", 32)
     return ExtendedHeader(length, program_size, base, data_size)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from lowerdeck.serializer.errors import HeaderError, TruncatedError
 from lowerdeck.serializer.flatbuffer.alignment import round_up
 from lowerdeck.serializer.pte.layout import FileLayout
 
@@ -49,6 +50,27 @@ class ExtendedHeader:
             self.segment_base_offset,
             self.segment_data_size,
         )
+
+
+def check_range(found: int, least: int, most: int, size: int, field: str, offset: int) -> None:
+    """Refuse a number of a header that contradicts the others or the file.
+
+    Args:
+        found: The number.
+        least: The least that it may be.
+        most: The most that it may be.
+        size: Length of the file.
+        field: Its name.
+        offset: Where it is.
+
+    Raises:
+        HeaderError: It is out of range.
+        TruncatedError: It leads beyond the end of the file.
+    """
+    if not least <= found <= most:
+        kind = TruncatedError if found > size else HeaderError
+        reason = f"found {found}, expected {least} to {most}"
+        raise kind(reason, field=f"header.{field}", offset=offset)
 
 
 def inserted_size(layout: FileLayout) -> int:

@@ -130,18 +130,11 @@ class NamedDataStore:
                 f"named data {key!r}: found alignment {alignment}, expected at least 1"
             )
         view = byte_view(data, f"named data {key!r}")
-        entry = self._entries.get(key)
+        entry = self._known(key, view, tensor_layout)
         if entry is None:
             self._entries[key] = DataEntry(self._buffer(view, data), alignment, tensor_layout)
             self._tags[key] = external_tag
             return
-        known = self._views[entry.buffer_index]
-        if not same_bytes(view, known):
-            raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
-            )
-        if tensor_layout is not None and entry.tensor_layout not in (None, tensor_layout):
-            raise NamedDataConflictError(key, f"{tensor_layout}", f"{entry.tensor_layout}")
         entry.alignment = common_alignment(entry.alignment, alignment)
         entry.tensor_layout = entry.tensor_layout or tensor_layout
 
@@ -164,14 +157,28 @@ class NamedDataStore:
             NamedDataConflictError: A key of both stores has different contents.
         """
         tagged = [(None, other.pte_data), *other.external_data.items()]
+        entries = [(tag, key, entry) for tag, named in tagged for key, entry in named.items()]
         # Check everything first: a half-merged store would be worse than an error.
-        for _, entries in tagged:
-            for key, entry in entries.items():
-                self._check(key, entry, other)
-        for tag, entries in tagged:
-            for key, entry in entries.items():
-                data = other.buffers[entry.buffer_index]
-                self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+        for _, key, entry in entries:
+            view = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
+            self._known(key, view, entry.tensor_layout)
+        for tag, key, entry in entries:
+            data = other.buffers[entry.buffer_index]
+            self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
+
+    def _known(self, key: str, view: memoryview, layout: TensorLayout | None) -> DataEntry | None:
+        """Return the entry of a key, which must have the same contents; None for a new key."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        known = self._views[entry.buffer_index]
+        if not same_bytes(view, known):
+            raise NamedDataConflictError(
+                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
+            )
+        if layout is not None and entry.tensor_layout not in (None, layout):
+            raise NamedDataConflictError(key, f"{layout}", f"{entry.tensor_layout}")
+        return entry
 
     def _buffer(self, view: memoryview, data: Storage) -> int:
         index = self._index.find(view)
@@ -181,17 +188,3 @@ class NamedDataStore:
             self._views.append(view)
             self._index.add(view, index)
         return index
-
-    def _check(self, key: str, entry: DataEntry, other: NamedDataStoreOutput) -> None:
-        mine = self._entries.get(key)
-        if mine is None:
-            return
-        theirs = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
-        known = self._views[mine.buffer_index]
-        if not same_bytes(theirs, known):
-            raise NamedDataConflictError(
-                key, f"{len(theirs)} bytes", f"{len(known)} bytes of other content"
-            )
-        layouts = {repr(each) for each in (mine.tensor_layout, entry.tensor_layout) if each}
-        if len(layouts) > 1:
-            raise NamedDataConflictError(key, f"{entry.tensor_layout}", f"{mine.tensor_layout}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -230,18 +231,14 @@ class ProgramVerifier:
 
 
 def _verify_unique(program: schema.Program) -> None:
-    names: dict[str, set[str]] = {
-        "Program.execution_plan": set(),
-        "Program.named_data": set(),
-    }
-    keys = [("Program.execution_plan", plan.name) for plan in program.execution_plan]
-    keys += [("Program.named_data", entry.key) for entry in program.named_data]
-    for field, name in keys:
-        if name in names[field]:
-            raise ContentError(
-                f"found {name!r} twice, of which one cannot be reached", field=field
-            )
-        names[field].add(name)
+    for field, names in (
+        ("execution_plan", [plan.name for plan in program.execution_plan]),
+        ("named_data", [entry.key for entry in program.named_data]),
+    ):
+        for name, count in Counter(names).items():
+            if count > 1:
+                reason = f"found {name!r} twice, of which one cannot be reached"
+                raise ContentError(reason, field=f"Program.{field}")
 
 
 def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
