@@ -97,7 +97,7 @@ def test_what_is_in_the_program_is_in_the_page() -> None:
     assert [item["nbytes"] for item in file["stored"]] == [432, 14, 4]
     (delegate,) = method["delegates"]
     assert delegate["preview"] == {"text": "inputs 1\nsin,0", "more": False}
-    assert delegate["specs"][1] == {"key": "k", "value": "ff 00"}
+    assert delegate["specs"][1] == {"key": "k", "value": "\\xff\\x00"}
     assert (delegate["ops"], delegate["graph"]) == ([], -1)
 
 

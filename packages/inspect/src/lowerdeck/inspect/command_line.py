@@ -137,8 +137,6 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     # A command that has an option of that name keeps its own.
     with suppress(argparse.ArgumentError):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    with suppress(argparse.ArgumentError):
-        parser.add_argument("--version", action=_VersionAction, nargs=0, help="what is installed")
     return parser
 
 
@@ -173,15 +171,6 @@ class _Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         complain(self.prog.partition(" ")[2], f"error: {message}")
         raise SystemExit(ExitStatus.USAGE)
-
-
-class _VersionAction(argparse.Action):
-    """Prints one package per line, which argparse would wrap into one."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        say(*_versions().splitlines())
-        flush_stdout()
-        parser.exit()
 
 
 def _end(name: str, error: Exception) -> ExitStatus:

@@ -167,19 +167,15 @@ def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
 
 def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
     """Yield the operators of delegates that are not the same; those at one place are paired."""
-    for (name, number), old, new in _paired(_payloads(left), _payloads(right)):
+    olds, news = _payloads(left), _payloads(right)
+    for name, number in [key for key in olds if key in news and olds[key] != news[key]]:
+        old, new = olds[name, number], news[name, number]
         rows = pair_rows(old, new)
         lines = [f"- {old[a]}" if b < 0 else f"+ {new[b]}" for a, b in rows if a < 0 or b < 0]
         what = f"method {name}: delegate {number}"
         yield from (f"{what}: {line}" for line in lines[:_MOST_LINES])
         if len(lines) > _MOST_LINES:
             yield f"{what}: ... and {len(lines) - _MOST_LINES} operators more"
-
-
-def _paired(
-    old: dict[tuple[str, int], list[str]], new: dict[tuple[str, int], list[str]]
-) -> Iterator[tuple[tuple[str, int], list[str], list[str]]]:
-    yield from ((key, old[key], new[key]) for key in old if key in new and old[key] != new[key])
 
 
 def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:

@@ -19,11 +19,11 @@ from lowerdeck.serializer import (
     verify_pte,
 )
 
-_ENTRY = (
-    "include_all_overloads: false",
-    "is_root_operator: true",
-    "is_used_for_training: true",
-)
+_ENTRY = {
+    "include_all_overloads": False,
+    "is_root_operator": True,
+    "is_used_for_training": True,
+}
 
 
 class OperatorsCommand:
@@ -91,34 +91,24 @@ def _tensor(plan: ExecutionPlan, index: int) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> Iterator[str]:
-    """Yield the lines of the YAML file that ExecuTorch's selective build takes.
+def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> list[str]:
+    """Return the lines of the YAML file that ExecuTorch's selective build takes.
 
     Args:
         found: What :func:`operator_kernels` returned.
         model: What the file says that the operators come from.
     """
-    yield "build_features: []"
-    yield "custom_classes: []"
-    called = {name: keys for name, keys in found.items() if keys}
-    yield "et_kernel_metadata:" if called else "et_kernel_metadata: {}"
-    for name, keys in called.items():
-        yield f"  {_quoted(name)}:"
-        yield from (f"  - {_quoted(key)}" for key in keys)
-    yield "include_all_non_op_selectives: false"
-    yield "include_all_operators: false"
-    yield "kernel_metadata: {}"
-    yield "operators:" if found else "operators: {}"
-    for name in found:
-        yield f"  {_quoted(name)}:"
-        yield "    debug_info:"
-        yield f"    - {_quoted(model)}"
-        yield from (f"    {line}" for line in _ENTRY)
-
-
-def _quoted(text: str) -> str:
-    # Texts of a file are untrusted, and a text of JSON is one of YAML.
-    return json.dumps(text)
+    build = {
+        "build_features": [],
+        "custom_classes": [],
+        "et_kernel_metadata": {name: keys for name, keys in found.items() if keys},
+        "include_all_non_op_selectives": False,
+        "include_all_operators": False,
+        "kernel_metadata": {},
+        "operators": {name: {"debug_info": [model], **_ENTRY} for name in found},
+    }
+    # Texts of a file are untrusted, and JSON is YAML whatever they hold.
+    return json.dumps(build, indent=2).splitlines()
 
 
 def _lines(found: Mapping[str, Sequence[str]]) -> Iterator[str]:

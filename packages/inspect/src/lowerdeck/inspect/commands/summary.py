@@ -11,13 +11,14 @@ from typing import Any
 
 from lowerdeck import serializer as schema
 from lowerdeck.inspect.commands.libraries import libraries_of
+from lowerdeck.inspect.report.delegates import spec_text
+from lowerdeck.inspect.report.lifetimes import callee, steps
 from lowerdeck.inspect.report.operators import Contents, contents_of
 from lowerdeck.inspect.report.placement import placement_of
 from lowerdeck.inspect.report.values import dtype_name, value_text
-from lowerdeck.serializer import DataLocation, PteFile, resident_view, storage_size
+from lowerdeck.serializer import DataLocation, PteFile, storage_size
 
 SUMMARY_VERSION = 1
-_PREVIEW_BYTES = 4096
 
 
 def summarise(file: PteFile) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | No
                 "id": entry.id,
                 "location": entry.location.name,
                 "size": len(entry.data),
-                "compile_specs": {spec.key: _spec_text(spec) for spec in entry.compile_specs},
+                "compile_specs": {spec.key: spec_text(spec) for spec in entry.compile_specs},
                 "payload": _payload(seen[place]),
                 "closed": seen[place].closed,
             }
@@ -94,20 +95,10 @@ def _payload(found: Contents) -> dict[str, Any] | None:
     }
 
 
-def _spec_text(spec: schema.CompileSpec) -> str:
-    value = resident_view(spec.value)
-    text = bytes(value[:_PREVIEW_BYTES]).decode("utf-8", "backslashreplace")
-    left_out = len(value) - _PREVIEW_BYTES
-    return f"{text} ... and {left_out} bytes more" if left_out > 0 else text
-
-
 def _method(plan: schema.ExecutionPlan) -> dict[str, Any]:
-    steps = [step.instr_args for chain in plan.chains for step in chain.instructions]
-    kinds = Counter(type(step).__name__ for step in steps)
+    kinds = Counter(type(step).__name__ for step in steps(plan))
     calls = Counter(
-        _operator_name(plan, step.op_index)
-        for step in steps
-        if isinstance(step, schema.KernelCall)
+        callee(plan, step) for step in steps(plan) if isinstance(step, schema.KernelCall)
     )
     return {
         "name": plan.name,
@@ -122,12 +113,6 @@ def _method(plan: schema.ExecutionPlan) -> dict[str, Any]:
             if index
         ],
     }
-
-
-def _operator_name(plan: schema.ExecutionPlan, index: int) -> str:
-    if not 0 <= index < len(plan.operators):
-        return f"operator {index}, which does not exist"
-    return plan.operators[index].full_name
 
 
 def _value(plan: schema.ExecutionPlan, index: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lowerdeck.inspect.report.embed import clip
 from lowerdeck.inspect.report.file_map import Stored, all_stored
-from lowerdeck.inspect.report.lifetimes import steps
+from lowerdeck.inspect.report.lifetimes import callee, steps
 from lowerdeck.inspect.report.pairing import pair_rows
 from lowerdeck.inspect.report.values import value_text
 from lowerdeck.serializer import (
@@ -147,14 +147,8 @@ def _keys(plan: ExecutionPlan) -> list[Hashable]:
     keys: list[Hashable] = []
     for step in steps(plan):
         match step:
-            case KernelCall(operator, args):
-                known = 0 <= operator < len(plan.operators)
-                name = plan.operators[operator].full_name if known else f"operator {operator}"
-                keys.append((name, describe(args)))
-            case DelegateCall(delegate, args):
-                known = 0 <= delegate < len(plan.delegates)
-                name = plan.delegates[delegate].id if known else f"delegate {delegate}"
-                keys.append(("delegate", name, describe(args)))
+            case KernelCall(_, args) | DelegateCall(_, args):
+                keys.append((callee(plan, step), describe(args)))
             case MoveCall(source, target):
                 keys.append(("move", describe([source, target])))
             case JumpFalseCall(condition, _):

@@ -60,7 +60,7 @@ class DelegateEntries:
             "calls": calls,
             "nbytes": storage_size(blob),
             "specs": [
-                {"key": clip(spec.key), "value": _spec_text(spec)}
+                {"key": clip(spec.key), "value": spec_text(spec)}
                 for spec in delegate.compile_specs
             ],
             **self._seen[seen][1],
@@ -122,10 +122,9 @@ def _text_start(view: memoryview) -> str | None:
     return None
 
 
-def _spec_text(spec: CompileSpec) -> str:
-    value = bytes(resident_view(spec.value)[:_PREVIEW_BYTES])
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return value.hex(" ")
-    return clip(text) if text.isprintable() else value.hex(" ")
+def spec_text(spec: CompileSpec) -> str:
+    """Return the beginning of a compile spec as text that can be shown."""
+    value = resident_view(spec.value)
+    text = printable(bytes(value[:_PREVIEW_TEXT]).decode("utf-8", "backslashreplace"))
+    left_out = len(value) - _PREVIEW_TEXT
+    return f"{text} ... and {left_out} bytes more" if left_out > 0 else text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowerdeck.inspect.report.embed import clip, number
-from lowerdeck.inspect.report.lifetimes import steps
+from lowerdeck.inspect.report.lifetimes import callee, steps
 from lowerdeck.inspect.report.values import tensor_text
 from lowerdeck.serializer import (
     DelegateCall,
@@ -193,14 +193,8 @@ def _first_readers(plan: ExecutionPlan) -> dict[int, str]:
     """Return for each value that a kernel or delegate touches the first one that does."""
     readers: dict[int, str] = {}
     for time, step in enumerate(steps(plan)):
-        match step:
-            case KernelCall(index, args) if 0 <= index < len(plan.operators):
-                name = plan.operators[index].full_name
-            case DelegateCall(index, args) if 0 <= index < len(plan.delegates):
-                name = f"delegate {plan.delegates[index].id}"
-            case _:
-                continue
-        for arg in args:
+        name = callee(plan, step)
+        for arg in step.args if isinstance(step, KernelCall | DelegateCall) else ():
             if arg not in readers:
                 readers[arg] = clip(f"{name} at {time}")
     return readers

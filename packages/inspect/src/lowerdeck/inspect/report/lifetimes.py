@@ -52,6 +52,25 @@ def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
             yield instruction.instr_args
 
 
+def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
+    """Return the operator or the delegate that an instruction calls.
+
+    Args:
+        step: The instruction, whose index may lead nowhere.
+
+    Returns:
+        The full name of the operator, or ``delegate`` with the backend; None for other steps.
+    """
+    match step:
+        case KernelCall(index, _):
+            known = 0 <= index < len(plan.operators)
+            return plan.operators[index].full_name if known else f"operator {index}"
+        case DelegateCall(index, _):
+            known = 0 <= index < len(plan.delegates)
+            return f"delegate {plan.delegates[index].id if known else index}"
+    return None
+
+
 def planned_blocks(plan: ExecutionPlan) -> list[Block]:
     """Return a rectangle for each tensor of ``plan`` in planned memory.
 
