@@ -179,19 +179,16 @@ def _method_lines(method: dict[str, Any]) -> Iterator[str]:
 
 
 def _delegate_text(entry: dict[str, Any]) -> str:
-    line, payload = _delegate_line(entry), entry["payload"]
-    if payload is None:
-        return f"{line}; not opened, as {entry['closed']}"
-    named = ", ".join(f"{count} {name}" for name, count in payload["operators"].items())
-    size = size_text(payload["constant_bytes"])
-    return f"{line}; {named or 'no operators'}; constants {size}"
-
-
-def _delegate_line(entry: dict[str, Any]) -> str:
-    specs = ", ".join(f"{key}={value!r}" for key, value in entry["compile_specs"].items())
     location = "inline" if entry["location"] == "INLINE" else "segment"
-    line = f"  {entry['id']} in {entry['method']}: {size_text(entry['size'])}, {location}"
-    return f"{line}; {specs}" if specs else line
+    parts = [f"  {entry['id']} in {entry['method']}: {size_text(entry['size'])}, {location}"]
+    if entry["compile_specs"]:
+        parts.append(", ".join(f"{key}={text!r}" for key, text in entry["compile_specs"].items()))
+    payload = entry["payload"]
+    if payload is None:
+        return "; ".join([*parts, f"not opened, as {entry['closed']}"])
+    named = ", ".join(f"{count} {name}" for name, count in payload["operators"].items())
+    parts += [named or "no operators", f"constants {size_text(payload['constant_bytes'])}"]
+    return "; ".join(parts)
 
 
 def _section_lines(summary: dict[str, Any]) -> Iterator[str]:

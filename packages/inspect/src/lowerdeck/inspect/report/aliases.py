@@ -86,11 +86,11 @@ def join_views(
 
 
 class Memory:
-    """The last write of each byte, as ordered runs that do not overlap."""
+    """The last write of each byte, as ordered runs; each run ends where the next begins."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._runs: list[tuple[int, Write]] = []  # end of the run, and the write it is part of
+        self._writes: list[Write | None] = []
 
     def inside(self, start: int, end: int) -> Iterator[Write]:
         """Yield the writes that left bytes in a range; one that was cut apart comes again.
@@ -101,8 +101,8 @@ class Memory:
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
         while start < end and at < len(self._starts) and self._starts[at] < end:
-            run_end, write = self._runs[at]
-            if run_end > start:
+            write = self._writes[at]
+            if write is not None:
                 yield write
             at += 1
 
@@ -112,26 +112,18 @@ class Memory:
         Args:
             write: What is written.
         """
-        if write.start == write.end:
-            return
-        low = max(bisect_right(self._starts, write.start) - 1, 0)
-        high = bisect_left(self._starts, write.end)
-        starts, runs = [write.start], [(write.end, write)]
-        if low < high:
-            start, (end, before) = self._starts[low], self._runs[low]
-            if start < write.start:
-                if end > write.start:
-                    starts.insert(0, start)
-                    runs.insert(0, (write.start, before))
-                else:
-                    low += 1
-        if low < high:
-            end, after = self._runs[high - 1]
-            if end > write.end:
-                starts.append(write.end)
-                runs.append((end, after))
-        self._starts[low:high] = starts
-        self._runs[low:high] = runs
+        if write.start < write.end:
+            low, high = self._cut(write.start), self._cut(write.end)
+            self._starts[low:high] = [write.start]
+            self._writes[low:high] = [write]
+
+    def _cut(self, at: int) -> int:
+        """Let a run begin at a byte and return its number."""
+        number = bisect_left(self._starts, at)
+        if self._starts[number : number + 1] != [at]:
+            self._starts.insert(number, at)
+            self._writes.insert(number, self._writes[number - 1] if number else None)
+        return number
 
 
 def _accesses(

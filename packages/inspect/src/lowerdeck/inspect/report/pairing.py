@@ -46,7 +46,8 @@ def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
             rows.append((start, begin))
             start, begin = start + 1, begin + 1
         tail = 0
-        while start < end - tail and begin < stop - tail and _same(old, new, end, stop, tail):
+        shorter = min(end - start, stop - begin)
+        while tail < shorter and old[end - 1 - tail] == new[stop - 1 - tail]:
             tail += 1
         if tail:
             waiting.append((end - tail, end, stop - tail, stop))
@@ -67,12 +68,6 @@ def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
         gaps += [(here[0], there[0], here[1], there[1]) for here, there in pairwise(cuts)]
         waiting += reversed(gaps)
     return rows
-
-
-def _same(
-    old: Sequence[Hashable], new: Sequence[Hashable], end: int, stop: int, tail: int
-) -> bool:
-    return old[end - 1 - tail] == new[stop - 1 - tail]
 
 
 def _exact(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
+from lowerdeck.serializer.flatbuffer.storage import storage_size
 from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.pte.named_data import TensorLayout
@@ -34,6 +36,22 @@ class BundledTensor:
     def layout(self) -> TensorLayout:
         """Return type and shape."""
         return TensorLayout(self.scalar_type, self.sizes, self.dim_order)
+
+    def problem(self) -> str:
+        """Return what is wrong with the shape, or with the number of bytes; ``""`` for nothing."""
+        size, rank = storage_size(self.data), len(self.sizes)
+        is_order = sorted(self.dim_order) == list(range(rank))
+        if not is_order or rank > MAX_RANK or any(size < 0 for size in self.sizes):
+            return (
+                f"found sizes {self.sizes} and dim_order {self.dim_order}, expected an order of "
+                f"at most {MAX_RANK} dimensions"
+            )
+        if self.layout.nbytes != size:
+            return (
+                f"found {size} bytes for sizes {self.sizes} of {self.scalar_type!r}, expected "
+                f"{self.layout.nbytes}"
+            )
+        return ""
 
 
 BundledValue: TypeAlias = BundledTensor | Int | Bool | Double
