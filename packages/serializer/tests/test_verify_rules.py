@@ -75,12 +75,6 @@ COPY, ADD, SIZE = "aten::copy_", "executorch_prim::add.Scalar", "aten::sym_size.
         (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 4], None),
         (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 3], "a computed dimension in argument 1"),
         (SIZE, [*THREE, Int(0), Int(0)], [0, 4, 4], "a computed dimension in argument 1"),
-        (
-            "aten::relu.out",
-            [tensor(at=64), tensor(at=68)],
-            [0, 1, 1],
-            "overwritten with a shift by",
-        ),
         ("aten::bmm.out", [*THREE], [0, 1, 2, 2], r"aten::bmm\.out, which ends the process"),
         *(
             (COPY, [tensor(at=start, memory=memory), Bool(False)], [0, 0, 1, 0], reason)

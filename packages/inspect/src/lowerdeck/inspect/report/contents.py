@@ -6,10 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from lowerdeck.inspect.report.delegates import DelegateEntries
-from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.embed import Interned, clip
 from lowerdeck.inspect.report.file_map import Placement, sections_entry, stored_entry
 from lowerdeck.inspect.report.methods import method_entry
-from lowerdeck.inspect.report.texts import Interned
 from lowerdeck.inspect.report.trace import Watched
 from lowerdeck.serializer import Frame, Program
 

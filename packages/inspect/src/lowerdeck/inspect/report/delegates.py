@@ -5,9 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from lowerdeck.inspect.report.embed import clip
+from lowerdeck.inspect.report.embed import Interned, clip
 from lowerdeck.inspect.report.operators import contents_of
-from lowerdeck.inspect.report.texts import Interned
 from lowerdeck.serializer import (
     BackendDelegate,
     CompileSpec,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
 
 from lowerdeck.serializer import printable
+
+Item = TypeVar("Item", bound=Hashable)
 
 LARGEST_EXACT = 2**53
 """Whole numbers above this are not exact in a browser."""
@@ -61,3 +64,27 @@ def json_for_page(data: Any) -> str:
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
+
+
+class Interned(Generic[Item]):
+    """Distinct items in order of first appearance, each with its number.
+
+    Example:
+        >>> names = Interned[str]()
+        >>> names.number_of("conv"), names.number_of("relu"), names.number_of("conv")
+        (0, 1, 0)
+        >>> names.items
+        ['conv', 'relu']
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Item, int] = {}
+
+    def number_of(self, item: Item) -> int:
+        """Return the number of ``item``, which is new if it was not seen before."""
+        return self._numbers.setdefault(item, len(self._numbers))
+
+    @property
+    def items(self) -> list[Item]:
+        """Return the distinct items, at the positions that their numbers say."""
+        return list(self._numbers)

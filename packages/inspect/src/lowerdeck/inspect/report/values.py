@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lowerdeck.inspect.report.embed import clip, number
+from lowerdeck.inspect.report.embed import Interned, clip, number
 from lowerdeck.inspect.report.lifetimes import is_state
-from lowerdeck.inspect.report.texts import Interned
 from lowerdeck.serializer import (
     Bool,
     BoolList,

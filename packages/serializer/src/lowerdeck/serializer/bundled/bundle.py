@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
 from lowerdeck.serializer.flatbuffer.storage import storage_size
 from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import ScalarType
@@ -39,19 +38,11 @@ class BundledTensor:
 
     def problem(self) -> str:
         """Return what is wrong with the shape, or with the number of bytes; ``""`` for nothing."""
-        size, rank = storage_size(self.data), len(self.sizes)
-        is_order = sorted(self.dim_order) == list(range(rank))
-        if not is_order or rank > MAX_RANK or any(size < 0 for size in self.sizes):
-            return (
-                f"found sizes {self.sizes} and dim_order {self.dim_order}, expected an order of "
-                f"at most {MAX_RANK} dimensions"
-            )
-        if self.layout.nbytes != size:
-            return (
-                f"found {size} bytes for sizes {self.sizes} of {self.scalar_type!r}, expected "
-                f"{self.layout.nbytes}"
-            )
-        return ""
+        size, expected = storage_size(self.data), self.layout
+        if expected.problem() or expected.nbytes == size:
+            return expected.problem()
+        what = f"{self.sizes} of {self.scalar_type!r}"
+        return f"found {size} bytes for sizes {what}, expected {expected.nbytes}"
 
 
 BundledValue: TypeAlias = BundledTensor | Int | Bool | Double

@@ -104,6 +104,17 @@ def storage_size(storage: ReadableBuffer | FileRange) -> int:
     return storage.length if isinstance(storage, FileRange) else memoryview(storage).nbytes
 
 
+def pickled(storage: ReadableBuffer | FileRange) -> bytes | FileRange:
+    """Return bytes that can be pickled, which a view on another's memory cannot be.
+
+    Args:
+        storage: A buffer, copied unless it is bytes, or a range of a file, which stays one.
+    """
+    if isinstance(storage, bytes | FileRange):
+        return storage
+    return bytes(memoryview(storage))
+
+
 def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
     """Return a buffer as a flat view, to look at; a range of a file is left unread: an empty view.
 

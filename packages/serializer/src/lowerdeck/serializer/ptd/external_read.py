@@ -181,13 +181,8 @@ def _read_header(view: memoryview) -> tuple[int, int, int]:
 def _layout(objects: ObjectReader, position: int, size: int, key: str) -> TensorLayout:
     field = "TensorLayout"
     layout: TensorLayout = objects.object_at(position, field)
-    rank = len(layout.sizes)
-    if any(item < 0 for item in layout.sizes) or sorted(layout.dim_order) != list(range(rank)):
-        raise ContentError(
-            f"found sizes {layout.sizes} and dim_order {layout.dim_order} for {key!r}",
-            field=field,
-            offset=position,
-        )
+    if layout.problem():
+        raise ContentError(f"{layout.problem()}, for {key!r}", field=field, offset=position)
     if layout.nbytes > size:
         raise SegmentError(
             f"found a tensor of {layout.nbytes} bytes in {size} for {key!r}",

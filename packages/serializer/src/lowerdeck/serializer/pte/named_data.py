@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
 from lowerdeck.serializer.flatbuffer.alignment import common_alignment
 from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
-from lowerdeck.serializer.flatbuffer.pickling import pickled
-from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
+from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
+from lowerdeck.serializer.flatbuffer.storage import byte_view, pickled, same_bytes
 from lowerdeck.serializer.pte.enums import ScalarType
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ class TensorLayout:
     def nbytes(self) -> int:
         """Return the size of the tensor in bytes."""
         return prod(self.sizes) * self.scalar_type.itemsize
+
+    def problem(self) -> str:
+        """Return what is wrong with the shape, ``""`` for nothing."""
+        rank = len(self.sizes)
+        is_order = sorted(self.dim_order) == list(range(rank))
+        if is_order and rank <= MAX_RANK and min(self.sizes, default=0) >= 0:
+            return ""
+        return (
+            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected an order of at "
+            f"most {MAX_RANK} dimensions"
+        )
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
-from lowerdeck.serializer.flatbuffer.pickling import pickled
-from lowerdeck.serializer.flatbuffer.storage import FileRange
+from lowerdeck.serializer.flatbuffer.storage import FileRange, pickled
 from lowerdeck.serializer.flatbuffer.wire import parse_schema
 from lowerdeck.serializer.pte.enums import (
     DataLocation,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from lowerdeck.serializer.xnnpack.graph import XnnGraph
-from lowerdeck.serializer.xnnpack.moves import mergeable_move
+from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode
+from lowerdeck.serializer.xnnpack.operators import XnnOperator
 from lowerdeck.serializer.xnnpack.releases import needed_release
 
 
@@ -53,7 +54,7 @@ def hazards_of(
             f"needs the data {needs[0]!r}{more} from a .ptd file, without which the process ends"
         )
         yield Hazard(reason, field, offset, needs)
-    node = mergeable_move(payload)
+    node = _mergeable_move(payload)
     if node is not None:
         reason = (
             f"has two {node.operator.label} nodes of which one reads the other alone, or that are "
@@ -65,3 +66,31 @@ def hazards_of(
         release, what = needed
         reason = f"needs ExecuTorch {release} or later: {what} is refused by 1.4 at load"
         yield Hazard(reason, field, offset, release=release)
+
+
+_MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STATIC_TRANSPOSE)
+
+
+def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
+    """Return a move of bytes that alone reads a move of its kind, or is equal to one before it.
+
+    Args:
+        graph: The payload, verified.
+
+    Returns:
+        The first such node; None where there is none.
+    """
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+    readers = Counter(value for node in graph.nodes for value in node.inputs)
+    seen = set()
+    for node in graph.nodes:
+        if node.operator not in _MOVES:
+            continue
+        maker = makers.get(node.inputs[0])
+        if maker and maker.operator is node.operator and readers[node.inputs[0]] == 1:
+            return node
+        key = (node.operator, node.inputs, *sorted(node.parameters.items()))
+        if key in seen:
+            return node
+        seen.add(key)
+    return None

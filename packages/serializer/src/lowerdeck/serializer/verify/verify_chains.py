@@ -1,4 +1,4 @@
-"""Whether the instructions of one method are what the runtime can execute."""
+"""Checks that the runtime can execute the instructions of one method."""
 
 from __future__ import annotations
 
@@ -100,26 +100,17 @@ class ChainVerifier:
         self._chain = 0
         self._step = 0
         self._kernels = [runtime_kernels().get(operator.full_name) for operator in plan.operators]
-        moves = [
-            call
-            for chain in plan.chains
-            for step in chain.instructions
-            if isinstance(call := step.instr_args, schema.MoveCall)
-        ]
-        self._computed = {
-            call.args[-1]
-            for chain in plan.chains
-            for step in chain.instructions
-            if isinstance(call := step.instr_args, schema.KernelCall) and call.args
-        }
-        self._unknown = self._computed | {call.move_to for call in moves}
+        calls = [step.instr_args for chain in plan.chains for step in chain.instructions]
+        moves = [call for call in calls if isinstance(call, schema.MoveCall)]
+        kernels = [call for call in calls if isinstance(call, schema.KernelCall) and call.args]
+        self._moved = {call.move_to for call in moves}
+        self._unknown = self._moved | {call.args[-1] for call in kernels}
         self._given = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
-        self._moved = {call.move_to for call in moves}
         # For each tensor without memory of its own the end of the run of steps in which a view
         # has given it some.
         self._viewed: dict[int, int] = {}
@@ -141,28 +132,25 @@ class ChainVerifier:
         Raises:
             FormatError: One of them cannot be executed, or would crash the runtime.
         """
-        for chain_number, chain in enumerate(self._plan.chains):
-            count = len(chain.instructions)
+        verify: dict[type, Callable[..., None]] = {
+            schema.KernelCall: self._verify_kernel,
+            schema.DelegateCall: self._verify_delegate,
+            schema.MoveCall: self._verify_move,
+            schema.JumpFalseCall: self._verify_jump,
+            schema.FreeCall: self._verify_free,
+        }
+        for number, chain in enumerate(self._plan.chains):
+            self._chain = number
             # What views gave memory in one chain may be without it in the next.
             if self._viewed:
                 self._with_memory = {k: v for k, v in self._with_memory.items() if v == _ALWAYS}
             self._viewed.clear()
-            views = {view.step: view for view in self._views[chain_number]}
-            for number, step in enumerate(chain.instructions):
-                self._chain, self._step = chain_number, number
-                call = step.instr_args
-                if number in views:
-                    self._verify_view(views[number])
-                if isinstance(call, schema.KernelCall):
-                    self._verify_kernel(call)
-                elif isinstance(call, schema.DelegateCall):
-                    self._verify_delegate(call)
-                elif isinstance(call, schema.MoveCall):
-                    self._verify_move(call)
-                elif isinstance(call, schema.JumpFalseCall):
-                    self._verify_jump(call, count)
-                else:
-                    self._verify_free(call)
+            views = {view.step: view for view in self._views[number]}
+            for step_number, step in enumerate(chain.instructions):
+                self._step = step_number
+                if step_number in views:
+                    self._verify_view(views[step_number])
+                verify[type(step.instr_args)](step.instr_args)
 
     def _verify_view(self, view: View) -> None:
         """Take the memory that a view gives into account, once that of its source is there."""
@@ -254,13 +242,12 @@ class ChainVerifier:
             self._writable.add(index)
 
     def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Refuse element types on which kernels abort, and outputs that overlap inputs."""
-        tensors = [
-            (letter, tensor)
-            for letter, index in zip(kernel.arguments, args, strict=False)
+        """Refuse element types on which kernels abort."""
+        kinds = {
+            tensor.scalar_type
+            for index in args[: len(kernel.arguments)]
             if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
-        ]
-        kinds = {tensor.scalar_type for _, tensor in tensors}
+        }
         odd = kinds & _UNUSABLE
         if odd:
             self._refuse(
@@ -270,14 +257,6 @@ class ChainVerifier:
             self._refuse(
                 f"found tensors of {kinds} as arguments of {kernel.name}, expected one kind"
             )
-        for letter, written in tensors:
-            if letter == "W":
-                for other_letter, read in tensors:
-                    if other_letter != "W" and _overlap_askew(written, read):
-                        self._refuse(
-                            "found planned memory that is read and overwritten with a shift by "
-                            f"{kernel.name}"
-                        )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:
         count = len(self._plan.delegates)
@@ -302,7 +281,7 @@ class ChainVerifier:
         if source is not target:
             self._refuse(f"found a move of a {source.__name__} to a {target.__name__}")
 
-    def _verify_jump(self, call: schema.JumpFalseCall, count: int) -> None:
+    def _verify_jump(self, call: schema.JumpFalseCall) -> None:
         self._verify_indices((call.cond_value_index,))
         condition = self._plan.values[call.cond_value_index].val
         if isinstance(condition, schema.Tensor):
@@ -313,6 +292,7 @@ class ChainVerifier:
             self._refuse(
                 f"found a {type(condition).__name__} as condition, expected a Bool or a Tensor"
             )
+        count = len(self._plan.chains[self._chain].instructions)
         if not 0 <= call.destination_instruction <= count:
             self._refuse(
                 f"found destination {call.destination_instruction}, expected 0 to {count}; "
@@ -419,12 +399,3 @@ class ChainVerifier:
             field=(f"method {self._plan.name!r}.chains[{self._chain}].instructions[{self._step}]"),
             offset=self._position(self._chain, self._step),
         )
-
-
-def _overlap_askew(left: schema.Tensor, right: schema.Tensor) -> bool:
-    """Return whether two tensors share planned memory without starting at the same byte."""
-    ours, theirs = left.allocation_info, right.allocation_info
-    if ours is None or theirs is None or ours.memory_id != theirs.memory_id:
-        return False
-    start, other = ours.memory_offset, theirs.memory_offset
-    return start != other and start < other + right.nbytes and other < start + left.nbytes

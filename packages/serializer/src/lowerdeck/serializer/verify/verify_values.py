@@ -1,4 +1,4 @@
-"""Whether the values of one method are what the runtime can load."""
+"""Checks that the runtime can load the values of one method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors get their memory from a view of another one, and from where to where.
+"""Tensors that get their memory from a view of another one, and the steps that have it.
 
 ``executorch_prim::et_view.default(source, sizes, out)`` lets ``out`` point at the bytes of
 ``source``. A compiler that leaves an input's memory to the caller gives a view of it no bytes of

@@ -9,7 +9,7 @@ from typing import Any
 from lowerdeck.serializer.xnnpack.graph import XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnOperator
 
-_WINDOWS = {
+WINDOWS = {
     XnnOperator.CONV2D: ("kernel", "subsampling"),
     XnnOperator.DEPTHWISE_CONV2D: ("kernel", "subsampling"),
     XnnOperator.MAX_POOLING_2D: ("pooling", "stride"),
@@ -114,7 +114,7 @@ class RealSizes:
             return _padded(node, given)
         if node.operator is XnnOperator.GLOBAL_AVG_POOLING_2D:
             return None
-        if node.operator in _WINDOWS:
+        if node.operator in WINDOWS:
             return _slid(node, given, self.of(node.outputs[0]))
         if node.operator in _BROADCAST:
             return _broadcast(given, self.of(node.inputs[1]))
@@ -146,24 +146,35 @@ def _padded(node: XnnNode, given: Sizes) -> Sizes:
     return tuple(None if size is None else size + low + high for size, low, high in sides)
 
 
+def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
+    """Return the span of a window, what it slides over with its padding, and its stride.
+
+    Args:
+        node: A node of ``WINDOWS``.
+        axis: ``height`` or ``width``.
+        size: Size of its input along the axis.
+    """
+    kind, step = WINDOWS[node.operator]
+    # The runtime never reads the dilation of an average pool.
+    averages = node.operator is XnnOperator.AVG_POOLING_2D
+    apart = 1 if averages else node.number(f"dilation_{axis}")
+    span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
+    before, after = ("top", "bottom") if axis == "height" else ("left", "right")
+    padding = node.number(f"padding_{before}") + node.number(f"padding_{after}")
+    return span, size + padding, max(1, node.number(f"{step}_{axis}"))
+
+
 def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
     """Return the sizes of what a window gives, [batch, height, width, channels]."""
     if len(given) != 4 or len(result) != 4:
         return None
-    kind, step = _WINDOWS[node.operator]
 
-    def length(size: int | None, axis: str, before: str, after: str) -> int | None:
+    def length(size: int | None, axis: str) -> int | None:
         if size is None:
             return None
-        apart = (
-            1 if node.operator is XnnOperator.AVG_POOLING_2D else node.number(f"dilation_{axis}")
-        )
-        span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
-        stride = max(1, node.number(f"{step}_{axis}"))
+        span, padded, stride = window(node, axis, size)
         if node.number("flags") & XnnNode.SAME_PADDING:
             return -(-size // stride)
-        padded = size + node.number(f"padding_{before}") + node.number(f"padding_{after}")
         return max(0, padded - span) // stride + 1
 
-    height = length(given[1], "height", "top", "bottom")
-    return (given[0], height, length(given[2], "width", "left", "right"), result[3])
+    return (given[0], length(given[1], "height"), length(given[2], "width"), result[3])

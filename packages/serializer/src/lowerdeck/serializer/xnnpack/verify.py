@@ -1,8 +1,9 @@
-"""Whether an XNNPACK payload can run: what the runtime takes from it without a check."""
+"""Checks of an XNNPACK payload: what the runtime takes from it without one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 from lowerdeck.serializer.pte import schema
@@ -164,28 +165,19 @@ def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
     for value in graph.values:
         if value.flags == XnnValue.OUTPUT and value.id not in makers:
             raise damaged(f"found the output {value.id}, which no node makes")
-    users: dict[int, list[int]] = {}
-    missing: list[int] = []
+    sources: dict[int, set[int]] = {}
     for number, node in enumerate(graph.nodes):
-        given = {
+        read = {
             one
             for one in node.inputs
-            if values[one].constant or values[one].flags == XnnValue.INPUT
+            if not values[one].constant and values[one].flags != XnnValue.INPUT
         }
-        for read in node.inputs:
-            if read not in given and read not in makers:
-                raise damaged(
-                    f"found value {read} as input of {node.operator.label}, which no node makes"
-                )
-        sources = {makers[one] for one in node.inputs if one not in given}
-        missing.append(len(sources))
-        for source in sources:
-            users.setdefault(source, []).append(number)
-    ready = [number for number, count in enumerate(missing) if not count]
-    for number in ready:
-        for user in users.get(number, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
-    if len(ready) < len(missing):
-        raise damaged("found nodes that wait for each other")
+        for one in read - makers.keys():
+            raise damaged(
+                f"found value {one} as input of {node.operator.label}, which no node makes"
+            )
+        sources[number] = {makers[one] for one in read}
+    try:
+        TopologicalSorter(sources).prepare()
+    except CycleError as error:
+        raise damaged("found nodes that wait for each other") from error

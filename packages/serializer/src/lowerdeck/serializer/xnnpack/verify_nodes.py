@@ -1,4 +1,4 @@
-"""Whether the nodes of an XNNPACK graph have fields and operands that the runtime survives."""
+"""Checks of the fields and operands of XNNPACK nodes, on which the runtime dies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from math import prod
 from lowerdeck.serializer.errors import ContentError
 from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
-from lowerdeck.serializer.xnnpack.sizes import RealSizes
+from lowerdeck.serializer.xnnpack.sizes import WINDOWS, RealSizes, window
 
 _MAX_FIELD = 1 << 24
 # Beginnings of the names of fields that must not be 0.
 _FROM_ONE = {"kernel", "subsampling", "dilation", "groups", "group", "pooling", "stride"}
 _PACKING = ("FullyConnected", "Convolution")
-_SLIDING = {
-    *(XnnOperator.CONV2D, XnnOperator.DEPTHWISE_CONV2D),
-    *(XnnOperator.MAX_POOLING_2D, XnnOperator.AVG_POOLING_2D),
-}
 
 
 def damaged(reason: str) -> ContentError:
@@ -120,23 +116,13 @@ class NodeVerifier:
 
     def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
         """Refuse windows larger than what they slide over, whose results the runtime dies of."""
-        if (
-            node.operator not in _SLIDING
-            or node.number("flags") & XnnNode.SAME_PADDING
-            or len(sizes) != 4
-        ):
+        same = node.number("flags") & XnnNode.SAME_PADDING
+        if node.operator not in WINDOWS or same or len(sizes) != 4:
             return
-        kind = "kernel" if node.operator.table == "Convolution" else "pooling"
-        averages = node.operator is XnnOperator.AVG_POOLING_2D
-        for axis, size, before, after in (
-            ("height", sizes[1], "top", "bottom"),
-            ("width", sizes[2], "left", "right"),
-        ):
+        for axis, size in (("height", sizes[1]), ("width", sizes[2])):
             if size is None:
                 continue
-            apart = 1 if averages else node.number(f"dilation_{axis}")
-            span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
-            padded = size + node.number(f"padding_{before}") + node.number(f"padding_{after}")
+            span, padded, _ = window(node, axis, size)
             if span > padded:
                 raise damaged(
                     f"found a window of {node.operator.label} that spans {span} of a {axis} of "
