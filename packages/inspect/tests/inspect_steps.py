@@ -1,4 +1,4 @@
-"""How much work a call does, counted and never timed.
+"""Counted steps of a call, instead of its time.
 
 A step is a line of Python, a call, or 16 bytes that a built-in method or a digest walks over: what
 hides in one line of C (a copy, a comparison of gigabytes) would else count as nothing.

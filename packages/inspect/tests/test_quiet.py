@@ -1,4 +1,4 @@
-"""What torch and torchao say of themselves does not stand between a user and an answer."""
+"""Warnings of torch and torchao are suppressed while a command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when to when a planned value is needed."""
+"""Lifetimes of planned values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is read back, and what was read is written to the same bytes."""
+"""Programs that are written are read back, and then written to the same bytes."""
 
 from __future__ import annotations
 

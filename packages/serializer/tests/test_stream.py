@@ -1,4 +1,4 @@
-"""Where files are written: what is replaced, what is written through, what a crash leaves."""
+"""Writing to paths: replaced files, devices, and the state after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer promises of a file beyond that it can be read back."""
+"""Promises of the writer beyond that a file can be read back."""
 
 from __future__ import annotations
 

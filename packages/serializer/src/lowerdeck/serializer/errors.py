@@ -16,7 +16,7 @@ class ProgramError(SerializerError, ValueError):
 
 
 class TraceError(SerializerError, ValueError):
-    """What was given as a trace of a call is none, or is of another program."""
+    """A trace of a call is malformed, or of another program."""
 
 
 class NamedDataConflictError(ProgramError):

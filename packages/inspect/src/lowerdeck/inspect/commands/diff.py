@@ -73,12 +73,10 @@ class DiffCommand:
 
 
 def _page(old: PteFile, new: PteFile, args: argparse.Namespace) -> str:
-    titles = args.old.name, args.new.name
-    if args.traces is None:
-        return html_diff(old, new, titles=titles)
-    texts = trace_text(args.traces[0]), trace_text(args.traces[1])
+    old_trace, new_trace = map(trace_text, args.traces) if args.traces else (None, None)
+    traces = None if old_trace is None or new_trace is None else (old_trace, new_trace)
     try:
-        return html_diff(old, new, titles=titles, traces=texts)
+        return html_diff(old, new, titles=(args.old.name, args.new.name), traces=traces)
     except TraceError as error:
         raise CommandError(f"--traces: {error}") from error
 
@@ -121,7 +119,10 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         else:
             yield from _structure_differences(name, *(side[name] for side in structures))
             yield from _method_differences(methods[0][name], methods[1][name])
-            yield from _instruction_differences(name, changes.get(clip(name), []))
+            rows = changes.get(clip(name), [])
+            removed, added = sum(b < 0 for _, b in rows), sum(a < 0 for a, _ in rows)
+            if rows and removed + added:
+                yield f"method {name}: {removed} instructions removed, {added} added"
     yield from _payload_differences(left, right)
     before, after = _of_delegates(left), _of_delegates(right)
     for word, gone in (("removed", before - after), ("added", after - before)):
@@ -156,13 +157,6 @@ def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[st
         counts = old["operators"].get(operator, 0), new["operators"].get(operator, 0)
         if counts[0] != counts[1]:
             yield f"method {name}: {operator}: {counts[0]} -> {counts[1]} calls"
-
-
-def _instruction_differences(name: str, rows: list[Any]) -> Iterator[str]:
-    removed = sum(1 for row in rows if row[1] < 0)
-    added = sum(1 for row in rows if row[0] < 0)
-    if removed or added:
-        yield f"method {name}: {removed} instructions removed, {added} added"
 
 
 def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:

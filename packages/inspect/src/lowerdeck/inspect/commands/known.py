@@ -10,10 +10,7 @@ COMMANDS = {
     "diff": ("lowerdeck-inspect", "compare two .pte files"),
     "extract": ("lowerdeck-inspect", "write delegates and constants of a file to a folder"),
     "ops": ("lowerdeck-inspect", "list the operators that a .pte file calls"),
-    "bundle": (
-        "lowerdeck-runner",
-        "add test cases to a .pte file, or check those it has",
-    ),
+    "bundle": ("lowerdeck-runner", "add test cases to a .pte file, or check those it has"),
     "backends": ("lowerdeck-runner", "list installed backends and what each can run"),
     "lm": ("lowerdeck-language-models", "export, quantise and run language models"),
     "doctor": ("lowerdeck-inspect", "check the installation"),

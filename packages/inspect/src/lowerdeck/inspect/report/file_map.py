@@ -39,7 +39,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the parts of a program are in the file that holds it.
+    """Offsets of the parts of a program in its file.
 
     Attributes:
         file_size: Length of the file.

@@ -52,6 +52,21 @@ def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
             yield instruction.instr_args
 
 
+def columns_of(step: InstructionArguments) -> tuple[str, int, list[int]]:
+    """Return the kind of an instruction, a letter; what it calls or where it jumps; its values."""
+    match step:
+        case KernelCall(operator, args):
+            return "k", operator, args
+        case DelegateCall(delegate, args):
+            return "d", delegate, args
+        case MoveCall(source, target):
+            return "m", -1, [source, target]
+        case JumpFalseCall(condition, destination):
+            return "j", destination, [condition]
+        case FreeCall(value):
+            return "f", -1, [value]
+
+
 def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
     """Return the operator or the delegate that an instruction calls.
 
@@ -128,7 +143,7 @@ class _Uses:
             self._touch(value, 0)
         for chain in plan.chains:
             for instruction in chain.instructions:
-                self._touch_all(_values_of(instruction.instr_args), count)
+                self._touch_all(columns_of(instruction.instr_args)[2], count)
                 match instruction.instr_args:
                     case MoveCall(source, target):
                         moves.append((source, target))
@@ -183,18 +198,6 @@ class _Uses:
             at = bisect_right(starts, last) - 1
             if at >= 0 and self._first[value] < starts[at] and last < loops[at][1]:
                 self._last[value] = loops[at][1]
-
-
-def _values_of(step: InstructionArguments) -> Sequence[int]:
-    match step:
-        case KernelCall(_, args) | DelegateCall(_, args):
-            return args
-        case MoveCall(source, target):
-            return (source, target)
-        case JumpFalseCall(condition, _):
-            return (condition,)
-        case FreeCall(value):
-            return (value,)
 
 
 def _merged(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lowerdeck.inspect.report.delegates import DelegateEntries
 from lowerdeck.inspect.report.embed import Interned, clip, number
-from lowerdeck.inspect.report.lifetimes import planned_blocks, steps
+from lowerdeck.inspect.report.lifetimes import columns_of, planned_blocks, steps
 from lowerdeck.inspect.report.results import list_members, result_count
 from lowerdeck.inspect.report.trace import Watched, watched_entry
 from lowerdeck.inspect.report.values import values_table
@@ -16,11 +16,7 @@ from lowerdeck.serializer import (
     DelegateCall,
     ExecutionPlan,
     Frame,
-    FreeCall,
-    InstructionArguments,
-    JumpFalseCall,
     KernelCall,
-    MoveCall,
     OptionalTensorList,
     Tensor,
     TensorList,
@@ -62,7 +58,7 @@ def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any
     """
     kinds, targets, args, outs = [], [], [], []
     for step in steps(plan):
-        kind, target, values = _columns(step)
+        kind, target, values = columns_of(step)
         kinds.append(kind)
         targets.append(target)
         args.append(values)
@@ -86,20 +82,6 @@ def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any
         "stacks": stacks.items,
         "chains": starts,
     }
-
-
-def _columns(step: InstructionArguments) -> tuple[str, int, list[int]]:
-    match step:
-        case KernelCall(operator, args):
-            return "k", operator, args
-        case DelegateCall(delegate, args):
-            return "d", delegate, args
-        case MoveCall(source, target):
-            return "m", -1, [source, target]
-        case JumpFalseCall(condition, destination):
-            return "j", destination, [condition]
-        case FreeCall(value):
-            return "f", -1, [value]
 
 
 def _operators(plan: ExecutionPlan) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a ``.bpte`` file holds: a program and its test cases."""
+"""Contents of a ``.bpte`` file: a program and its test cases."""
 
 from __future__ import annotations
 

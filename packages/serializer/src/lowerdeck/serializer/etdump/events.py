@@ -1,4 +1,4 @@
-"""What an ETDump file holds: runs, and what happened in each of them."""
+"""Contents of an ETDump file: runs and their events."""
 
 from __future__ import annotations
 

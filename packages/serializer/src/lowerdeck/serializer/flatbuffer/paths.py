@@ -1,4 +1,4 @@
-"""What callers give as a path, before anything is done with it."""
+"""Checks of paths and tags that callers give."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class TableReader:
 
         def read(position: int) -> Any:
             if position & 3 or position > last:
-                self._refuse_table(name, position)
+                self._check_table(name, position)
             vtable = position - _unpack_i32(data, position)[0]
             shape = shapes.get(vtable)
             if shape is None:
@@ -187,29 +187,18 @@ class TableReader:
             self._readers[name] = self.table(name)
         return self._readers[name](position)
 
-    def _refuse_table(self, name: str, position: int) -> NoReturn:
-        if position & 3:
-            raise AlignmentError(
-                "found a table, expected a multiple of 4", field=name, offset=position
+    def _check_table(self, name: str, position: int, shape: Shape | None = None) -> None:
+        end = position + (shape.size if shape else 4)
+        if position & 3 or end > self.size:
+            kind = AlignmentError if position & 3 else OffsetError
+            reason = (
+                f"found a table up to byte {end} of {self.size}, expected a multiple of 4 inside"
             )
-        raise OffsetError(
-            f"found a table outside the {self.size} bytes", field=name, offset=position
-        )
-
-    def _check_table(self, name: str, position: int, shape: Shape) -> None:
-        if position + shape.size > self.size:
-            raise OffsetError(
-                f"found a table of {shape.size} bytes that ends after the {self.size} bytes",
-                field=name,
-                offset=position,
-            )
-        for start in shape.wide:
+            raise kind(reason, field=name, offset=position)
+        for start in shape.wide if shape else ():
             if (position + start) & 7:
-                raise AlignmentError(
-                    "found an 8-byte field, expected a multiple of 8",
-                    field=name,
-                    offset=position + start,
-                )
+                reason = "found an 8-byte field, expected a multiple of 8"
+                raise AlignmentError(reason, field=name, offset=position + start)
 
     def target(self, slot: int, offset: int, table: str, field: str) -> int:
         """Return where the offset at ``slot`` leads, checked to be inside the FlatBuffer."""

@@ -1,1 +1,1 @@
-"""What is known of the kernels of the official runtime, once for all who ask."""
+"""Facts about the kernels of the official runtime."""

@@ -61,7 +61,7 @@ class ExternalEntry:
 
 @dataclass(slots=True)
 class ExternalData:
-    """What one `.ptd` file holds.
+    """Contents of one `.ptd` file.
 
     Attributes:
         entries: The entries by their keys.

@@ -11,7 +11,7 @@ from lowerdeck.serializer.pte import schema
 
 
 class PlanTable(NamedTuple):
-    """Where the parts of one method are: its name and table, and its vectors, 0 if absent."""
+    """Positions of the parts of one method: its name and table, and its vectors, 0 if absent."""
 
     name: str
     position: int

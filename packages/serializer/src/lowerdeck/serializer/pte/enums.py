@@ -57,7 +57,7 @@ class ScalarType(IntEnum):
 
 
 class TensorShapeDynamism(IntEnum):
-    """How far the shape of a tensor may change when the program runs.
+    """Limits of a tensor's shape when the program runs.
 
     ``STATIC``: never. ``DYNAMIC_BOUND``: ``sizes`` is the upper bound of every dimension.
     ``DYNAMIC_UNBOUND``: no bound is known; the runtime refuses it.
@@ -69,14 +69,14 @@ class TensorShapeDynamism(IntEnum):
 
 
 class TensorDataLocation(IntEnum):
-    """Where the bytes of a tensor come from: a segment of this file, or a `.ptd` file."""
+    """Source of the bytes of a tensor: a segment of this file, or a `.ptd` file."""
 
     SEGMENT = 0
     EXTERNAL = 1
 
 
 class DataLocation(IntEnum):
-    """Where the bytes of a delegate are: inline in the FlatBuffer, or in a segment."""
+    """Place of the bytes of a delegate: inline in the FlatBuffer, or in a segment."""
 
     INLINE = 0
     SEGMENT = 1

@@ -27,7 +27,7 @@ _STRUCT = struct.Struct("<4sIQQQ")
 
 @dataclass(frozen=True, slots=True)
 class ExtendedHeader:
-    """What the extended header says.
+    """Fields of the extended header.
 
     Attributes:
         length: Its own length.

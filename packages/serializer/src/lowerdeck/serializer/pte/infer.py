@@ -22,7 +22,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class SegmentAlignments:
-    """What the offsets of the segments tell.
+    """Alignments that explain the offsets of the segments.
 
     Attributes:
         shared: Alignment of all segments.

@@ -1,4 +1,4 @@
-"""How the parts of a file are placed: the choices that a reader must keep for a rewrite."""
+"""Placement of the parts of a file: the choices that a reader must keep for a rewrite."""
 
 from __future__ import annotations
 

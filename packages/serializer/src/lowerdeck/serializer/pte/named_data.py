@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TensorLayout:
-    """What a `.ptd` file says about a tensor, beside its bytes.
+    """Type and shape of a tensor in a `.ptd` file.
 
     Attributes:
         scalar_type: Element type.
@@ -66,7 +66,7 @@ class DataEntry:
 
 @dataclass(slots=True)
 class NamedDataStoreOutput:
-    """What a store holds, ready to be written.
+    """Contents of a store, ready to be written.
 
     Attributes:
         buffers: The distinct blobs.

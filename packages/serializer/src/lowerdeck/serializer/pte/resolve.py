@@ -26,7 +26,7 @@ _MAX_PADDING = 1 << 16
 
 @dataclass(slots=True)
 class DataUse:
-    """How many bytes of each constant and initial value the tensors use, by index."""
+    """Bytes of each constant and initial value that tensors use, by index."""
 
     constants: dict[int, int] = field(default_factory=dict)
     mutable: dict[int, int] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class SegmentResolver:
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
         # Those that share an offset share their bytes: the longest use counts for all.
-        used_at = {offset: inner.size for offset, inner in aliases.items()}
+        used_at = {offset: size for offset, (size, _) in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
             if index in use:
@@ -206,8 +206,7 @@ class SegmentResolver:
             # Nothing is padded after the last one.
             if follower < len(whole):
                 length = follower - offset
-                inner = aliases.get(follower)
-                reach = lcm(alignment, inner.alignment) if inner else alignment
+                reach = lcm(alignment, aliases.get(follower, (0, 1))[1])
                 tail = whole[offset + used : follower]
                 if offset in used_at and len(tail) < reach and trailing_zeros(tail) == len(tail):
                     length = used
@@ -222,18 +221,17 @@ class SegmentResolver:
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
-    def _inner_segments(self, outer: int) -> dict[int, _InnerSegment]:
-        """Return the segments that lie inside another, by their offset within it."""
+    def _inner_segments(self, outer: int) -> dict[int, tuple[int, int]]:
+        """Return size and alignment of segments inside another, by their offset within it."""
         whole = self.segments[outer]
-        found: dict[int, _InnerSegment] = {}
+        found: dict[int, tuple[int, int]] = {}
         for index, segment in enumerate(self.segments):
             start = segment.offset - whole.offset
             if index == outer or not segment.size or not 0 <= start <= whole.size - segment.size:
                 continue
             alignment = lcm(self.alignments.shared, self.alignments.own[index])
-            known = found.get(start)
-            size = max(segment.size, known.size if known else 0)
-            found[start] = _InnerSegment(size, alignment)
+            size, _ = found.get(start, (0, 1))
+            found[start] = (max(segment.size, size), alignment)
         return found
 
 
@@ -255,9 +253,3 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
             f"{MAX_OVERLAP} times its size",
             field=where,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _InnerSegment:
-    size: int
-    alignment: int

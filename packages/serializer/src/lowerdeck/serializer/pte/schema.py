@@ -106,7 +106,7 @@ class OptionalTensorList:
 
 @dataclass(slots=True)
 class AllocationDetails:
-    """Where a tensor lies in planned memory.
+    """Place of a tensor in planned memory.
 
     Attributes:
         memory_id: Index into ``ExecutionPlan.non_const_buffer_sizes``; 0 is reserved.
@@ -136,7 +136,7 @@ class AllocationDetails:
 
 @dataclass(slots=True)
 class ExtraTensorInfo:
-    """What only some tensors need.
+    """Name, location and device of a tensor, where they matter.
 
     Attributes:
         mutable_data_segments_idx: Index of the mutable data segment; the runtime always uses 0.
@@ -337,7 +337,7 @@ class CompileSpec:
 
 @dataclass(slots=True)
 class BackendDelegateDataReference:
-    """Where the bytes of a delegate are.
+    """Place of the bytes of a delegate.
 
     In a logical program the location is ``INLINE`` and the index points into
     :attr:`Program.backend_delegate_data`.
@@ -372,7 +372,7 @@ class ContainerMetadata:
 
 @dataclass(slots=True)
 class NonConstBufferDevice:
-    """Which device one planned memory lives on."""
+    """Device of one planned memory."""
 
     buffer_idx: int
     device_type: DeviceType = DeviceType.CPU
@@ -445,7 +445,7 @@ class DataSegment:
 
 @dataclass(slots=True)
 class SubsegmentOffsets:
-    """Where the items of one segment start.
+    """Offsets of the items of one segment.
 
     Attributes:
         segment_index: Index into the segments of the file.

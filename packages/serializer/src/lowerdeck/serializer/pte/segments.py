@@ -1,4 +1,4 @@
-"""Where each blob goes after the FlatBuffer; equal blobs are stored once."""
+"""Placement of blobs after the FlatBuffer; equal blobs are stored once."""
 
 from __future__ import annotations
 

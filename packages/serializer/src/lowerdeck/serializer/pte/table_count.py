@@ -1,4 +1,4 @@
-"""How many tables the runtime visits when it checks a program."""
+"""Number of tables that the runtime visits when it checks a program."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from lowerdeck.serializer.pte.enums import TensorDataLocation, TensorShapeDynami
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """Where constants or initial values start, and how far they may reach.
+    """Starts of constants or initial values, and the ends that they may reach.
 
     Attributes:
         starts: Offset of each in the file, by index.

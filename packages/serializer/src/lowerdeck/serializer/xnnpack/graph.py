@@ -11,7 +11,7 @@ from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 
 @dataclass(frozen=True, slots=True)
 class XnnConstant:
-    """Where the bytes of a constant are.
+    """Place of the bytes of a constant.
 
     Attributes:
         key: The entry of the file's named data, or None for bytes inside the payload.

@@ -76,7 +76,7 @@ PAYLOAD_TABLES: dict[str, tuple[Field, ...]] = {
 
 
 class XnnDatatype(IntEnum):
-    """What the elements of a value are, by XNNPACK's numbers.
+    """Type of the elements of a value, by XNNPACK's numbers.
 
     ``Q`` is one scale for the tensor, ``QC`` one for each channel, ``QB`` one for each group,
     ``QD`` scales found at run time; ``QP`` and ``PFP`` are packed forms of some processors.
@@ -138,7 +138,7 @@ SCALE_TABLES = {
 
 
 class XnnOperator(IntEnum):
-    """What a node computes: the number of its table in the union of nodes."""
+    """Operation of a node: the number of its table in the union of nodes."""
 
     ADD = 1
     FULLY_CONNECTED = 2

@@ -15,7 +15,6 @@ from lowerdeck.serializer.errors import (
     TruncatedError,
 )
 from lowerdeck.serializer.flatbuffer.alignment import round_up
-from lowerdeck.serializer.flatbuffer.limits import ENTRY_COST
 from lowerdeck.serializer.flatbuffer.tables import TableReader, root_position
 from lowerdeck.serializer.flatbuffer.wire import Format
 from lowerdeck.serializer.flatbuffer.writer import Writer
@@ -123,24 +122,19 @@ class _Decoder:
         for vector, name in ((nodes, "xnodes"), (values, "xvalues")):
             if not vector:
                 raise MissingFieldError("found no vector", field=f"XNNGraph.{name}", offset=root)
-        self._constants = tuple(map(self._constant, self._tables(constants, "constant_data")))
+        self._constants = tuple(
+            map(self._constant, self._reader.tables(constants, "XNNGraph.constant_data"))
+        )
         return XnnGraph(
             version=self._reader.string(version, "XNNGraph.version") if version else "",
-            values=list(map(self._value, self._tables(values, "xvalues"))),
-            nodes=list(map(self._node, self._tables(nodes, "xnodes"))),
+            values=list(map(self._value, self._reader.tables(values, "XNNGraph.xvalues"))),
+            nodes=list(map(self._node, self._reader.tables(nodes, "XNNGraph.xnodes"))),
             input_ids=list(self._numbers(inputs, "XNNGraph.input_ids")),
             output_ids=list(self._numbers(outputs, "XNNGraph.output_ids")),
             num_externs=externs,
             constants=list(self._constants),
             constant_data=data,
         )
-
-    def _tables(self, vector: int, name: str) -> Any:
-        field = f"XNNGraph.{name}"
-        for at in self._reader.tables(vector, field):
-            # One table may be in a vector a thousand times.
-            self._reader.spend(2 * ENTRY_COST, field, at)
-            yield at
 
     def _numbers(self, vector: int, field: str, kind: str = "u32") -> tuple[Any, ...]:
         return tuple(self._reader.scalars(vector, kind, field))

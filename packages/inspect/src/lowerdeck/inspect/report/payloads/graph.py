@@ -42,7 +42,7 @@ class PayloadNode:
 
 @dataclass(frozen=True, slots=True)
 class PayloadGraph:
-    """What is inside a payload: what a function of ``lowerdeck.payloads`` returns.
+    """Nodes and values of a payload, as a function of ``lowerdeck.payloads`` returns them.
 
     Attributes:
         nodes: In the order in which they run.
