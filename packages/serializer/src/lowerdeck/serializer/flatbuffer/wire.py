@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import cache
 from pkgutil import get_data
 from struct import calcsize
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
 
@@ -99,6 +99,7 @@ class Format:
         unions: Names of the members of each union; the number of a member is its index.
         classes: Classes of tables and enumerations by name. A table without one is written of
             dictionaries.
+        layouts: Layouts of tables that a writer computed, by their names and fields.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Format:
         self.names: dict[type, str] = {
             self.classes[name]: name for name in tables if name in self.classes
         }
+        self.layouts: dict[tuple[object, ...], Any] = {}
         self._optional: dict[str, frozenset[str]] = {}
 
     def may_miss(self, name: str, field: Field) -> bool:

@@ -93,7 +93,8 @@ class Writer:
             if field.of in self._form.unions and not field.is_offset:
                 continue  # written with the union
             if kind is dict:
-                column = [item.get(field.name, None if field.is_offset else 0) for item in items]
+                absent = None if field.is_offset else 0
+                column = [item.get(field.name, absent) for item in items]
             else:
                 column = list(map(attrgetter(field.name), items))
             if field.of in self._form.unions:
@@ -115,7 +116,7 @@ class Writer:
             for row in new:
                 groups.setdefault(tuple([row[at] is None for at in varying]), []).append(row)
         for group in filter(None, groups.values()):
-            known.update(zip(group, self._records(fields, group), strict=True))
+            known.update(zip(group, self._records(name, group), strict=True))
         return [known[row] for row in rows]
 
     def _numbers(self, field: Field, column: list[Any]) -> Sequence[Any]:
@@ -189,8 +190,9 @@ class Writer:
                 parts.append(b"\0\0\0\0" + leaf if wide else leaf + bytes(-len(leaf) % 4))
                 places[leaf] = size + 4 if wide else size
                 size += len(parts[-1])
-        start = self._push(b"".join(parts), 8 if wide else 4)
-        known.update((leaf, start - place) for leaf, place in places.items())
+        if parts:
+            start = self._push(b"".join(parts), 8 if wide else 4)
+            known.update({leaf: start - place for leaf, place in places.items()})
         return [known[leaf] for leaf in leaves]
 
     def _blob(self, field: Field, view: memoryview) -> int:
@@ -216,38 +218,29 @@ class Writer:
         assert self._push(b"".join(parts), 4) == start
         return [self._vectors[row] for row in rows]
 
-    def _records(self, fields: Sequence[Field], rows: list[_Row]) -> range:
+    def _records(self, name: str, rows: list[_Row]) -> range:
         """Write tables of which the same fields are present, and their vtable."""
-        columns = [
-            (field, column)
-            for field, column in zip(fields, zip(*rows, strict=True), strict=True)
-            if (column[0] is not None if field.is_offset else field.default or any(column))
+        fields, columns = self._form.tables[name], list(zip(*rows, strict=True))
+        present = [
+            column[0] is not None if field.is_offset else bool(field.default or any(column))
+            for field, column in zip(fields, columns, strict=True)
         ]
-        columns.sort(key=lambda item: _ORDER[item[0].size])
-        code, end, places = "<i", 4, {}
-        for field, _ in columns:
-            gap = -end % field.size
-            code += "x" * gap + _BITS.get(field.code, field.code)
-            places[field.name] = end + gap
-            end += gap + field.size
-        alignment = 8 if any(field.size == 8 for field, _ in columns) else 4
-        record = struct.Struct(code + "x" * (-end % alignment))
-        slots = [places.get(field.name, 0) for field in fields]
-        while slots and not slots[-1]:
-            slots.pop()
-        vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+        key = name, *present
+        layout = self._form.layouts.get(key)
+        if layout is None:
+            layout = self._form.layouts[key] = _lay_out(fields, present)
+        record, vtable, places, alignment = layout
         (described,) = self._add([vtable])
         stride, size = record.size, record.size * len(rows)
         start = self._start(size, alignment)
         packed: list[Iterable[Any]] = [range(described - start, described - start + size, stride)]
-        for field, column in columns:
-            if field.is_offset:
-                place = start - places[field.name]
-                packed.append(map(sub, range(place, place - size, -stride), column))
-            else:
-                packed.append(column)
-        data = b"".join(starmap(record.pack, zip(*packed, strict=True)))
-        self._push(data, alignment)
+        for number, place in places:
+            column: Iterable[Any] = columns[number]
+            if fields[number].is_offset:
+                first = start - place
+                column = map(sub, range(first, first - size, -stride), column)
+            packed.append(column)
+        self._push(b"".join(starmap(record.pack, zip(*packed, strict=True))), alignment)
         return range(start, start - size, -stride)
 
     def _start(self, size: int, alignment: int) -> int:
@@ -266,6 +259,25 @@ class Writer:
                 "allows; use extract_delegate_segments=True, so that delegates come after it"
             )
         return start
+
+
+def _lay_out(
+    fields: Sequence[Field], present: Sequence[bool]
+) -> tuple[struct.Struct, bytes, list[tuple[int, int]], int]:
+    """Return how tables are packed, their vtable, number and place of each field, alignment."""
+    order = [number for number, is_present in enumerate(present) if is_present]
+    order.sort(key=lambda number: _ORDER[fields[number].size])
+    code, end, places = "<i", 4, {}
+    for number in order:
+        field = fields[number]
+        gap = -end % field.size
+        code += "x" * gap + _BITS.get(field.code, field.code)
+        places[number] = end + gap
+        end += gap + field.size
+    slots = [places.get(number, 0) for number in range(max(order, default=-1) + 1)]
+    vtable = struct.pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), end, *slots)
+    alignment = 8 if any(fields[number].size == 8 for number in order) else 4
+    return struct.Struct(code + "x" * (-end % alignment)), vtable, [*places.items()], alignment
 
 
 @cache

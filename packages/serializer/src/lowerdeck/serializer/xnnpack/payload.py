@@ -122,13 +122,12 @@ class _Decoder:
         for vector, name in ((nodes, "xnodes"), (values, "xvalues")):
             if not vector:
                 raise MissingFieldError("found no vector", field=f"XNNGraph.{name}", offset=root)
-        self._constants = tuple(
-            map(self._constant, self._reader.tables(constants, "XNNGraph.constant_data"))
-        )
+        tables = self._reader.tables
+        self._constants = tuple(map(self._constant, tables(constants, "XNNGraph.constant_data")))
         return XnnGraph(
             version=self._reader.string(version, "XNNGraph.version") if version else "",
-            values=list(map(self._value, self._reader.tables(values, "XNNGraph.xvalues"))),
-            nodes=list(map(self._node, self._reader.tables(nodes, "XNNGraph.xnodes"))),
+            values=list(map(self._value, tables(values, "XNNGraph.xvalues"))),
+            nodes=list(map(self._node, tables(nodes, "XNNGraph.xnodes"))),
             input_ids=list(self._numbers(inputs, "XNNGraph.input_ids")),
             output_ids=list(self._numbers(outputs, "XNNGraph.output_ids")),
             num_externs=externs,
