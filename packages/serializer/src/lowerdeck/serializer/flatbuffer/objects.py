@@ -82,7 +82,7 @@ class ObjectReader:
             if reader.budget < 0:
                 reader.spend(0, name, position)
             values = read(position)
-            if values.__class__ is tuple:
+            if values.__class__ is tuple:  # of a table without offsets
                 values = [*values]
             try:
                 for at, step in steps:
@@ -155,8 +155,9 @@ class ObjectReader:
         for at, field in enumerate(self._form.tables[name]):
             where = f"{name}.{field.name}"
             if field.of and not field.is_offset:
-                members: Collection[object] = range(1, len(self._form.unions.get(field.of, ())))
-                if field.of not in self._form.unions:
+                union = self._form.unions.get(field.of)
+                members: Collection[object] = range(1, len(union or ()))
+                if union is None:
                     members = list(self._form.members(field.of).values())
                 if values[at] not in members:
                     expected = ", ".join(map(repr, members))
