@@ -114,12 +114,13 @@ class ObjectReader:
 
     def _step(self, name: str, field: Field) -> _Step | None:
         """Return what turns a field as it is in the table into an attribute, if anything must."""
+        where = f"{name}.{field.name}"
         if field.of:
-            members, where = self._form.members(field.of), f"{name}.{field.name}"
-            return lambda number: members[number] if number in members else _absent(where)
+            members: _Lazy[int, Any] = _Lazy(lambda _: _absent(where))
+            members.update(self._form.members(field.of))
+            return members.__getitem__
         if not field.is_offset:
             return None
-        where = f"{name}.{field.name}"
         read = self._reader_of(where, field)
         if field.is_required and (field.kind == "str" or field.item in SCALAR_CODES):
             return read
