@@ -250,6 +250,7 @@ _FAULT = "a bug in lowerdeck"
         (_Failing(KeyError("x")), 4, f"{_FAULT}.*KeyError: 'x'.*--debug"),
         (_Failing(RecursionError("deep")), 4, _FAULT),
         (_Failing(KeyboardInterrupt()), 130, "interrupted"),
+        (_FORGOTTEN, 130, "interrupted"),
     ],
 )
 def test_an_error_of_any_package_becomes_a_status(

@@ -196,7 +196,6 @@ _SPOILERS: dict[str, Callable[[pte.Program, pte.ExecutionPlan], object]] = {
     "int list of a tensor": _value(lambda plan: pte.IntList([_first_tensor(plan)])),
     "list before its tensors": _swap_lists,
     "version": lambda program, plan: setattr(program, "version", 1),
-    "method twice": lambda program, plan: program.execution_plan.append(plan),
     "jump past the end": lambda program, plan: plan.chains.append(
         pte.Chain(instructions=[pte.Instruction(pte.JumpFalseCall(_bool(plan), 7))])
     ),

@@ -180,7 +180,11 @@ def test_precision_fp16_stores_filters_in_half_the_bytes() -> None:
     x, sizes = torch.randn(2, 3, 9, 9), []
     for precision in (None, "fp16"):
         graph = graph_of(small_net(), x, precision=precision)
-        layers = [node for node in graph.nodes if "bias_id" in dict(node.operator.fields)]
+        layers = [
+            node
+            for node in graph.nodes
+            if "bias_id" in [field.name for field in node.operator.fields]
+        ]
         values = {value.id: value for value in graph.values}
         filters = [values[node.inputs[1]] for node in layers]
         sizes.append(sum(one.constant.size for one in filters if one.constant is not None))

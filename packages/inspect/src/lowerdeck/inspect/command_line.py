@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -21,6 +23,7 @@ from contextlib import (
 )
 from importlib.metadata import EntryPoint, distributions
 from io import TextIOWrapper
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.inspect.commands.answers import (
@@ -84,7 +87,7 @@ def run_command(
     name = arguments[0] if arguments else ""
     # Known before anything is parsed or loaded, for that can fail as well.
     debug = "--debug" in arguments
-    with _any_encoding():
+    with _any_encoding(), _interrupts() as interrupted:
         try:
             status = _run(arguments, loading)
             flush_stdout()
@@ -95,7 +98,8 @@ def run_command(
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 _show_traceback(error)
-            if isinstance(error, KeyboardInterrupt):
+            # A module that is interrupted while it is imported may raise anything.
+            if interrupted or isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
             return _end(name, error)
@@ -185,6 +189,26 @@ def _end(name: str, error: Exception) -> ExitStatus:
         "shows where, please report it",
     )
     return ExitStatus.FAILED
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Yield a list that is empty until Ctrl-C; a handler of the host stays installed."""
+    seen: list[int] = []
+
+    def noted(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, noted)
+    try:
+        yield seen
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

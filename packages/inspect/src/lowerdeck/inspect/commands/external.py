@@ -70,12 +70,8 @@ def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _entry(key: str, entry: ExternalEntry) -> dict[str, Any]:
-    layout = entry.tensor_layout
-    told: dict[str, Any] = {
-        "key": key,
-        "size": storage_size(entry.data),
-        "alignment": entry.alignment,
-    }
+    layout, size = entry.tensor_layout, storage_size(entry.data)
+    told: dict[str, Any] = {"key": key, "size": size, "alignment": entry.alignment}
     if layout is None:
         return {**told, "kind": "bytes", "text": "bytes"}
     return {

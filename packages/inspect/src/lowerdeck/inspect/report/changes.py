@@ -71,7 +71,8 @@ def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     left, right = _left_over(_by_content(old), _by_content(new))
     entries = []
     for item in left:
-        partner = _take_namesake(item, right)
+        waiting = right.get((item.kind, item.name)) if item.name is not None else None
+        partner = waiting.pop() if waiting else None
         change = "removed" if partner is None else "changed"
         entries.append(_change(item, change, item, partner))
     for items in right.values():
@@ -105,13 +106,6 @@ def _left_over(
     for items in right.values():
         items.reverse()
     return left, right
-
-
-def _take_namesake(
-    item: Stored, others: dict[tuple[str, str | None], list[Stored]]
-) -> Stored | None:
-    waiting = others.get((item.kind, item.name)) if item.name is not None else None
-    return waiting.pop() if waiting else None
 
 
 def _change(

@@ -58,7 +58,8 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
         about = event["args"]
         where = int(about["chain"]), int(about["instruction"])
         method = found.setdefault(str(event["pid"]), {})
-        one = method.setdefault(where, _nothing())
+        nothing = {"time": 0.0, "module": "", "samples": [], "parts": [], "inside": []}
+        one = method.setdefault(where, nothing)
         spent = float(event["dur"])
         if not math.isfinite(spent):
             raise ValueError(f"a duration of {spent}")
@@ -76,10 +77,6 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
             one["inside"] += [[] for _ in range(len(parts) - len(one["inside"]))]
             one["inside"][int(part)] = _samples(about)
     return found
-
-
-def _nothing() -> dict[str, Any]:
-    return {"time": 0.0, "module": "", "samples": [], "parts": [], "inside": []}
 
 
 def _samples(about: Mapping[str, Any]) -> list[float | None]:

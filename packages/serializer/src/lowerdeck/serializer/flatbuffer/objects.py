@@ -82,7 +82,7 @@ class ObjectReader:
             if reader.budget < 0:
                 reader.spend(0, name, position)
             values = read(position)
-            if values.__class__ is tuple:
+            if values.__class__ is tuple:  # of a table without offsets
                 values = [*values]
             try:
                 for at, step in steps:
@@ -114,12 +114,13 @@ class ObjectReader:
 
     def _step(self, name: str, field: Field) -> _Step | None:
         """Return what turns a field as it is in the table into an attribute, if anything must."""
+        where = f"{name}.{field.name}"
         if field.of:
-            members, where = self._form.members(field.of), f"{name}.{field.name}"
-            return lambda number: members[number] if number in members else _absent(where)
+            members: _Lazy[int, Any] = _Lazy(lambda _: _absent(where))
+            members.update(self._form.members(field.of))
+            return members.__getitem__
         if not field.is_offset:
             return None
-        where = f"{name}.{field.name}"
         read = self._reader_of(where, field)
         if field.is_required and (field.kind == "str" or field.item in SCALAR_CODES):
             return read
@@ -155,8 +156,9 @@ class ObjectReader:
         for at, field in enumerate(self._form.tables[name]):
             where = f"{name}.{field.name}"
             if field.of and not field.is_offset:
-                members: Collection[object] = range(1, len(self._form.unions.get(field.of, ())))
-                if field.of not in self._form.unions:
+                union = self._form.unions.get(field.of)
+                members: Collection[object] = range(1, len(union or ()))
+                if union is None:
                     members = list(self._form.members(field.of).values())
                 if values[at] not in members:
                     expected = ", ".join(map(repr, members))

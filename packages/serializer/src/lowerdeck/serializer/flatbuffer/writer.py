@@ -54,7 +54,6 @@ class Writer:
         self._size = 0
         self._leaves: dict[bytes, int] = {}
         self._vectors: dict[_Row, int] = {}
-        self._rows: defaultdict[str, dict[_Row, int]] = defaultdict(dict)
         self._blobs: BlobIndex[int] = BlobIndex()
 
     def finish(
@@ -105,19 +104,18 @@ class Writer:
                 columns[field.name] = self._numbers(field, column)
         rows = list(zip(*(columns[field.name] for field in fields), strict=True))
         rows = rows or [()] * len(items)
-        known = self._rows[name]
-        new: Iterable[_Row] = dict.fromkeys(rows)
-        if known:
-            new = [row for row in new if row not in known]
+        new = list(dict.fromkeys(rows))
         offsets = [at for at, field in enumerate(fields) if field.is_offset]
         varying = [at for at in offsets if None in columns[fields[at].name]]
-        groups: dict[_Row, list[_Row]] = {} if varying else {(): list(new)}
-        if varying:
-            for row in new:
-                groups.setdefault(tuple([row[at] is None for at in varying]), []).append(row)
-        for group in filter(None, groups.values()):
-            known.update(zip(group, self._records(name, group), strict=True))
-        return [known[row] for row in rows]
+        if len(new) == len(rows) and not varying:
+            return list(self._records(name, rows))
+        groups: defaultdict[_Row, list[_Row]] = defaultdict(list)
+        for row in new:
+            groups[tuple([row[at] is None for at in varying])].append(row)
+        found: dict[_Row, int] = {}
+        for group in groups.values():
+            found.update(zip(group, self._records(name, group), strict=True))
+        return [found[row] for row in rows]
 
     def _numbers(self, field: Field, column: list[Any]) -> Sequence[Any]:
         if field.kind == "bool" and {*map(type, column)} != {bool}:

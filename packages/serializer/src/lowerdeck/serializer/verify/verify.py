@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -126,7 +125,6 @@ class ProgramVerifier:
                 "check stops; split the program, or load it with Verification.Minimal",
                 field="Program",
             )
-        _verify_unique(program)
         constants, mutable = self._constants(), self._mutable()
         for table, plan in zip(file.plan_tables, program.execution_plan, strict=True):
             self._verify_plan(table, plan, constants, mutable)
@@ -228,17 +226,6 @@ class ProgramVerifier:
         start = segment.offset + (header.segment_base_offset if header else 0)
         starts = [start + offset for offset in table.offsets]
         return StoredData(starts, [start + segment.size] * len(starts), aligned)
-
-
-def _verify_unique(program: schema.Program) -> None:
-    for field, names in (
-        ("execution_plan", [plan.name for plan in program.execution_plan]),
-        ("named_data", [entry.key for entry in program.named_data]),
-    ):
-        for name, count in Counter(names).items():
-            if count > 1:
-                reason = f"found {name!r} twice, of which one cannot be reached"
-                raise ContentError(reason, field=f"Program.{field}")
 
 
 def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
