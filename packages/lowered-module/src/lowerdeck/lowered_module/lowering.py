@@ -307,7 +307,9 @@ def _lowered(
     results = preprocess(
         {name: parts.cuts for name, parts in cut.items()},
         together=together,
-        first_handle=max((parts.next_handle + len(parts.cuts) for parts in cut.values()), default=0),
+        first_handle=max(
+            (parts.next_handle + len(parts.cuts) for parts in cut.values()), default=0
+        ),
     )
     lowered = {}
     for name, parts in cut.items():
