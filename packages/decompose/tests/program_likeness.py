@@ -29,8 +29,6 @@ def assert_as_eager(
         module: The module; not changed.
         args: Example inputs; each call gets copies, on which the program may write.
         calls: How many calls, one after the other.
-        shapes: Dynamic shapes.
-        options: Options of ``decompose``.
     """
     eager = copy.deepcopy(module)
     program = torch.export.export(

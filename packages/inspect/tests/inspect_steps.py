@@ -37,7 +37,6 @@ class StepCounter:
         """Return the steps of a call, which may end in one of some errors.
 
         Args:
-            call: What to do.
             errors: The errors that it may end in; any other one comes through.
         """
         tracer, profiler = sys.gettrace(), sys.getprofile()

@@ -17,7 +17,6 @@ def damaged(data: bytes, seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Yield ``count`` damaged copies of a file, each with what was done to it.
 
     Args:
-        data: A good file.
         seed: Makes the random ones repeatable.
         count: How many: a tenth are cut, a quarter have another word in the first 64 bytes.
     """

@@ -54,9 +54,7 @@ class Case:
     """One model that XNNPACK computes as a whole.
 
     Attributes:
-        name: What it shows.
         model: The model in evaluation mode.
-        inputs: Its inputs.
         dynamic: Dynamic shapes for the export, or None.
         others: More inputs to run, of other sizes.
         tolerance: Largest allowed difference: absolute and relative, of integers absolute only.
@@ -85,7 +83,6 @@ class Case:
         """Raise AssertionError unless results are as near to eager's as the case allows.
 
         Args:
-            found: The results.
             inputs: What they were computed of.
             rtol: The relative tolerance, that of the case by default.
         """
@@ -108,7 +105,6 @@ def case(
     """Return a case.
 
     Args:
-        name: What it shows.
         functions: A function or a layer, or several by name.
         inputs: Sizes of normal numbers, or tensors.
         parts: Layers that functions get after the inputs.

@@ -71,7 +71,6 @@ def by_tensor(x: Tensor, dims: int = 1) -> Tensor:
     """Return a tensor quantised at run time as dynamic PT2E writes it.
 
     Args:
-        x: The tensor.
         dims: How many of the last dimensions share a scale in the runtime.
     """
     if _as_runtime[0]:
@@ -96,10 +95,8 @@ class IntegerWeight(nn.Module):
     """A weight of integers, dequantised where it is used.
 
     Args:
-        shape: Its sizes.
         axis: The dimension with a scale for each index, None for one scale.
         group: Elements of a row that share a scale, 0 for none.
-        bits: 4 or 8.
         zero: Zero point of all.
     """
 

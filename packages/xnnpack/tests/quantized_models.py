@@ -40,10 +40,7 @@ def with_pt2e(
     """Return a program that PT2E quantised.
 
     Args:
-        model: The model.
-        inputs: Its inputs.
         annotator: ``"peer"`` for ExecuTorch's, ``"ours"`` for this package's.
-        **options: Of ExecuTorch's ``get_symmetric_quantization_config``.
     """
     steps = importlib.import_module(QUANTIZE)
     if annotator == "peer":
@@ -77,7 +74,6 @@ def with_torchao(
 
     Args:
         model: The model, changed in place.
-        inputs: Its inputs.
         config: Name of torchao's configuration.
         group: Elements of a row that share a scale, None for one scale for each row.
         dtype: What the weights become.

@@ -41,8 +41,6 @@ class Case:
     """A model and how it may be used; nothing is built before it is asked for.
 
     Attributes:
-        name: The test ID.
-        build: Returns the model.
         draw: Returns the arguments of one call; takes the numbers of ``sizes``.
         sizes: The numbers of each call; the first call is exported.
         shapes: The dynamic shapes, as ``torch.export.export`` takes them.

@@ -175,7 +175,6 @@ def compare_changes(
     """Assert that changing one module at a time computes as in eager.
 
     Args:
-        case: The case.
         change: Changes a model at a path; its last argument is a copy of eager's module there.
         made: Whose copies are changed; that of ``export_preserving`` if None.
     """

@@ -125,9 +125,6 @@ class FakeTensors:
 
     torch computes the number of bytes, a product of symbols, for each new tensor (0.2 ms each). A
     copy of a tensor with the same sizes has it already (5 us).
-
-    Args:
-        mode: The mode.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -389,7 +386,6 @@ def assemble(
 
     Args:
         program: The program before decomposition: its state is shared.
-        parts: Graph and signature.
         calls: Calls of modules that are preserved.
     """
     graph_module, signature = parts.graph_module, parts.graph_signature

@@ -120,7 +120,6 @@ def take_apart(
 
     Args:
         exported_program: Any program; not changed.
-        rules: Rules by operator.
         cache: Shares templates with other calls.
 
     Raises:

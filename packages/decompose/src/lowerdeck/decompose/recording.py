@@ -44,7 +44,6 @@ def eliminate_dead_code(graph: Graph, kept: Container[Node] = ()) -> None:
     """Erase calls that no node reads.
 
     Args:
-        graph: Changed in place.
         kept: Calls that stay although no node reads them.
     """
     # ``Graph.eliminate_dead_code`` checks the graph first, and whether each node is impure.

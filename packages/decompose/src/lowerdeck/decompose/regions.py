@@ -39,7 +39,6 @@ class Regions:
 
         Args:
             gm: The graph module of the node.
-            node: A get_attr node.
 
         Raises:
             WholeProgramError: It is not a module.
@@ -56,7 +55,6 @@ class Regions:
             walk: Converts the graph of the call.
             node: A call of the original graph.
             args: Trees of values, nodes and constants.
-            kwargs: Likewise.
 
         Raises:
             WholeProgramError: The operator is not supported.

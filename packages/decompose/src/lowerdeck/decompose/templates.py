@@ -60,7 +60,6 @@ class Templates:
     """Decompositions of distinct calls.
 
     Args:
-        rules: Rules by operator.
         fakes: Creates the inputs of traces.
         cache: Shares templates with other programs.
 

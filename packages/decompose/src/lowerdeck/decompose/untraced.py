@@ -34,8 +34,6 @@ def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording |
 
     Args:
         call: A call outside of autocast and other contexts.
-        rules: Rules by operator.
-        fakes: Creates fake inputs.
     """
     # Factory functions get default options from torch in a trace.
     if not call.inputs or not isinstance(call.key[0], OpOverload):

@@ -176,11 +176,7 @@ class Walk:
         )
 
     def base(self, memory: Memory) -> Node:
-        """Return the current node of a whole memory, with pending writes applied.
-
-        Args:
-            memory: Updated in place.
-        """
+        """Return the current node of a whole memory, with pending writes applied."""
         # Writes are applied when something reads the memory, as in torch's FunctionalStorageImpl.
         pending, memory.pending = memory.pending, []
         for written, views, writer in pending:
@@ -234,7 +230,6 @@ class Walk:
         Args:
             target: An operator, or a ``ViewInverse``.
             args: Trees of values, nodes and constants.
-            kwargs: Likewise.
             source: The original node whose metadata it inherits.
             is_same: Whether ``source`` is this call, so that errors may describe it.
 
@@ -404,7 +399,6 @@ class Walk:
         Args:
             node: A call of the original graph.
             args: Trees of values, nodes and constants.
-            kwargs: Likewise.
             target: Another operator to call; None for the same.
             value: The fake result; None for the recorded one.
         """

@@ -28,7 +28,6 @@ class InheritedMeta:
     """The metadata that new nodes inherit from one node of the original program.
 
     Args:
-        source: The original node.
         reader: The node whose module they belong to, if it is not that of the source.
     """
 
@@ -59,7 +58,6 @@ class Writer:
     """Adds nodes to a graph, with their metadata, and records the facts of their results.
 
     Args:
-        graph: The new graph.
         fakes: Creates the recorded values of nodes.
 
     Attributes:
@@ -82,11 +80,7 @@ class Writer:
         return self._facts[node]
 
     def symbol(self, value: Any) -> Node | None:
-        """Return a node that computes a symbol, or None.
-
-        Args:
-            value: A symbolic number.
-        """
+        """Return a node that computes a symbol, or None."""
         return self._symbols.get((type(value), expression_of(value)))
 
     def know(self, node: Node, facts: Any) -> None:
@@ -108,10 +102,7 @@ class Writer:
 
         Args:
             target: A function or an operator.
-            args: Trees with nodes.
-            kwargs: Likewise.
             name: Its name, before it is made unique.
-            value: Its fake result.
             origin: The metadata that it inherits.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
@@ -131,7 +122,6 @@ class Writer:
 
         Args:
             template: The decomposition of the call.
-            call: Provides the inputs.
             origin: The metadata that the nodes inherit.
         """
         became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))

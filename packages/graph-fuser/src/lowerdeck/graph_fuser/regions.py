@@ -54,7 +54,6 @@ class RegionTree:
         children: Indices of each region's children.
         region_of: The region that directly holds a node, in the graph's order; nodes of the root
             are absent.
-        nodes: The graph's nodes.
         position: The index of each in ``nodes``.
         members: The direct nodes of each region in the graph's order; empty for the root.
         first: The smallest position of any node in or under each region.
@@ -81,7 +80,6 @@ def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
 
     Args:
         graph: The graph whose nodes the regions name.
-        regions: The outermost regions.
 
     Raises:
         RegionError: A region is empty, or names a node that is foreign, erased, repeated, in

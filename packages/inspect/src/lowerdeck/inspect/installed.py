@@ -13,7 +13,6 @@ def installed_entries(group: str, name: str | None = None) -> list[EntryPoint]:
     """Return the entry points of a group.
 
     Args:
-        group: Such as ``lowerdeck.backends``.
         name: Return entries of this name only; all if None.
 
     Returns:

@@ -20,11 +20,7 @@ class TraceError(SerializerError, ValueError):
 
 
 class NamedDataConflictError(ProgramError):
-    """One key was given two different contents.
-
-    Attributes:
-        key: The key.
-    """
+    """One key was given two different contents."""
 
     def __init__(self, key: str, found: str, expected: str) -> None:
         self.key = key

@@ -39,11 +39,7 @@ def printable(text: str, *, encoding: str | None = None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a name from a file in quotes, printable and shortened, for a message.
-
-    Args:
-        text: Any text.
-    """
+    """Return a name from a file in quotes, printable and shortened, for a message."""
     if len(text) > _LONGEST:
         half = _LONGEST // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -51,11 +47,7 @@ def quoted(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return any value with its type, printable and shortened, for a message.
-
-    Args:
-        value: What was found.
-    """
+    """Return any value with its type, printable and shortened, for a message."""
     kind = type(value).__name__
     if isinstance(value, str):
         return f"{quoted(value)} ({kind})"

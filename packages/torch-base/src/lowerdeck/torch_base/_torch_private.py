@@ -156,11 +156,7 @@ def expression_of(number: Any) -> Any:
 
 
 def plain_number(number: Any) -> Any:
-    """Return the number that a symbol is known to be; a symbol that varies unchanged.
-
-    Args:
-        number: Any value.
-    """
+    """Return the number that a symbol is known to be; a symbol that varies unchanged."""
     if isinstance(number, SYMBOLS):
         node = number.node
         # ``is_number`` is False for sympy's True and False.
@@ -181,11 +177,7 @@ def with_plain_sizes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def varies(number: object) -> bool:
-    """Return whether ``number`` is a symbol that is not known to be one number.
-
-    Args:
-        number: Any value.
-    """
+    """Return whether ``number`` is a symbol that is not known to be one number."""
     return isinstance(plain_number(number), SYMBOLS)
 
 
@@ -260,7 +252,6 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
 
     Args:
         size: A number, or a symbol of an exported program.
-        ranges: As for ``size_range``.
 
     Returns:
         The number; the top of a symbol's range; the symbol's value in the example inputs, where
@@ -337,12 +328,9 @@ def add_node(
     passes none.
 
     Args:
-        graph: The graph.
         op: The kind of node.
         target: What it calls or reads.
-        args: Positional arguments.
         name: The name wanted; it gets a number if it is taken.
-        kwargs: Keyword arguments.
         type_expr: The type of its value, where that is known.
     """
     if graph._owning_module is not None:
@@ -421,7 +409,6 @@ def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
     """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
 
     Args:
-        graph: The graph.
         nodes: Readers before what they read.
     """
     owner = graph.owning_module

@@ -139,7 +139,6 @@ def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> t
     elements, until its next call computes them again.
 
     Args:
-        module: The module.
         share_parameters: Whether the copy has the parameters of the module itself.
     """
     memo: dict[int, Any] = {}

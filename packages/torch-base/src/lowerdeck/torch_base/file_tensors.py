@@ -28,7 +28,6 @@ def tensor_in_file(
         pieces: The elements, some after the other, each piece of the dtype ``dtype``. They are
             written as they come, so that one of them at a time is in memory.
         count: How many elements there are together, at least one.
-        dtype: What they are.
 
     Returns:
         ``dtype[count]``, or None where such a file cannot be written: the disk is full, or the

@@ -53,7 +53,6 @@ def attribute_of(module: torch.nn.Module, reference: Node | str) -> object:
     """Return an attribute of ``module``, or None where there is none.
 
     Args:
-        module: The module.
         reference: A node whose target is the attribute's dotted path, or the path itself.
     """
     path = reference if isinstance(reference, str) else str(reference.target)

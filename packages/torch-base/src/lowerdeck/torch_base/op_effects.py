@@ -46,7 +46,6 @@ class Behaviour:
     """What the callee of a node does.
 
     Attributes:
-        effect: Its effects.
         writes: Positions and names of the arguments that it writes; empty with WRITES means all.
         aliases: Whether its result may share memory with what it reads.
         aliased: Positions and names of the arguments that it may share memory with; empty with

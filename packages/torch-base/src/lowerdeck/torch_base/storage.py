@@ -23,7 +23,6 @@ class Extent:
 
     Attributes:
         space: What ``start`` counts in: a device's memory, or a storage without an address.
-        start: The first byte.
         end: The one past the last; equal to ``start`` for a tensor without elements.
     """
 

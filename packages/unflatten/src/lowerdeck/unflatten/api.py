@@ -59,7 +59,6 @@ def unflatten(
     program is not changed and not kept alive; memory is shared with it until one side writes.
 
     Args:
-        module: The program.
         flat_args_adapter: Converts arguments of another structure into the exported one.
         inplace: Write mutated buffers and inputs in the modules that own them, as eager does.
             Otherwise the graphs of a functional program stay functional, and the outermost code

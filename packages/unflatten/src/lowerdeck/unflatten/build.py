@@ -58,8 +58,6 @@ class ModuleBuilder:
     code get one class.
 
     Args:
-        graphs: Builds the graphs.
-        paths: The modules.
         no_signature: The reason why a call without a signature cannot be replaced.
     """
 

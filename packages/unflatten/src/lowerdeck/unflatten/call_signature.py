@@ -289,10 +289,7 @@ def adapt_arguments(
     """Return the leaves of a call, converted by the module's adapter if the structure differs.
 
     Args:
-        module: The outermost module.
-        args: Positional arguments.
         kwargs: Keyword arguments, in any order.
-        expected: The exported structure.
 
     Raises:
         InputStructureError: The structure differs, and the module has no adapter.

@@ -177,7 +177,6 @@ class Mismatch(NamedTuple):
     Attributes:
         position: Position of the leaf, arguments before results.
         recorded: Description of the record.
-        value: The leaf.
     """
 
     position: int
@@ -239,8 +238,6 @@ def compare(
     """Return None if leaves match their records, else the first mismatch.
 
     Args:
-        records: The records.
-        values: The leaves.
         sizes: The value of each symbol; filled.
         any_float: Accept any floating-point dtype where one was recorded.
         start: Position of the first leaf.

@@ -45,9 +45,6 @@ def export_preserving(
 
     Args:
         model: The model; as for ``torch.export.export``.
-        args: Example arguments.
-        kwargs: Example keyword arguments.
-        dynamic_shapes: The dynamic sizes.
         **options: Further options of ``torch.export.export``.
 
     Returns:
@@ -204,7 +201,6 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
     """Store facts about modules in metadata that saved programs keep.
 
     Args:
-        program: The program.
         key: The kind of fact.
         notes: The facts, by module name.
     """

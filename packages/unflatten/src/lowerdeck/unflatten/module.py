@@ -113,7 +113,6 @@ class GeneratedModule(Refusing):
         """Return the code of this module and of all below it, and print it if wanted.
 
         Args:
-            print_output: Whether to print.
             **_: Further options of torch's method; ignored.
         """
         return print_readable(self, print_output)
@@ -266,7 +265,6 @@ class GraphView(GraphModule):
 
         Args:
             owner: The module; it is not kept alive.
-            graph: Its graph.
             attributes: Graph modules for operators such as ``cond``.
         """
         super().__init__({}, Graph(), class_name="GraphModule")
@@ -302,7 +300,6 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     """Return the code of ``module`` and of every module below it, as classes.
 
     Args:
-        module: The outermost module.
         print_output: Whether to also print the text.
     """
     parts: list[str] = []

@@ -55,7 +55,6 @@ class Site:
     Attributes:
         name: The child's canonical name.
         out_spec: Structure of the result; None if the child has no signature.
-        calls: The recorded calls.
     """
 
     name: str
@@ -69,7 +68,6 @@ class PendingCall:
 
     Attributes:
         name: Canonical name of the module.
-        number: The specialization.
         extra_inputs: Values that the code reads besides its arguments.
         extra_outputs: Values that others read besides its result, once it has run.
         is_taken: Whether the module ran it.
@@ -130,7 +128,6 @@ def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
     """Return the callable of a child with a recorded signature: itself if it is unchanged.
 
     Args:
-        module: The calling module.
         child: The child, or a module in its place.
         path: The caller's name of the child.
     """
@@ -185,7 +182,6 @@ def call_specialization(
     """Return the callable that runs one specialization of a child, through whatever wraps it.
 
     Args:
-        module: The calling module.
         child: The child, or a module in its place, which computes extra inputs itself.
         path: The caller's name of the child.
         number: Number of the specialization.

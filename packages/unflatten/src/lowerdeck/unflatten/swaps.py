@@ -28,7 +28,6 @@ class Swap:
     """Possible changes of one module.
 
     Attributes:
-        path: Its name.
         replaceable: Whether an eager module of the same signature may replace it.
         callable_alone: Whether it computes its result from its arguments and its own state.
         reason: Why one of these is not so, or "".

@@ -135,11 +135,7 @@ class XnnpackQuantizer(Quantizer):
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Do nothing: there is no annotation that could not be compiled.
-
-        Args:
-            model: What was annotated.
-        """
+        """Do nothing: there is no annotation that could not be compiled."""
 
 
 def _tensor_of(number: object, model: GraphModule, user: Node) -> Node:

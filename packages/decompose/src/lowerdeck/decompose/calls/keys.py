@@ -35,7 +35,6 @@ class Call:
         inputs: Its distinct tensors and symbols: ``Value`` or ``Node``.
         nodes: The current nodes of the inputs.
         args: With ``Slot`` for an input.
-        kwargs: Likewise.
         facts: ``TensorFacts`` or symbol of each input.
         differentiable: Positions of inputs that are views of tensors that require gradients.
     """
@@ -78,7 +77,6 @@ def call_of(
     Args:
         target: An operator, or a ``ViewInverse``.
         args: Trees with ``Value`` and ``Node``.
-        kwargs: Likewise.
         current: Returns the current node of a value.
         facts: Returns the facts of a node.
         state: Further parts of the key.

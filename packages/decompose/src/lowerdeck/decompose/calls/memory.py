@@ -22,9 +22,7 @@ class View:
     """One view of a tensor.
 
     Attributes:
-        target: The operator.
         args: Its arguments, with ``PARENT``; in a template with ``Slot`` for an input of the call.
-        kwargs: Its keywords.
         index: Which of several results; None where there is one.
         source: The node of the original program that made it; None in a template.
     """
@@ -74,11 +72,7 @@ class Value:
 
     @classmethod
     def fresh(cls, node: Node) -> Value:
-        """Return a value that aliases no other.
-
-        Args:
-            node: Its node.
-        """
+        """Return a value that aliases no other."""
         return cls(node, Memory(node))
 
     @property
@@ -90,7 +84,6 @@ class Value:
         """Replace the elements of the value, and of all that alias it.
 
         Args:
-            node: The new value.
             source: The original node that writes.
         """
         # The node may have other strides than a view of the base has, so that even the value

@@ -11,7 +11,6 @@ def install(module: torch.nn.Module, path: str, value: object) -> None:
     Args:
         module: The module to change.
         path: Where; modules that are missing on the way are created.
-        value: What to set.
     """
     *holders, name = path.split(".")
     for holder in holders:

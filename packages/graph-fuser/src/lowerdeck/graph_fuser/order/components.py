@@ -9,7 +9,6 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
     """Return the strongly connected components of a directed graph, in topological order.
 
     Args:
-        count: Number of vertices.
         after: The successors of each.
     """
     # Tarjan's algorithm with its own stack, as graphs are deeper than the recursion limit.

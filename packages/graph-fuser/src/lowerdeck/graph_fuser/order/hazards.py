@@ -23,7 +23,6 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
     (gradients, autocast) keeps its position among all nodes. Checks may pass each other.
 
     Args:
-        graph: The graph.
         module: The module that holds what the graph's nodes name.
     """
     behaviours = Behaviours(module)

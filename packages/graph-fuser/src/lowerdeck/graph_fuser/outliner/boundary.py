@@ -53,7 +53,6 @@ def find_boundary(
     """Return what crosses each border: O(edges at regions x depth).
 
     Args:
-        tree: The regions.
         order: Pairs of nodes that must stay in this order though no value flows between them.
         input_order: How inputs are ordered.
 

@@ -17,7 +17,6 @@ class ModuleBuilder:
     """Builds every module, children before their parents, once all checks have passed.
 
     Args:
-        graphs: Builds their graphs.
         gm: The graph module that the regions are cut out of.
     """
 

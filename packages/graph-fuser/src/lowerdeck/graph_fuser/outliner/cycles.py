@@ -23,7 +23,6 @@ def cycle_error(
     """Return the error that shows why a body has no order.
 
     Args:
-        tree: The regions.
         edges: The precedences of the body with a region at one end, each with the edge of the
             graph that causes it.
         after: The successors of each item.

@@ -74,9 +74,7 @@ def extract(
     """Return the module that one region would become, its inputs and its outputs; change nothing.
 
     Args:
-        gm: The graph module.
         region: A region without children.
-        input_order: See ``outline``.
 
     Raises:
         RegionError: See ``outline``.

@@ -81,7 +81,6 @@ def fuse_partitions(
     Args:
         gm: The graph module, changed in place; its code is generated again at its next use.
         partitions: From each submodule's name to its nodes, in any order.
-        input_order: See ``outline``.
         always_return_tuple: Return a tuple even for one output.
 
     Raises:

@@ -80,8 +80,6 @@ def plan_outline(
 
     Args:
         gm: The graph module, or a bare graph, in an order in which it can run.
-        regions: See ``outline``.
-        input_order: See ``outline``.
         order: Pairs of nodes (before, after) that must keep their order though no value flows
             between them, in addition to those found here (writes, random draws, other effects).
 

@@ -18,7 +18,6 @@ class Call(NamedTuple):
     """The call of a region.
 
     Attributes:
-        node: The ``call_module`` node.
         results: The nodes that carry the region's outputs.
         nodes: All nodes that the call is made of, in order.
     """
@@ -33,8 +32,6 @@ class GraphBuilder:
 
     Args:
         graph: The graph that the regions are cut out of; it is only read.
-        tree: The regions.
-        boundary: Their borders.
         schedule: The order of their bodies.
     """
 
@@ -86,7 +83,6 @@ class GraphBuilder:
         """Create a region's call and what unpacks it, at the graph's insert point.
 
         Args:
-            index: The region.
             graph: The graph of its parent.
             env: From outer nodes to those of ``graph``, where they differ. The outputs are added.
         """

@@ -26,7 +26,6 @@ class Stretch:
 
     Attributes:
         low: The least position of an item in it.
-        high: The greatest one.
         items: Its items in their new order.
     """
 
@@ -39,7 +38,6 @@ class Schedule:
     """The order of all bodies.
 
     Args:
-        tree: The regions.
         edges: For each region the precedences of its body at regions.
         order: Pairs of nodes that must keep their order though no value flows between them.
 
@@ -66,7 +64,6 @@ class Schedule:
         """Return the items of a body in their final order.
 
         Args:
-            index: The region.
             nodes: Its own nodes, or some of them, in the graph's order.
         """
         children = self.tree.children[index]

@@ -47,7 +47,6 @@ def item_graph(
     Args:
         nodes: The graph's nodes in a legal order.
         item_of: The item of each node; items are numbered in a topological order.
-        count: Number of items.
         wanted: Whether each node may be in a partition.
         hazards: Pairs of nodes that must keep their order.
     """

@@ -27,7 +27,6 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
     fuse. With ``skip_horizontal_fusion`` torch proposes.
 
     Args:
-        graph_module: The graph module.
         operator_support: Says which nodes may be fused.
         allows_single_node_partition: Keep partitions with fewer than two computing nodes.
         non_compute_ops: Qualified names that do not count as computing.

@@ -36,7 +36,6 @@ def fuse_as_graphmodule(
     A drop-in for ``torch.fx.passes.utils.fuser_utils.fuse_as_graphmodule``. ``gm`` is not changed.
 
     Args:
-        gm: The graph module.
         nodes: The nodes, in any order; the new graph has them in the order of ``gm``.
         module_name: Class name of the new module.
         partition_lookup_table: Accepted for compatibility; nothing needs to be looked up.

@@ -164,11 +164,7 @@ def flush_stdout() -> None:
 
 
 def is_closed(name: str) -> bool:
-    """Return whether Python was started without an open stream (``>&-``) and has None for it.
-
-    Args:
-        name: ``"stdout"`` or ``"stderr"``.
-    """
+    """Return whether Python was started without an open stream (``>&-``) and has None for it."""
     return getattr(sys, name) is None
 
 

@@ -51,7 +51,6 @@ def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
 
     Args:
         name: Name of the file.
-        summary: What :func:`summarise_external` returned.
     """
     entries = summary["entries"]
     count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"

@@ -139,7 +139,6 @@ def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
 
     Args:
         name: Name of the file.
-        summary: What :func:`summarise` returned.
     """
     header = "with segments" if summary["header"] else "one FlatBuffer without segments"
     yield f"{name}: {size_text(summary['size'])}, schema version {summary['version']}, {header}"

@@ -95,7 +95,6 @@ def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> lis
     """Return the lines of the YAML file that ExecuTorch's selective build takes.
 
     Args:
-        found: What :func:`operator_kernels` returned.
         model: What the file says that the operators come from.
     """
     build = {

@@ -26,7 +26,6 @@ class Write:
     """A run of bytes that a value wrote.
 
     Attributes:
-        start: First byte.
         end: The byte after the last.
         value: Index of the value.
         time: Number of the instruction.
@@ -96,7 +95,6 @@ class Memory:
         """Yield the writes that left bytes in a range; one that was cut apart comes again.
 
         Args:
-            start: First byte.
             end: The byte after the last.
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
@@ -107,11 +105,7 @@ class Memory:
             at += 1
 
     def write(self, write: Write) -> None:
-        """Let a write replace what its range holds.
-
-        Args:
-            write: What is written.
-        """
+        """Let a write replace what its range holds."""
         if write.start < write.end:
             low, high = self._cut(write.start), self._cut(write.end)
             self._starts[low:high] = [write.start]

@@ -28,7 +28,6 @@ class Section:
         kind: ``program``, ``constants``, ``state``, ``delegate``, ``named`` or ``unused``.
         label: Its name in the page.
         offset: First byte, counted from the start of the file.
-        nbytes: Its length.
     """
 
     kind: str
@@ -126,7 +125,6 @@ class Stored:
         index: Its index among those of its kind.
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
         what: Its type and its first reader.
-        storage: Its bytes.
         tensor: The first tensor that is it, for a constant or an initial value.
     """
 

@@ -27,7 +27,6 @@ class Block:
 
     Attributes:
         value: Index of the tensor among the values of the method.
-        memory_id: Its memory.
         offset: First byte within that memory.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
         born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs

@@ -55,7 +55,6 @@ class TaggingPartitioner(Partitioner):
         tag_of: Returns a node's tag, or None.
         constants: Whether partitions own the constants that they read.
         state: Whether partitions own the buffers whose new values they compute.
-        compile_specs: The compile specs.
     """
 
     def __init__(

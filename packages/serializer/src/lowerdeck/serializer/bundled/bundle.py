@@ -20,8 +20,6 @@ class BundledTensor:
     """A tensor with its bytes, as an input or as an expected result.
 
     Attributes:
-        scalar_type: Element type.
-        sizes: Shape.
         dim_order: Dimensions from the outermost in memory to the innermost.
         data: The elements in that order, without gaps.
     """
@@ -67,7 +65,6 @@ class MethodTestSuite:
     """The test cases of one method.
 
     Attributes:
-        method_name: The method.
         test_cases: Its test cases, which are counted from 0.
     """
 

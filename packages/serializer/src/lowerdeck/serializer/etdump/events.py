@@ -13,7 +13,6 @@ class ProfileEvent:
         name: What ran: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a
             delegate, ``Method::execute`` for a whole call, in the words of ExecuTorch's runtime.
         start_time: When it began, in nanoseconds from any moment.
-        end_time: When it ended.
         chain_index: Number of the chain.
         instruction_id: Index of the instruction in it, -1 for what is none.
         delegate_debug_id: Debug identifier of a part of a delegate, None for all else.

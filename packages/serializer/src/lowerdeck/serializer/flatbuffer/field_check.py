@@ -20,7 +20,6 @@ def refuse(form: Format, item: Any, name: str, cause: Exception) -> NoReturn:
 
     Args:
         form: The fields of its class and of all that it holds.
-        item: The object.
         name: Name of its class.
         cause: What went wrong, raised if there is no such field.
 

@@ -18,19 +18,13 @@ _Step = Callable[[Any], Any]
 
 
 class ObjectReader:
-    """Makes objects of the classes of a format.
-
-    Attributes:
-        tables: Reads the tables.
-    """
+    """Makes objects of the classes of a format."""
 
     def __init__(self, data: memoryview, form: Format, *, strict: bool = False) -> None:
         """Make a reader of one FlatBuffer.
 
         Args:
-            data: The FlatBuffer.
             form: Its tables and classes.
-            strict: As for :class:`TableReader`.
         """
         self.tables: TableReader = TableReader(data, form.tables, strict=strict)
         self._form = form
@@ -41,7 +35,6 @@ class ObjectReader:
 
         Args:
             position: Where the table is; checked here.
-            name: Its name.
 
         Raises:
             FormatError: It, or something that it refers to, is malformed.

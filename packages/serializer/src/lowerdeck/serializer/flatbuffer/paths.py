@@ -34,9 +34,6 @@ def require_path(given: object, *, otherwise: str = "") -> Path:
 def require_stem(tag: object) -> str:
     """Return the tag of external data, which names the file that they go to.
 
-    Args:
-        tag: The tag.
-
     Raises:
         ProgramError: It is no stem of a file's name.
     """

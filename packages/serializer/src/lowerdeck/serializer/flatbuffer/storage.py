@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A run of bytes in another file, mapped only when it is written out.
-
-    Attributes:
-        path: The file.
-        offset: First byte.
-        length: Number of bytes.
-    """
+    """A run of bytes in another file, mapped only when it is written out."""
 
     path: str | PathLike[str]
     offset: int

@@ -29,7 +29,6 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
 
     Args:
         pieces: The bytes in order.
-        path_or_file: Where to write.
 
     Raises:
         ProgramError: It is neither, or the file was opened for text.

@@ -93,7 +93,6 @@ class TableReader:
     """Reads tables, vectors and strings of one FlatBuffer.
 
     Attributes:
-        data: The FlatBuffer.
         size: Its size in bytes.
         budget: Bytes that it may still decode to.
     """
@@ -181,7 +180,6 @@ class TableReader:
 
         Args:
             name: Name of the table.
-            position: Where it is.
         """
         if name not in self._readers:
             self._readers[name] = self.table(name)

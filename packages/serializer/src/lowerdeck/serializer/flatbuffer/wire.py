@@ -53,8 +53,6 @@ class Field(NamedTuple):
     """One field of a table.
 
     Attributes:
-        name: Its name.
-        kind: Its kind.
         of: The enumeration of a number, or the union of a union or of the number of its member.
         is_required: Whether a table without it is refused.
         most: The most entries that its vector may have, 0 for any number.

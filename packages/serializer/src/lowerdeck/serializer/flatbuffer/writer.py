@@ -44,7 +44,6 @@ class Writer:
         """Start an empty one.
 
         Args:
-            form: Its tables.
             alignment: Alignment in the file of bytes that the format wants aligned.
         """
         self._form = form

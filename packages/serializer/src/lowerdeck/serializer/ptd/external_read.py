@@ -104,9 +104,6 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
 def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
     """Return a `.ptd` file opened on a memory map.
 
-    Args:
-        path: The file.
-
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PtdFile.close`.
 

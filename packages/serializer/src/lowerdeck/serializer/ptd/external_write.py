@@ -49,7 +49,6 @@ class ExternalEntry:
     """One key of a `.ptd` file.
 
     Attributes:
-        data: The bytes.
         tensor_layout: Type and shape of a tensor; None for a blob that only a delegate reads.
         alignment: The bytes start at a multiple of this many bytes of the file.
     """
@@ -93,11 +92,7 @@ _FIELDS = Format(
 
 
 def external_data(output: NamedDataStoreOutput) -> dict[str, ExternalData]:
-    """Return what a store keeps outside the program, by tag (the stem of the `.ptd` file).
-
-    Args:
-        output: What :meth:`NamedDataStore.get_named_data_store_output` returned.
-    """
+    """Return what a store keeps outside the program, by tag (the stem of the `.ptd` file)."""
     return {
         tag: ExternalData(
             {

@@ -44,13 +44,8 @@ def write_model(
     leaves the old model, the new one, or none, but never one with the data of the other.
 
     Args:
-        program: The program.
         path: Path of the `.pte` file.
         external: External data by tag.
-        segment_alignment: As for :func:`serialize_pte`.
-        constant_tensor_alignment: As for :func:`serialize_pte`.
-        delegate_alignment: As for :func:`serialize_pte`.
-        extract_delegate_segments: As for :func:`serialize_pte`.
         named_data: Named data of backends; what they tagged joins ``external``.
 
     Returns:
@@ -102,8 +97,6 @@ class OpenModel(Closing):
     """A program and its external data, open on memory maps.
 
     Attributes:
-        program_file: The `.pte` file.
-        data_files: The `.ptd` files.
         entries: All external entries by key.
     """
 
@@ -122,10 +115,6 @@ def open_model(
     path: str | os.PathLike[str], data_paths: Iterable[str | os.PathLike[str]]
 ) -> OpenModel:
     """Return a program opened together with its external data, checked to fit each other.
-
-    Args:
-        path: The `.pte` file.
-        data_paths: Its `.ptd` files.
 
     Returns:
         The open files; use them in a ``with`` block.

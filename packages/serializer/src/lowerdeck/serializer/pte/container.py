@@ -33,9 +33,7 @@ class Container:
     """The parts of one file.
 
     Attributes:
-        data: The whole file.
         header: The extended header, or None where the file has none.
-        program: The FlatBuffer.
     """
 
     data: memoryview

@@ -30,7 +30,6 @@ class ProgramDecoder:
     """Decodes the parts of one FlatBuffer.
 
     Attributes:
-        reader: Reads its tables.
         version: Version of the schema.
         execution_plan: Where the vector of methods is, 0 if absent.
         segment_table: Where the vector of segments is.
@@ -41,7 +40,6 @@ class ProgramDecoder:
 
         Args:
             data: The FlatBuffer, from the start of the file.
-            strict: As for :class:`TableReader`.
 
         Raises:
             FormatError: The root table is malformed.

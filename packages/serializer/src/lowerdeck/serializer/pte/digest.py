@@ -18,7 +18,6 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
     constant the first bytes. Who changes only what is between keeps the digest.
 
     Args:
-        program: The program.
         plan: One of its methods.
 
     Returns:

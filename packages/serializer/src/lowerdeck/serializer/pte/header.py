@@ -30,7 +30,6 @@ class ExtendedHeader:
     """Fields of the extended header.
 
     Attributes:
-        length: Its own length.
         program_size: Size of the FlatBuffer in bytes.
         segment_base_offset: Where the segments start, 0 if there are none.
         segment_data_size: Bytes from there to the end of the last segment, 0 if not known.
@@ -56,12 +55,9 @@ def check_range(found: int, least: int, most: int, size: int, field: str, offset
     """Refuse a number of a header that contradicts the others or the file.
 
     Args:
-        found: The number.
         least: The least that it may be.
         most: The most that it may be.
         size: Length of the file.
-        field: Its name.
-        offset: Where it is.
 
     Raises:
         HeaderError: It is out of range.

@@ -45,7 +45,6 @@ def segment_alignments(
     Args:
         base: Where the segments start, 0 if there are none.
         program_size: Where the FlatBuffer before them ends.
-        segments: The segments.
         named: Those that hold named data, which alone may ask for alignments of their own.
         inner_padding: For those inside other segments the zeros before them, by their offset.
     """
@@ -87,7 +86,6 @@ def file_layout(
     """Return a layout that a writer would need to give this file.
 
     Args:
-        container: The file.
         shared: Alignment of its segments.
         constants: Offsets of its constants.
         inline: Where the bytes of its inline delegates start.
@@ -106,12 +104,7 @@ def file_layout(
 
 
 def tensor_alignment(container: Container, constants: Sequence[int]) -> int:
-    """Return the alignment of the constants within their segment.
-
-    Args:
-        container: The file.
-        constants: Where they start.
-    """
+    """Return the alignment of the constants within their segment."""
     # The space for the header is a multiple of this alignment, so it bounds what luck can add.
     bound = _inserted(container) or FileLayout().constant_tensor_alignment
     return min(_common_bit((container.segment_base, *constants)), bound)

@@ -22,8 +22,6 @@ class TensorLayout:
     """Type and shape of a tensor in a `.ptd` file.
 
     Attributes:
-        scalar_type: Element type.
-        sizes: Shape.
         dim_order: Dimensions from the outermost in memory to the innermost.
     """
 
@@ -53,7 +51,6 @@ class DataEntry:
     """One key of a store.
 
     Attributes:
-        buffer_index: Index into :attr:`NamedDataStoreOutput.buffers`.
         alignment: The blob starts at a multiple of this many bytes of the file.
         tensor_layout: Type and shape if the blob is a tensor, else None.
     """
@@ -69,7 +66,6 @@ class NamedDataStoreOutput:
     """Contents of a store, ready to be written.
 
     Attributes:
-        buffers: The distinct blobs.
         pte_data: Entries by key that go into the `.pte`.
         external_data: For each tag (stem of a `.ptd` file) its entries by key.
     """
@@ -160,9 +156,6 @@ class NamedDataStore:
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
         """Add everything that another store holds; on a conflict nothing is added.
-
-        Args:
-            other: What :meth:`get_named_data_store_output` returned.
 
         Raises:
             NamedDataConflictError: A key of both stores has different contents.

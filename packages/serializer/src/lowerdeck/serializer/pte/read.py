@@ -52,9 +52,6 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
 def open_pte(path: str | os.PathLike[str]) -> PteFile:
     """Return a `.pte` file opened on a memory map; nothing is decoded before it is asked for.
 
-    Args:
-        path: The file.
-
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PteFile.close`.
 
@@ -70,9 +67,6 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
 
 def map_file(path: str | os.PathLike[str]) -> mmap.mmap | None:
     """Return a memory map of a file, None if it is empty.
-
-    Args:
-        path: The file.
 
     Raises:
         ProgramError: What was given is no path.
@@ -110,7 +104,6 @@ class DelegateEntry:
         location: Whether its bytes are in the FlatBuffer or a segment.
         index: Index of the segment, or of the inline delegate.
         data: Its bytes, a view on the file.
-        compile_specs: Its settings.
     """
 
     method: str
@@ -123,9 +116,6 @@ class DelegateEntry:
 
 class PteFile(Closing):
     """A `.pte` file whose parts are decoded when they are asked for, and then kept.
-
-    Attributes:
-        decoder: Decodes single tables.
 
     Buffers are views on the file. Those that are still held when the file is closed stay valid:
     the memory map goes when the last of them goes.
@@ -143,7 +133,6 @@ class PteFile(Closing):
         """Check the header, the root table and the table of segments.
 
         Args:
-            data: The file.
             mapped: The memory map to close with this.
             strict: Also refuse 8-byte elements that are not aligned, as :func:`verify_pte` does.
 
@@ -241,9 +230,6 @@ class PteFile(Closing):
 
     def method(self, name: str) -> schema.ExecutionPlan:
         """Return one method, decoded whole.
-
-        Args:
-            name: Its name.
 
         Raises:
             KeyError: There is no such method.

@@ -240,7 +240,6 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
 
     Args:
         segments: The segments of a file.
-        size: Its length.
         where: Their table, for the message.
 
     Raises:

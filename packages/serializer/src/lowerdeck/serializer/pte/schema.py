@@ -162,14 +162,12 @@ class Tensor:
     into :attr:`Program.mutable_data`).
 
     Attributes:
-        scalar_type: Element type.
         storage_offset: Always 0; the runtime refuses anything else.
         sizes: Shape, or its upper bound when ``shape_dynamism`` says so. At most 16 dimensions.
         dim_order: Dimensions from the outermost in memory to the innermost.
         requires_grad: Kept for tools; the runtime ignores it.
         data_buffer_idx: Index of the bytes, 0 for none.
         allocation_info: Offset in planned memory, None when the caller or a constant supplies it.
-        layout: Always 0 (strided).
         shape_dynamism: Whether the shape may change.
         extra_tensor_info: Name, location and device, where they matter.
     """
@@ -219,7 +217,6 @@ class KernelCall:
     """A call of an operator.
 
     Attributes:
-        op_index: Index into ``ExecutionPlan.operators``.
         args: Value indices, one for each schema argument in order, and one for the return.
     """
 
@@ -232,7 +229,6 @@ class DelegateCall:
     """A call of a delegate.
 
     Attributes:
-        delegate_index: Index into ``ExecutionPlan.delegates``.
         args: Value indices of the inputs, then of the outputs.
     """
 
@@ -304,7 +300,6 @@ class Chain:
     Attributes:
         inputs: Unused by the runtime.
         outputs: Unused by the runtime.
-        instructions: The steps.
         stacktrace: One entry for each instruction, or None.
     """
 
@@ -436,7 +431,6 @@ class DataSegment:
 
     Attributes:
         offset: First byte, counted from the segment base.
-        size: Length in bytes.
     """
 
     offset: int
@@ -481,7 +475,6 @@ class Program:
 
     Attributes:
         version: Version of the schema; 0.
-        execution_plan: The methods.
         constant_buffer: Constants, shared by all methods; entry 0 is a reserved, empty one.
         mutable_data: Initial values of mutable buffers; entry 0 is a reserved, empty one.
         backend_delegate_data: The bytes of the delegates.

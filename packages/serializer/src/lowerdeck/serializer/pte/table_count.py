@@ -13,7 +13,6 @@ def warn_of_tables(program: schema.Program, *, segments: int) -> None:
     """Warn when a program has more tables than the runtime's check visits.
 
     Args:
-        program: The program.
         segments: Number of segments of the file.
     """
     plans = program.execution_plan
@@ -37,7 +36,6 @@ def count_tables(program: schema.Program, *, segments: int = 0) -> int:
     A table that several others share counts once for each of them.
 
     Args:
-        program: The program.
         segments: Number of segments of the file.
     """
     offsets = 2 if len(program.mutable_data) > 1 else 1

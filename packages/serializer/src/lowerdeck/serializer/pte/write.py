@@ -68,7 +68,6 @@ def serialize_pte(
     again gives the same bytes; else the defaults of ExecuTorch.
 
     Args:
-        program: The program.
         segment_alignment: Each segment starts at a multiple of this many bytes; default 128.
         constant_tensor_alignment: Each constant starts at one; a power of two, default 16.
         delegate_alignment: Each inline delegate starts at one; a power of two, default 16.
@@ -117,13 +116,7 @@ def write_pte(
     the old file or the new one.
 
     Args:
-        program: The program.
         path_or_file: Where to write: a path, or a file open for writing bytes.
-        segment_alignment: As for :func:`serialize_pte`.
-        constant_tensor_alignment: As for :func:`serialize_pte`.
-        delegate_alignment: As for :func:`serialize_pte`.
-        extract_delegate_segments: As for :func:`serialize_pte`.
-        named_data: As for :func:`serialize_pte`.
 
     Returns:
         The number of bytes written.

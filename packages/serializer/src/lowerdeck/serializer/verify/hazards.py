@@ -17,7 +17,6 @@ class Hazard:
 
     Attributes:
         reason: The data that are missing, the nodes or the release.
-        field: The delegate.
         offset: Where it is in the file.
         needs: Keys of data that must come with another file, or the process ends.
         release: The oldest release of ExecuTorch that loads the file, if 1.4 does not.
@@ -40,10 +39,8 @@ def hazards_of(
     """Yield the hazards of a delegate of XNNPACK.
 
     Args:
-        payload: What it runs.
         named: The keys of the file's data. The runtime looks others up when it loads the method,
             and its process ends if one is missing.
-        field: The delegate.
         offset: Where it is in the file.
     """
     keys = [one.key for one in payload.constants if one.key and one.key not in named]
@@ -73,9 +70,6 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
     """Return a move of bytes that alone reads a move of its kind, or is equal to one before it.
-
-    Args:
-        graph: The payload, verified.
 
     Returns:
         The first such node; None where there is none.

@@ -59,7 +59,6 @@ def verify_pte(
     are looked into; the bytes of other delegates are their backend's business.
 
     Args:
-        data: The file.
         max_tables: How many tables the runtime may visit; its default check stops at a million.
         on_hazard: Called with each delegate of a valid file that needs data of a ``.ptd`` file or
             a newer release of ExecuTorch, or that 1.4.1 may fail to load.

@@ -48,7 +48,6 @@ class ValueVerifier:
         """Make a verifier.
 
         Args:
-            plan: The method.
             constants: The constants of the program.
             mutable: The initial values of the program.
             position: Returns where in the file the value of an index is.

@@ -15,7 +15,6 @@ class XnnConstant:
 
     Attributes:
         key: The entry of the file's named data, or None for bytes inside the payload.
-        size: Number of bytes.
         offset: Where they begin in ``XnnGraph.constant_data``, if they are inside.
     """
 
@@ -140,21 +139,13 @@ class XnnNode:
         return {name: value for name, value in self.fields.items() if not name.endswith("_id")}
 
     def number(self, name: str) -> int:
-        """Return a field that is an integer, such as the id of a value; 0 if it has none.
-
-        Args:
-            name: The field.
-        """
+        """Return a field that is an integer, such as the id of a value; 0 if it has none."""
         value = self.fields.get(name, 0)
         assert isinstance(value, int)
         return value
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return a field that is a list of integers, such as offsets.
-
-        Args:
-            name: The field.
-        """
+        """Return a field that is a list of integers, such as offsets."""
         value: Any = self.fields[name]
         return value  # type: ignore[no-any-return]
 
@@ -195,8 +186,6 @@ class XnnGraph:
 
     Attributes:
         version: The compiler's text; the runtime does not look at it.
-        values: All tensors.
-        nodes: All operations.
         input_ids: Ids of the inputs; the runtime goes by the values' flags instead.
         output_ids: Ids of the outputs, likewise.
         num_externs: Number of arguments that the graph declares.

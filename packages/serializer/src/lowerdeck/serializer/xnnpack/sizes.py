@@ -50,11 +50,7 @@ class RealSizes:
         self._found: dict[int, Sizes] = {}
 
     def of(self, number: int) -> Sizes:
-        """Return the sizes of a value that the graph is given, or that a node before computed.
-
-        Args:
-            number: Its id.
-        """
+        """Return the sizes of a value that the graph is given, or that a node before computed."""
         found = self._found.get(number)
         if found is not None:
             return found
@@ -66,11 +62,7 @@ class RealSizes:
         return self._found[number]
 
     def run(self, node: XnnNode) -> None:
-        """Let the next node compute; its fields are verified.
-
-        Args:
-            node: The node.
-        """
+        """Let the next node compute; its fields are verified."""
         sizes = self._after(node)
         if sizes is not None:
             self._found[node.outputs[0]] = sizes
@@ -151,7 +143,6 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
 
     Args:
         node: A node of ``WINDOWS``.
-        axis: ``height`` or ``width``.
         size: Size of its input along the axis.
     """
     kind, step = WINDOWS[node.operator]

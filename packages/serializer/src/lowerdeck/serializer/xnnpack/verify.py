@@ -31,7 +31,6 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
     """Check that the official runtime can load a payload and run it.
 
     Args:
-        graph: The payload.
         named: Number of bytes of each entry of the file's named data; an entry that is missing
             may come with another file.
 
@@ -59,7 +58,6 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
     """Check the arguments of one call of a payload.
 
     Args:
-        graph: The payload.
         tensors: The values that the call passes, inputs and then outputs.
 
     Raises:

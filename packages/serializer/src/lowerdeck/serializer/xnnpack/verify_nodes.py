@@ -28,7 +28,6 @@ class NodeVerifier:
         """Make a verifier.
 
         Args:
-            graph: The graph.
             values: Its values by their ids.
         """
         self._graph = graph

@@ -81,7 +81,6 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
 
     Args:
         parameters: The text of its parameter list after ``self``.
-        write: Returns the source.
     """
     # No __name__: a compiler would look for these names in the module of that name.
     scope: dict[str, Any] = {"__builtins__": builtins, NAME_SOURCE: name_source}

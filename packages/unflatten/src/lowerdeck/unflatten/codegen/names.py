@@ -95,7 +95,6 @@ class Names:
 
     Attributes:
         names: Global name and value of each object.
-        parameters: The function's parameters.
         local: The variable or expression of each node.
         taken: Names that no variable may get.
     """
@@ -132,7 +131,6 @@ class Names:
         """Return a new variable for ``node``.
 
         Args:
-            node: The node.
             base: The beginning of the name.
             heir_of: Values that are not read any more: one of the same name is overwritten.
         """

@@ -258,9 +258,6 @@ def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
     Each call has a separate node for state that it reads, so the graph does not show that two
     nodes are one tensor. Steps inside a mode region must stay inside, steps outside must stay
     outside.
-
-    Args:
-        working: The working graph.
     """
     yield from _state_order(working)
     if _has_switches(working):

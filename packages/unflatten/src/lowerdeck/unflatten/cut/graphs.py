@@ -34,7 +34,6 @@ class GraphBuilder:
     """Builds the graphs of all calls from one plan.
 
     Args:
-        working: The working graph.
         plan: The plan by which it is cut.
         regions: The region of each call.
     """

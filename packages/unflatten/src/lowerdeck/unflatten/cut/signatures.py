@@ -56,7 +56,6 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
     """Enter the calls with a signature into the working graph, and the reasons for the others.
 
     Args:
-        trace: The program.
         copier: Has copied it, but for the output.
     """
     working = copier.working

@@ -47,7 +47,6 @@ class PreservedCall:
     """One call with a signature.
 
     Attributes:
-        signature: Its structure.
         inputs: Each leaf of the arguments.
         outputs: Each leaf of the result.
     """
@@ -291,7 +290,6 @@ class ProgramCopier:
 
         Args:
             value: A value of ``values``.
-            frame: The reading call.
             early: Read state at the beginning of the call.
         """
         if isinstance(value, StateRead):

@@ -48,7 +48,6 @@ def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
     """Return the modules, state and calls of ``program``.
 
     Args:
-        program: The program.
         inplace: Write the state of a functional program where eager writes it.
     """
     state = ProgramState(program)

@@ -141,7 +141,6 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     Nodes are entered into ``Frame.nodes`` later.
 
     Args:
-        items: The program's steps.
         paths: The modules, for stacks that name a module through another owner.
     """
     root = Frame("", 0, None, 0, _root_type(items))

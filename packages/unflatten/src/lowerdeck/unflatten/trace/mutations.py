@@ -49,7 +49,6 @@ class Mutation:
     """One value to be written back.
 
     Attributes:
-        spec: The program's output.
         value: The node of the new value.
         target: The placeholder that is overwritten.
         frame: The call that writes.

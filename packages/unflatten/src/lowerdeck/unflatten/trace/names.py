@@ -185,8 +185,6 @@ def find_shared_modules(
     them from one module with two names.
 
     Args:
-        paths: The names; changed.
-        items: The program's steps.
         state: The program's state; changed.
         numbers: Recorded identity of modules that share all their state.
     """

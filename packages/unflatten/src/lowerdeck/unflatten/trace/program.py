@@ -48,7 +48,6 @@ class Scope:
     """One graph of the program, the outermost one or that of a region.
 
     Attributes:
-        module: The graph module.
         items: The item of each node.
         computes: Whether it, or a region inside, has a step that computes.
     """
@@ -160,7 +159,6 @@ class StateEntry(NamedTuple):
     """One name of the state.
 
     Attributes:
-        name: Qualified name.
         kind: The table that stores it.
         identity: Equal for two names of one tensor.
         value: The program's own value.
@@ -328,10 +326,6 @@ def share_lifted_constants(program: ExportedProgram, state: ProgramState) -> Non
 
     Export lifts one constant for every call. Two calls with equal constants are one
     specialization only if they read the same one.
-
-    Args:
-        program: The program.
-        state: Its state; changed.
     """
     if not program.constants:
         return

@@ -91,7 +91,6 @@ def fatal_size(node: Node, ranges: Ranges) -> str | None:
 
     Args:
         node: A call that XNNPACK would take otherwise.
-        ranges: The program's ``range_constraints``.
     """
     size = _first_empty(node, _STOPS, ranges)
     if size is not None:
@@ -104,7 +103,6 @@ def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
 
     Args:
         nodes: The calls that XNNPACK takes, in order.
-        ranges: The program's ``range_constraints``.
 
     Returns:
         By the name of the first node that fails for one size: why, and how many others do.
@@ -141,10 +139,6 @@ def _first_empty(node: Node, table: Mapping[object, Sizes], ranges: Ranges) -> s
 
 def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
     """Return the results whose height and width the runtime does not set if there are no images.
-
-    Args:
-        nodes: Calls, in order.
-        ranges: The program's ``range_constraints``.
 
     Returns:
         By node: the number of images. A reshape to fixed sizes ends it.

@@ -23,7 +23,6 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
     that has a tag. Without one they stay in the `.pte`.
 
     Args:
-        emission: The partition's payload.
         graph: The partition, whose placeholders may have tags.
     """
     store = NamedDataStore()

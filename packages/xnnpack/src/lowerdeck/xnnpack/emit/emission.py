@@ -121,7 +121,6 @@ class Emission(Values):
                 has one of its own, since the runtime lays scales out otherwise for 1x1 filters
                 than for others, and computes garbage where both read one value.
             shape: Its sizes, as torch counts the dimensions.
-            layout: Its layout.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
         """
         known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
@@ -244,8 +243,6 @@ class Emission(Values):
         """Add a node of one input.
 
         Args:
-            kind: What it computes.
-            operand: The input.
             limits: Least and greatest result, where the node is to clamp.
             shape: Sizes of the result, where they are not the operand's.
             layout: Layout of the operand and the result, where it is not the operand's preferred.
@@ -271,7 +268,6 @@ class Emission(Values):
         """Add a function of two operands that broadcast.
 
         Args:
-            kind: The function.
             left: A tensor or a number.
             right: A tensor or a number.
             limits: Least and greatest result, where the node is to clamp.
@@ -296,7 +292,6 @@ class Emission(Values):
         """Return a linear layer of a value.
 
         Args:
-            value: Its input.
             shape: Sizes of the result.
             weights: The ids of its filters and its bias.
             limits: Least and greatest result, where the node is to clamp.
@@ -330,7 +325,6 @@ class Emission(Values):
         """Return a part of a tensor.
 
         Args:
-            tensor: The tensor.
             offsets: Where the part begins in each dimension, as torch counts them.
             sizes: How long it is, 0 for all of a dimension, whatever its size is at run time.
             layout: The layout in which it is cut, the preferred one by default.
@@ -357,7 +351,6 @@ class Emission(Values):
         """Return a tensor with a number added around it.
 
         Args:
-            tensor: The tensor.
             before: How often it precedes each dimension, as torch counts them.
             after: How often it follows.
             number: The number, 0 if None.
@@ -410,7 +403,6 @@ class Emission(Values):
         """Return ``value`` with its dimensions of memory in another order.
 
         Args:
-            value: What to permute.
             permutation: Dimension i of the result is dimension ``permutation[i]`` of ``value``.
             shape: Sizes of the result in the order of memory.
 

@@ -206,8 +206,6 @@ def joined(
     """Return tensors as one, one after the other along a dimension.
 
     Args:
-        parts: The tensors.
-        axis: The dimension.
         layout: The layout of the result.
     """
     shape = parts[0].shape

@@ -77,7 +77,6 @@ class Scratch:
 
         Args:
             source: What they are made of, in row-major order.
-            dtype: What they are.
             change: Makes some of them of a piece of ``source``, a row; None casts.
             width: How many elements of ``source`` make one.
         """

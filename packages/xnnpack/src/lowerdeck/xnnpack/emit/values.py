@@ -101,7 +101,6 @@ class Values:
 
         Args:
             tensor: As for ``constant_value``; ``XnnNode.NONE`` is returned for None.
-            encoding: Likewise.
         """
         if tensor is None:
             return XnnNode.NONE
@@ -119,8 +118,6 @@ class Values:
 
         Args:
             stored: The bytes, as a tensor of any dtype.
-            encoding: What they mean.
-            packed: As for ``constant_value``.
             dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
         """
         constant = self.data_constant(stored)
@@ -142,7 +139,6 @@ class Values:
 
         Args:
             value: The other one; its scales, if it has several, are those of rows.
-            start: The first row.
             size: How many there are.
         """
         whole = self.graph.values[value]
@@ -164,7 +160,6 @@ class Values:
         """Return the id of a new value that is stored like another one.
 
         Args:
-            value: The other one.
             dims: Its sizes in the order of memory.
         """
         return self._append(dims, value.encoding).id
@@ -205,7 +200,6 @@ class Values:
         """Add a node with a new value for its result.
 
         Args:
-            kind: What it computes.
             shape: Sizes of the result, as torch counts the dimensions.
             layout: Layout of the result.
             output_range: Least and greatest result, where the node is to clamp.

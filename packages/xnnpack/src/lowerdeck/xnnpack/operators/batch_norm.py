@@ -47,7 +47,6 @@ class Affine:
 
         Args:
             filters: Those of the layer before it.
-            bias: Likewise.
             channel_dim: Which dimension of the filters the output channels are.
         """
         sizes = [-1 if one == channel_dim else 1 for one in range(filters.dim())]

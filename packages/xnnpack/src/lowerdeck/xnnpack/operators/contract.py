@@ -140,7 +140,6 @@ def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
     Args:
         build: Adds the nodes. If the operator clamps, they end with ``call.limits``.
         *refusals: As for :class:`Operator`, whose other options follow.
-        **options: Likewise.
     """
 
     def emit(emission: Emission, call: Call) -> None:

@@ -56,7 +56,6 @@ class Convolution:
 
     Attributes:
         windows: How its kernel lies along height and width, and along depth before these.
-        groups: Number of groups.
         transposed: Whether it is a transposed convolution.
         adjustment: Rows and columns to add to a transposed convolution's result.
     """

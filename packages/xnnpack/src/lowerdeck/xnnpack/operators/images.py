@@ -37,7 +37,6 @@ def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...
     """Return an argument for each dimension behind the channels; for lines as for images.
 
     Args:
-        value: The argument.
         rank: The dimensions of the tensor; of 3, the argument is that of the width alone.
         other: What holds for the height then.
     """
@@ -80,7 +79,6 @@ def pool(
     """Return the pool of an image.
 
     Args:
-        kind: Which pool.
         shape: The result's sizes, as torch counts them.
         rows: The windows along the height.
         columns: The windows along the width.

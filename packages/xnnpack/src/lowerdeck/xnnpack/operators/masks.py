@@ -44,7 +44,6 @@ def mask_of(emission: Emission, call: Call, many: int) -> Mask:
 
     Args:
         emission: Where to add what a mask that is given at run time needs.
-        call: The attention.
         many: How many heads share a key; more than one are a dimension of their own.
     """
     if call.args["is_causal"]:

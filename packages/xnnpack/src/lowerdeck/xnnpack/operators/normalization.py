@@ -221,12 +221,7 @@ def _instance_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Return a batch norm by the statistics of its input: each channel is one row.
-
-    Args:
-        x: The input.
-        call: The batch norm.
-    """
+    """Return a batch norm by the statistics of its input: each channel is one row."""
     if is_one(x.shape[0]):
         return _instance_norm(e, x, call)
     order = [1, 0, *range(2, len(x.shape))]

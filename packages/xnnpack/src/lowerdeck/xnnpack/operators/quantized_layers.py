@@ -51,7 +51,6 @@ def store_static(
 
     Args:
         emission: Where to add; its ``writes`` is how the result is stored.
-        filters: The filters.
         bias: The bias as real numbers.
         source: How the input is stored.
 
@@ -172,8 +171,6 @@ def quantized_linear(
     """Add a linear layer whose weight is constant integers.
 
     Args:
-        node: The layer.
-        source: Its input.
         weight: Its weight, one row for each output.
         bias: Its bias, a constant.
 

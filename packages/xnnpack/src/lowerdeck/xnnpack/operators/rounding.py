@@ -83,11 +83,7 @@ def layers_of(weight: Node) -> Iterator[Node]:
 
 
 def rows_of(layer: Node) -> Node:
-    """Return who made the rows that a layer multiplies, past what leaves rows as they are.
-
-    Args:
-        layer: One of :func:`layers_of`.
-    """
+    """Return who made the rows that a layer multiplies, past what leaves rows as they are."""
     rows: Node = arguments_of(layer)[_LAYERS[layer.target][0]]
     while rows.target in _SAME_ROWS and isinstance(rows.args[0], Node):
         rows = rows.args[0]
@@ -98,7 +94,6 @@ def reads_rows_of(layer: Node, weight: Node) -> bool:
     """Return whether a layer multiplies rows of a weight, which nothing transposes.
 
     Args:
-        layer: One of :func:`layers_of`.
         weight: What that was called with.
     """
     node = arguments_of(layer)[_LAYERS[layer.target][1]]

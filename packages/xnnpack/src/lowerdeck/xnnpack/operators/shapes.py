@@ -48,11 +48,7 @@ def _reshape(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Tracked:
-    """Return a tensor with other sizes, which ``reshape_refusal`` allows.
-
-    Args:
-        shape: The sizes.
-    """
+    """Return a tensor with other sizes, which ``reshape_refusal`` allows."""
     # A write through a view is functionalized to a round trip: view, compute, view back.
     origin: Tracked | None = tracked
     while origin is not None:

@@ -42,7 +42,6 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
     """Return how a node reads and writes.
 
     Args:
-        entry: Its operator.
         encoding_of: How the results of the nodes before it are stored.
         halves: Whether float16 is computed in float16.
     """

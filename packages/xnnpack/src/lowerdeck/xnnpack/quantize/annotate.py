@@ -46,7 +46,6 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
 
     Args:
         graph_module: What PT2E is to quantise.
-        specs: In which numbers.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
@@ -62,7 +61,6 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
 
     Args:
         graph_module: What PT2E is to quantise.
-        specs: In which numbers.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, BINARY):
@@ -87,7 +85,6 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
 
     Args:
         graph_module: What PT2E is to quantise.
-        specs: In which numbers.
         accepts: Whether a pool may be quantised.
     """
     for node in _calls(graph_module, SHARING):
@@ -102,11 +99,7 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
 
 
 def is_annotated(node: Node) -> bool:
-    """Return whether a quantiser has decided on a node already.
-
-    Args:
-        node: Any node.
-    """
+    """Return whether a quantiser has decided on a node already."""
     # Quantisers write it once they have decided.
     return node.meta.get(Q_ANNOTATION_KEY) is not None
 

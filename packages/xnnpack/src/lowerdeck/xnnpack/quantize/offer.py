@@ -46,9 +46,7 @@ class XnnpackQuantization:
         """Return a quantised program of a model, and the partitioner for it.
 
         Args:
-            mode: One of ``modes``.
             module: The model, in evaluation mode; it is not changed.
-            args: Example inputs.
             kwargs: Example inputs that are given by name.
             samples: Inputs to calibrate ``"int8"`` with, positional ones and those by name; the
                 example inputs are the only sample without any.
@@ -81,7 +79,6 @@ class XnnpackQuantization:
         """Return why the weight that a node reads stays float, None where the mode keeps floats.
 
         Args:
-            mode: One of ``modes``.
             node: The node of the quantised program.
         """
         name = str(node.target).removeprefix("aten.").partition(".")[0]

@@ -41,7 +41,6 @@ def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) 
         per_channel: Whether each channel of a result has a scale of its own in the weights.
         dynamic: Whether the scales of activations are chosen at run time.
         qat: Whether the program is trained further, with gradients through the rounding.
-        weight_bits: 8 or 4.
     """
     activation = QuantizationSpec(
         dtype=torch.int8,

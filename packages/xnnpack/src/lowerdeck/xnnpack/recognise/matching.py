@@ -164,7 +164,6 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
     indices may be computed on the way.
 
     Args:
-        pattern: The pattern.
         node: A call; it is not passed over itself.
     """
     last = fake(node)

@@ -29,7 +29,6 @@ class Whole:
     """An operator and its pieces.
 
     Attributes:
-        op: The operator.
         pieces: The pattern, which ends where the operator's result is.
         arguments: Returns what to call the operator with; None where the pieces only look like it.
     """
@@ -44,8 +43,6 @@ class Prepared:
     """An argument of a whole operator that a call of its own makes.
 
     Attributes:
-        op: What is called.
-        arguments: With what.
         value: What it returns, as an example.
         name: What is added to the operator's name.
     """

@@ -31,7 +31,6 @@ def images(graph: XnnGraph, channels_last: Collection[int]) -> frozenset[int]:
     is taken for one; the order is for reports only, not for what is computed.
 
     Args:
-        graph: The payload's graph.
         channels_last: Positions of the arguments that the program holds with channels last.
     """
     found = {value.id for value in graph.values if value.external_id in channels_last}

@@ -45,7 +45,6 @@ def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Ten
     """Return a constant as real numbers; a bias of integers, as the integers that it is.
 
     Args:
-        graph: The payload.
         value: A value with data.
         named: The file's named data.
 
@@ -134,7 +133,6 @@ def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
 
     Args:
         numbers: What a node computed, in float32.
-        value: Where it goes.
 
     Returns:
         float32 numbers: those nearest that the value's datatype and scale can express.

@@ -40,7 +40,6 @@ class LoadedPayload:
     """A payload that was checked and is ready to run.
 
     Attributes:
-        graph: Its graph.
         constants: The tensors of its constant values, by id.
         inputs: The values that the caller fills; ``external_id`` is their position.
         outputs: The values that it returns, in order.
@@ -80,8 +79,6 @@ class XnnpackRuntime:
 
         Args:
             blob: What ``preprocess`` made, ours or ExecuTorch's, float or quantised.
-            compile_specs: Not needed.
-            named_data: The weights.
 
         Returns:
             The handle that ``execute`` wants.
@@ -131,11 +128,7 @@ class XnnpackRuntime:
         return {node.debug_handle: node.operator.label for node in handle.graph.nodes}
 
     def event_precision(self, handle: LoadedPayload) -> dict[int | str, Precision]:
-        """Return the precision of what each node computes, where it is less than float32's.
-
-        Args:
-            handle: What ``init`` returned.
-        """
+        """Return the precision of what each node computes, where it is less than float32's."""
         found = {
             node.debug_handle: precision_of(node, handle.values) for node in handle.graph.nodes
         }
@@ -145,7 +138,6 @@ class XnnpackRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The arguments of the call; sizes among them are not looked at.
 
         Returns:
@@ -163,7 +155,6 @@ class XnnpackRuntime:
         """Return the outputs for ``inputs`` and report every node.
 
         Args:
-            handle: What ``init`` returned.
             inputs: The arguments of the call.
             log: Called with the debug identifier, the start and the end in nanoseconds and the
                 outputs of each node, their dimensions in torch's order.

@@ -11,7 +11,6 @@ class PayloadValue:
     """A value in a payload.
 
     Attributes:
-        dtype: Such as ``fp32``.
         shape: Its sizes, as text where one is not known.
         constant_bytes: How many bytes it takes in the payload, None if it is computed.
         detail: What else there is to say of it, such as its scale.
@@ -28,7 +27,6 @@ class PayloadNode:
     """An operator in a payload.
 
     Attributes:
-        operator: Its name.
         inputs: Ids of the values that it reads.
         outputs: Ids of the values that it makes.
         detail: What else there is to say of it, such as its limits.
@@ -46,7 +44,6 @@ class PayloadGraph:
 
     Attributes:
         nodes: In the order in which they run.
-        values: By their ids.
         arguments: For arguments of the delegate, inputs before outputs, the ids of their values.
         constant_bytes: Bytes of all constants, those that are shared once.
         nested: How often there are which operators inside the bodies of loops and branches.
