@@ -80,9 +80,9 @@ from lowerdeck.lowered_module.program.edge_form import (
     in_edge_operators,
     in_torch_operators,
 )
-from lowerdeck.lowered_module.program.known import (
-    compute_known,
-    known_nodes,
+from lowerdeck.lowered_module.program.foldable import (
+    fold_node,
+    foldable_nodes,
     mode_stretches,
     read_by_one,
 )
@@ -118,10 +118,10 @@ __all__ = [
     "CompileSpec",
     "DelegateMappingBuilder",
     "PreprocessResult",
-    "compute_known",
+    "fold_node",
     "constant_names",
     "constant_tensors",
-    "known_nodes",
+    "foldable_nodes",
     "mode_stretches",
     "read_by_one",
     # The short way for a backend author

@@ -1,9 +1,8 @@
 """Compile programs for the XNNPACK delegate of the official runtime, and run them here.
 
-Importing this package alone makes no backend known by its name: running a file needs its runtime
-half only, and another compiler's backend of the same id may be in use. Each half is imported at
-its first use: whoever compiles does not wait for the kernels in Python, and whoever runs not for
-the compiler.
+Importing this package does not register a backend: running a file needs only the runtime half, and
+another compiler's backend of the same id may be registered. Each half is imported at first use, so
+that compiling does not load the Python kernels and running does not load the compiler.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Layout(Enum):
         return tuple(sizes[axis] for axis in self.permutation(len(sizes)))
 
     def position(self, axis: int, rank: int) -> int:
-        """Return where one of torch's dimensions lies in memory."""
+        """Return the position in memory of one of torch's dimensions."""
         return self.permutation(rank).index(axis)
 
 

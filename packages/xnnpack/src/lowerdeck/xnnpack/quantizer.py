@@ -1,6 +1,6 @@
-"""The annotator that PT2E asks where to quantise for XNNPACK: ``XnnpackQuantizer``.
+"""Annotate models for PT2E quantisation with XNNPACK: ``XnnpackQuantizer``.
 
-A module of its own, as it alone needs torchao (``pip install lowerdeck-xnnpack[quantize]``);
+Only this module needs torchao (``pip install lowerdeck-xnnpack[quantize]``);
 ``lowerdeck.xnnpack`` is imported without.
 """
 
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 if TYPE_CHECKING:
 
     class Quantizer:
-        """torchao's base of quantisers, which has no types of its own."""
+        """Untyped base class of torchao's quantisers."""
 else:
     try:
         from torchao.quantization.pt2e.quantizer import Quantizer
@@ -39,7 +39,7 @@ _WITH_SCALARS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 
 class XnnpackQuantizer(Quantizer):
-    """Tells PT2E what to quantise for XNNPACK, as ExecuTorch's ``XNNPACKQuantizer`` does.
+    """Annotates models for PT2E quantisation, as ExecuTorch's ``XNNPACKQuantizer`` does.
 
     Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, but where these cost speed
     or are wrong:
@@ -56,8 +56,8 @@ class XnnpackQuantizer(Quantizer):
     - Constants that hold infinities, as masks do, are left in float, whatever their size.
 
     Args:
-        per_channel: Whether the weights of each channel have a scale of their own, which is more
-            exact, and as fast.
+        per_channel: Whether each channel of a weight has its own scale, which is more accurate and
+            equally fast.
         dynamic: Whether activations are quantised at run time, row by row: no calibration, linear
             layers and convolutions only.
         qat: Whether the program is trained further (``prepare_qat_pt2e``).
@@ -113,8 +113,8 @@ class XnnpackQuantizer(Quantizer):
                 continue
             if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
                 node.args = tuple(
-                    one if isinstance(one, Node) else _tensor_of(one, model, node)
-                    for one in node.args
+                    argument if isinstance(argument, Node) else _tensor_of(argument, model, node)
+                    for argument in node.args
                 )
         model.recompile()
         return model
@@ -135,7 +135,7 @@ class XnnpackQuantizer(Quantizer):
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Do nothing: there is no annotation that could not be compiled."""
+        """Do nothing: every annotation can be compiled."""
 
 
 def _tensor_of(number: object, model: GraphModule, user: Node) -> Node:

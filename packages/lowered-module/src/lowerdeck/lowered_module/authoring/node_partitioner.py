@@ -21,9 +21,9 @@ from lowerdeck.lowered_module.program.constants import (
     tag_constant_data,
     tag_mutated_buffer,
 )
-from lowerdeck.lowered_module.program.known import (
+from lowerdeck.lowered_module.program.foldable import (
     ASSERTION,
-    known_nodes,
+    foldable_nodes,
     mode_stretches,
     read_by_one,
 )
@@ -158,7 +158,7 @@ class NodePartitioner(Partitioner):
     def _ahead(self, calls: Sequence[Node], constants: Collection[str]) -> dict[Node, None]:
         """Return what is left otherwise and no input changes, and what that is computed of."""
         self.known = constants
-        computable = known_nodes(calls, constants, in_memory=True)
+        computable = foldable_nodes(calls, constants, in_memory=True)
         needed: set[Node] = set()
         for node in reversed(computable):
             if node in needed or self._reason(node):

@@ -14,8 +14,8 @@ from torch.fx import Node
 from lowerdeck.lowered_module.authoring.backend import CompileSpec
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
+from lowerdeck.lowered_module.program.foldable import fold_node
 from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, outputs_of
-from lowerdeck.lowered_module.program.known import compute_known
 from lowerdeck.lowered_module.program.tags import AHEAD
 from lowerdeck.serializer import NamedDataStore, NamedDataStoreOutput
 from lowerdeck.torch_base import bytes_of, describe_node
@@ -74,7 +74,7 @@ class PartitionView:
         }
         computed: dict[Node, Any] = dict(self.constants)
         for node in self.ahead:
-            computed[node] = compute_known(node, computed.__getitem__)
+            computed[node] = fold_node(node, computed.__getitem__)
             is_read = any(user not in self.ahead for user in node.users)
             if is_read and isinstance(computed[node], torch.Tensor):
                 self.constants[node] = computed[node]

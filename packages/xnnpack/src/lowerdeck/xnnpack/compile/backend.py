@@ -19,9 +19,9 @@ from lowerdeck.lowered_module import (
     CompileSpec,
     DelegateMappingBuilder,
     PreprocessResult,
-    compute_known,
     constant_tensors,
-    known_nodes,
+    fold_node,
+    foldable_nodes,
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node
@@ -87,7 +87,7 @@ class XnnpackBackend(BackendDetails):
 
         Args:
             edge_program: The partition, in training or in core ATen form.
-            compile_specs: ``precision`` as ``fp16`` or ``fp32``, if the partitioner was told so.
+            compile_specs: ``precision`` as ``fp16`` or ``fp32``, if the partitioner has one.
 
         Returns:
             The result; the debug identifiers are the numbers of the payload's nodes.
@@ -105,8 +105,8 @@ class XnnpackBackend(BackendDetails):
         for name, reason in emission.in_float.items():
             _LOG.info("%s is computed in float: %s", name, reason)
         debug_map = DelegateMappingBuilder()
-        for number, found in enumerate(emission.sources):
-            nodes = tuple(one for node in found for one in whole.sources_of(node))
+        for number, sources in enumerate(emission.sources):
+            nodes = tuple(original for node in sources for original in whole.sources_of(node))
             if any("debug_handle" in node.meta for node in nodes):
                 debug_map.insert_delegate_mapping_entry(nodes, identifier=number)
         return PreprocessResult(
@@ -121,8 +121,8 @@ def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> R
 
     @cache
     def ahead() -> Collection[str]:
-        known = known_nodes(program.graph.nodes, constants)
-        return {*constants, *(node.name for node in known)}
+        foldable = foldable_nodes(program.graph.nodes, constants)
+        return {*constants, *(node.name for node in foldable)}
 
     return recognised(program.graph_module, lambda node: refusal(node, ahead()) is None)
 
@@ -136,7 +136,7 @@ def emit_partition(
     """Return the payload of one partition before it is serialised.
 
     Args:
-        program: The partition as a program of its own.
+        program: The partition as a program.
         graph: Its graph, or one that computes the same of the same inputs.
         constants: The tensors of placeholders that no run changes, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
@@ -149,22 +149,26 @@ def emit_partition(
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
     """
     emission = Emission(half_weights=precision == "fp16", ranges=program.range_constraints)
-    given = set(program.graph_signature.user_inputs)
-    inputs = [one for one in graph.find_nodes(op="placeholder") if one.name in given]
+    user_inputs = set(program.graph_signature.user_inputs)
+    inputs = [
+        placeholder
+        for placeholder in graph.find_nodes(op="placeholder")
+        if placeholder.name in user_inputs
+    ]
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name]
-            emission.scratch.know(tensor)
+            emission.scratch.add_existing(tensor)
             emission.define(node, Tracked.of(tensor))
     for position, node in enumerate(inputs):
-        # Positions of arguments that are no tensors, such as sizes, have no value.
+        # Arguments that are not tensors, such as sizes, have no value.
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             layout, encoding = layout_of(value), _input_encoding(node, value.dtype)
             emission.define(
                 node, emission.external_input(shape_of(node), position, layout, encoding)
             )
-    ahead = {node.name for node in known_nodes(graph.nodes, constants)}
+    ahead = {node.name for node in foldable_nodes(graph.nodes, constants)}
     known_names = {*constants, *ahead}
     absorbed: set[fx.Node] = set()
     for node in graph.nodes:
@@ -192,8 +196,8 @@ def emit_partition(
 
 def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     if dtype != torch.int8:
-        return _EXTERNAL.get(dtype, FLOAT)  # truths are read by those alone who can
-    # Integers come with the scale that whoever reads them says; all say the same.
+        return _EXTERNAL.get(dtype, FLOAT)  # only operators that accept bools read them
+    # The readers of an integer input give its scale; all give the same one.
     readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
     if not readers:
         raise UnsupportedNodeError(
@@ -210,8 +214,10 @@ def _emit_node(
         raise UnsupportedNodeError(
             f"XnnpackBackend cannot compile {describe_node(node)}: {reason}; leave it untagged"
         )
-    known = [emission.of(one).is_constant for one in node.all_input_nodes if one in emission]
-    if all(known) and len(known) == len(node.all_input_nodes):
+    constant_inputs = [
+        emission.of(source).is_constant for source in node.all_input_nodes if source in emission
+    ]
+    if all(constant_inputs) and len(constant_inputs) == len(node.all_input_nodes):
         _fold(emission, node)
         return
     entry = entry_of(node)
@@ -221,8 +227,8 @@ def _emit_node(
         entry.emit(emission, call)
         return
 
-    def encoding_of(one: fx.Node) -> XnnEncoding | None:
-        return _stored_as(emission.of(one))
+    def encoding_of(source: fx.Node) -> XnnEncoding | None:
+        return _stored_as(emission.of(source))
 
     storage = storage_of(call, entry, encoding_of, halves=halves)
     if storage.in_float is not None:
@@ -268,19 +274,19 @@ def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
 def _fold(emission: Emission, node: fx.Node) -> None:
     """Compute ahead of time what depends on constants alone."""
 
-    def data(one: fx.Node) -> Any:
-        stored = emission.of(one).data
+    def data(node: fx.Node) -> Any:
+        stored = emission.of(node).data
         # What only moves numbers needs no copy of them in float32.
         if moves and isinstance(stored, torch.Tensor):
             return stored
-        return emission.constant(one)
+        return emission.constant(node)
 
     entry = entry_of(node)
     moves = entry is not None and not entry.computes
     if name_of(node) == INNER_TENSOR:
         holder, name = node.args
         tensor = getattr(emission.of(holder).data, str(name)).detach()  # type: ignore[arg-type]
-        emission.scratch.know(tensor)
+        emission.scratch.add_existing(tensor)
         emission.define(node, Tracked.of(tensor))
         return
     quantized = _folded_integers(emission, node)
@@ -289,7 +295,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
         return
     function = _FUNCTIONS.get(node.target)
     if function is None:
-        result = compute_known(node, data)
+        result = fold_node(node, data)
     else:
         result = note_function(emission, function, data(node.all_input_nodes[0]))
     if isinstance(result, torch.Tensor):

@@ -36,7 +36,7 @@ def _of(name: str, *axes: int) -> Sizes:
 
 def _product(call: Call) -> Sequence[Dim]:
     left, right = (shape_of(call.args[name]) for name in _factors(call))
-    # A matrix that broadcasts against no batches at all is an error, too.
+    # A matrix that broadcasts against zero batches is an error as well.
     batches = [] if len(left) == len(right) else shape_of(call.node)[:-2]
     return [*left[-2:], right[-1], *batches]
 
@@ -107,13 +107,13 @@ def failing_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[str, str]:
     Returns:
         By the name of the first node that fails for one size: why, and how many others do.
     """
-    taken = dict.fromkeys(nodes)
-    unset = unset_sizes(taken, ranges)
+    delegated = dict.fromkeys(nodes)
+    unset = unset_sizes(delegated, ranges)
     first: dict[str, str] = {}
     others: dict[str, int] = {}
-    for node in taken:
+    for node in delegated:
         size = _first_empty(node, _FAILS, ranges) or _met(node, unset)
-        if size is None and node in unset and _leaves_unset(node, taken):
+        if size is None and node in unset and _leaves_unset(node, delegated):
             size = unset[node]
         if size is not None:
             others[size] = others.get(size, -1) + 1
@@ -133,40 +133,42 @@ def _first_empty(node: Node, table: Mapping[object, Sizes], ranges: Ranges) -> s
     sizes = table.get(node.target)
     if sizes is None:
         return None
-    found = sizes(Call(node, arguments_of(node), ()))
-    return next((str(size) for size in found if size_range(size, ranges)[0] == 0), None)
+    failure = sizes(Call(node, arguments_of(node), ()))
+    return next((str(size) for size in failure if size_range(size, ranges)[0] == 0), None)
 
 
 def unset_sizes(nodes: Iterable[Node], ranges: Ranges) -> dict[Node, str]:
-    """Return the results whose height and width the runtime does not set if there are no images.
+    """Return the results whose height and width the runtime leaves unset for zero images.
 
     Returns:
         By node: the number of images. A reshape to fixed sizes ends it.
     """
-    found: dict[Node, str] = {}
+    unset: dict[Node, str] = {}
     for node in nodes:
         shape = _shape(node)
         if node.target in _WINDOWS and shape and size_range(shape[0], ranges)[0] == 0:
             # One dimension is computed as an image of one row, reshaped back, which sets all.
             if len(shape) == 4 and not _is_global(node):
-                found[node] = str(shape[0])
+                unset[node] = str(shape[0])
         elif node.target not in _AVERAGES:
-            source = next((one for one in node.all_input_nodes if one in found), None)
+            source = next(
+                (source_node for source_node in node.all_input_nodes if source_node in unset), None
+            )
             if source is not None and len(shape) == 4 and not _sets(node, source):
-                found[node] = found[source]
-    return found
+                unset[node] = unset[source]
+    return unset
 
 
-def _leaves_unset(node: Node, taken: Collection[Node]) -> bool:
+def _leaves_unset(node: Node, delegated: Collection[Node]) -> bool:
     """Return whether a result leaves the delegate with sizes that no reshape could set."""
-    # One symbolic size is left for a reshape to tell; the backend adds that.
+    # A reshape that the backend adds infers one symbolic size.
     several = sum(not isinstance(size, int) for size in _shape(node)) > 1
-    return several and any(user not in taken for user in node.users)
+    return several and any(user not in delegated for user in node.users)
 
 
 def _sets(node: Node, source: Node) -> bool:
-    # A reshape to the same sizes is none, nor is one to several symbolic sizes.
-    before, after = (list(map(str, _shape(one))) for one in (source, node))
+    # A reshape to equal sizes is a no-op; one to several symbolic sizes infers nothing.
+    before, after = (list(map(str, _shape(operand))) for operand in (source, node))
     symbols = sum(not isinstance(size, int) for size in _shape(node))
     return node.target in _RESHAPES and before != after and symbols <= 1
 
@@ -185,14 +187,16 @@ def _is_global(node: Node) -> bool:
 
 def _met(node: Node, unset: Mapping[Node, str]) -> str | None:
     """Return the number of images where sizes that were not set meet others."""
-    size = next((unset[one] for one in node.all_input_nodes if one in unset), None)
+    size = next((unset[source] for source in node.all_input_nodes if source in unset), None)
     if size is None or node.target in (_PASS_ON | _RESHAPES | _WINDOWS | _AVERAGES):
         return None
     if node.target in ARITHMETIC:
         others = [
-            one for one in node.all_input_nodes if one not in unset and fake(one) is not None
+            source
+            for source in node.all_input_nodes
+            if source not in unset and fake(source) is not None
         ]
-        left_right = [one for one in node.args[:2] if isinstance(one, Node)]
+        left_right = [source for source in node.args[:2] if isinstance(source, Node)]
         if len(left_right) == 1 or (others and all(map(is_one, _spatial(others[0])))):
             return None
     return None if node.target is operator.getitem or str(node.target) in QUANTIZATION else size

@@ -1,4 +1,4 @@
-"""Constants of tagged weights, which go to files of their own."""
+"""Constants of tagged weights, stored in separate `.ptd` files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TAG = "delegate_constant_tag"
 def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
     """Return a partition's constants, those of tagged weights under the names of their files.
 
-    What XNNPACK reads is seldom a weight as it was: batch norms are folded in, and scales lie
-    beside. So all constants of an operator go together: to the file of the first of its weights
-    that has a tag. Without one they stay in the `.pte`.
+    The constants that XNNPACK reads differ from the weights: batch norms are folded in, and scales
+    are stored separately. So all constants of an operator go to the file of its first tagged
+    weight. Without a tag they stay in the `.pte`.
 
     Args:
         graph: The partition, whose placeholders may have tags.
@@ -46,11 +46,11 @@ def _tags(emission: Emission, graph: Graph) -> dict[Node, str]:
     tags: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            found = (node.meta.get("custom") or {}).get(TAG)
+            tag = (node.meta.get("custom") or {}).get(TAG)
         else:
-            found = _first_of(node.all_input_nodes, tags)
-        if found is not None and _is_constant(node, emission):
-            tags[node] = found
+            tag = _first_of(node.all_input_nodes, tags)
+        if tag is not None and _is_constant(node, emission):
+            tags[node] = tag
     return tags
 
 
@@ -59,7 +59,9 @@ def _is_constant(node: Node, emission: Emission) -> bool:
 
 
 def _first_tag(sources: Sequence[Node], tags: dict[Node, str]) -> str | None:
-    return _first_of((one for node in sources for one in (node, *node.all_input_nodes)), tags)
+    return _first_of(
+        (candidate for node in sources for candidate in (node, *node.all_input_nodes)), tags
+    )
 
 
 def _first_of(nodes: Iterable[Node], tags: dict[Node, str]) -> str | None:
@@ -68,8 +70,12 @@ def _first_of(nodes: Iterable[Node], tags: dict[Node, str]) -> str | None:
 
 def _keys(node: XnnNode, payload: XnnGraph) -> list[str]:
     """Return the keys of the constants, and of their scales, that a node of a payload reads."""
-    values = [payload.values[one] for one in (*node.inputs, *node.outputs)]
+    values = [payload.values[value_id] for value_id in (*node.inputs, *node.outputs)]
     constants = [
-        one for value in values for one in (value.constant, value.encoding.scale_constant)
+        value_id
+        for value in values
+        for value_id in (value.constant, value.encoding.scale_constant)
     ]
-    return [one.key for one in constants if one is not None and one.key is not None]
+    return [
+        value_id.key for value_id in constants if value_id is not None and value_id.key is not None
+    ]

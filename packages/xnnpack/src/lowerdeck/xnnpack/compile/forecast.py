@@ -74,7 +74,7 @@ def computed_in_float(
 
     for node in nodes:
         name, entry, sources = name_of(node), entry_of(node), node.all_input_nodes
-        if sources and all(one in weights or one.name in constants for one in sources):
+        if sources and all(source in weights or source.name in constants for source in sources):
             weights.add(node)
         call = Call(node, arguments_of(node), constants)
         if name in (QUANTIZE, DEQUANTIZE):

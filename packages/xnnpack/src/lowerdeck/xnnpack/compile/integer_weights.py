@@ -1,4 +1,4 @@
-"""Integer weights that the runtime does not multiply as such, as far as their arguments tell."""
+"""Find integer weights that the runtime converts to float, from the arguments of their nodes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lowerdeck.lowered_module import (
     Partitioner,
     PartitionResult,
     constant_names,
-    known_nodes,
+    foldable_nodes,
     mode_stretches,
     read_by_one,
     tag_constant_data,
@@ -54,18 +54,18 @@ class XnnpackPartitioner(Partitioner):
     Args:
         precision: ``"fp16"`` stores the filters of float32 layers as float16, in half the bytes,
             and computes float32; ``"fp32"`` computes float16 programs in float32, for processors
-            that have no arithmetic of float16. By default a program is computed as it is written.
+            without float16 arithmetic. By default a program keeps its own dtypes.
 
     Attributes:
-        refused: For each node of the last program that is left out: why.
-        in_float: For each node of the last program that reads quantised tensors but computes
-            floats inside a delegate: why. What only the weights tell (scales too far apart, zero
-            points) is logged by ``lowerdeck.xnnpack`` instead.
+        refused: Why each node of the last program that is not delegated was left out.
+        in_float: Why each node of the last program that reads quantised tensors computes in float
+            inside a delegate. Reasons that depend on the weights' values (scales too far apart,
+            zero points) are logged by ``lowerdeck.xnnpack`` instead.
         remarks: For summaries, which show them: ``in_float``, weights that PT2E quantised before
             their observers saw anything, and what the runtime fails on if a dynamic size is 0.
 
     Raises:
-        XnnpackError: No such precision.
+        XnnpackError: The precision is not one of those.
     """
 
     def __init__(self, precision: str | None = None) -> None:
@@ -84,7 +84,7 @@ class XnnpackPartitioner(Partitioner):
         """Return the program with a tag on each node that XNNPACK takes.
 
         Raises:
-            QuantizationError: Scales, zero points or what else quantisation is told make no sense.
+            QuantizationError: Scales, zero points or other quantisation arguments are invalid.
         """
         check_quantization(exported_program.graph.nodes)
         constants = constant_names(exported_program)
@@ -93,30 +93,32 @@ class XnnpackPartitioner(Partitioner):
         while True:
             whole = _with_whole_calls(exported_program, constants, kept)
             nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
-            known = known_nodes(
+            foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, in_float = _proposed(exported_program, whole, constants, known)
-            # What two partitions read is in neither: whoever needed it known is asked again.
-            within = read_by_one(known, partitions, mode_stretches(whole.graph.nodes, behaviours))
-            if len(within) == len(known):
+            reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
+            # A node that two partitions read is in neither, so it cannot be folded: decide again.
+            within = read_by_one(
+                foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
+            )
+            if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
-        ahead = set(known)
-        taken = [node for node, reason in reasons.items() if not reason and node not in ahead]
+        ahead = set(foldable)
+        delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
         self.in_float = {}
         if in_float is not None:
-            names, halves = {node.name for node in taken}, self.precision != "fp32"
+            names, halves = {node.name for node in delegated}, self.precision != "fp32"
             self.in_float = {
                 **{name: why for name, why in in_float.items() if name in names},
-                **computed_in_float(taken, constants, halves=halves),
+                **computed_in_float(delegated, constants, halves=halves),
             }
-            unseen = unseen_weights(taken, constants)
+            unseen = unseen_weights(delegated, constants)
         self.remarks = {
             "computed in float": self.in_float,
             UNSEEN: unseen,
-            HEADING: failing_sizes(taken, exported_program.range_constraints),
+            HEADING: failing_sizes(delegated, exported_program.range_constraints),
         }
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
@@ -126,16 +128,20 @@ class XnnpackPartitioner(Partitioner):
                 tags[tag] = DelegationSpec(NAME, specs)
                 for node in members:
                     node.meta["delegation_tag"] = tag
-        _take_known(known)
+        _tag_foldable(foldable)
         _tag_pieces(whole)
-        _take_sizes(exported_program)
-        _take_assertions(exported_program, behaviours)
-        given = {one.name for one in exported_program.graph.nodes if "delegation_tag" in one.meta}
+        _tag_sizes(exported_program)
+        _tag_assertions(exported_program, behaviours)
+        tagged = {
+            tagged_node.name
+            for tagged_node in exported_program.graph.nodes
+            if "delegation_tag" in tagged_node.meta
+        }
         self.refused = {
             node.name: reason
             for node, reason in reasons.items()
-            # What only prepares a layer's operands is no node of the program.
-            if reason and node.name not in given and whole.sources.get(node) != ()
+            # Nodes that only prepare a layer's operands are not in the program.
+            if reason and node.name not in tagged and whole.sources.get(node) != ()
         }
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
@@ -147,7 +153,7 @@ class XnnpackPartitioner(Partitioner):
         """Return the operators that XNNPACK takes whole, and which of their calls it takes."""
         constants = constant_names(ep)
         calls = [node for node in ep.graph.nodes if node.op == "call_function"]
-        ahead = {*constants, *(node.name for node in known_nodes(calls, constants))}
+        ahead = {*constants, *(node.name for node in foldable_nodes(calls, constants))}
         whole = [op for op in OPERATORS if isinstance(op, OpOverload)]
         quantising = [
             target
@@ -171,7 +177,7 @@ def _with_whole_calls(
     @cache
     def ahead() -> Collection[str]:
         nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
-        return {*constants, *(node.name for node in known_nodes(nodes, constants))}
+        return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
 
     def accepts(node: Node) -> bool:
         return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
@@ -180,7 +186,7 @@ def _with_whole_calls(
 
 
 def _tag_pieces(whole: Recognised) -> None:
-    """Give the program's nodes the tags of those that stand for them."""
+    """Copy the tag of each recognised node to the program's nodes that it replaced."""
     for node, sources in whole.sources.items():
         tag = node.meta.get("delegation_tag")
         for source in sources:
@@ -194,27 +200,27 @@ def _proposed(
     program: ExportedProgram,
     whole: Recognised,
     constants: Collection[str],
-    known: Sequence[Node],
+    foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
     """Return why nodes are left out, the partitions of the others, and layers of floats.
 
     Those are layers of integer weights, by name, with the reason; None where nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
-    ahead = {*constants, *(node.name for node in known)}
-    ranges, kept = program.range_constraints, set(known)
+    ahead = {*constants, *(node.name for node in foldable)}
+    ranges, kept = program.range_constraints, set(foldable)
     reasons: Reasons = {
         node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
     in_float, groups = None, list[Sequence[Node]]()
     if any(name_of(node) in QUANTIZATION for node in nodes):
-        taken = [node for node, reason in reasons.items() if reason is None]
-        in_float, left = integer_weights(taken, constants)
+        delegated = [node for node, reason in reasons.items() if reason is None]
+        in_float, left = integer_weights(delegated, constants)
         reasons.update(left)
         _leave_unread(reasons, constants, whole)
-        taken = [node for node, reason in reasons.items() if not reason]
-        groups = list(_inseparable(taken, constants))
+        delegated = [node for node, reason in reasons.items() if not reason]
+        groups = list(_inseparable(delegated, constants))
     graph = nodes[0].graph if nodes else program.graph
     proposal = propose_partitions(
         program.graph_module
@@ -226,16 +232,16 @@ def _proposed(
     return reasons, proposal.partitions, in_float
 
 
-def _take_known(known: Sequence[Node]) -> None:
+def _tag_foldable(foldable: Sequence[Node]) -> None:
     """Move what is known into the partition that reads it."""
-    for node in reversed(known):
+    for node in reversed(foldable):
         node.meta.pop("delegation_tag", None)
         tags = {user.meta.get("delegation_tag") for user in node.users}
         if len(tags - {None}) == 1:
             (node.meta["delegation_tag"],) = tags - {None}
 
 
-def _take_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
+def _tag_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
     """Tag what asserts of a partition's tensors what was seen when the program was exported."""
     switched, seen = set[Node](), list[Node]()
     for node in program.graph.nodes:
@@ -261,7 +267,7 @@ def _is_slow_move(node: Node) -> bool:
     """Return whether a node permutes an image of dynamic sizes, as windows are.
 
     The kernel for it takes ten times as long as XNNPACK; between fixed sizes, or with fewer
-    dimensions, such a move is always beside what computes.
+    dimensions, such a move is always adjacent to a node that computes.
     """
     if node.target not in _PERMUTATIONS or len(shape_of(node)) < _WINDOWS:
         return False
@@ -276,7 +282,7 @@ _WINDOWS = 6
 """Dimensions of images in windows."""
 
 
-def _take_sizes(program: ExportedProgram) -> None:
+def _tag_sizes(program: ExportedProgram) -> None:
     """Tag sizes that one partition alone reads: it knows them from its inputs."""
     for node in reversed(program.graph.nodes):
         tags = {user.meta.get("delegation_tag") for user in node.users}
@@ -340,7 +346,7 @@ def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[
 
 
 def _join(groups: dict[Node, list[Node]], first: Node, second: Node) -> None:
-    one, other = groups.get(first, [first]), groups.get(second, [second])
-    if one is not other:
-        one = [*one, *other]
-        groups.update(dict.fromkeys(one, one))
+    left, right = groups.get(first, [first]), groups.get(second, [second])
+    if left is not right:
+        left = [*left, *right]
+        groups.update(dict.fromkeys(left, left))

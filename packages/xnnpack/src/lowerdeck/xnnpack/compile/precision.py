@@ -13,5 +13,5 @@ PRECISIONS = ("fp16", "fp32")
 
 def precision_of(compile_specs: Sequence[CompileSpec]) -> str | None:
     """Return what the specs of a partition say about floats, None if nothing."""
-    found = [bytes(one.value).decode() for one in compile_specs if one.key == PRECISION]
-    return found[-1] if found else None
+    values = [bytes(spec.value).decode() for spec in compile_specs if spec.key == PRECISION]
+    return values[-1] if values else None

@@ -56,7 +56,7 @@ def symbols_refusal(shape: Sequence[Dim]) -> str | None:
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the sizes of two tensors together, where those that vary meet only ones."""
     rank = max(len(left), len(right))
-    wide = [(*(1,) * (rank - len(one)), *one) for one in (left, right)]
+    wide = [(*(1,) * (rank - len(shape)), *shape) for shape in (left, right)]
     return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
 
 
@@ -108,9 +108,13 @@ class Call:
         # No recursion: a model may be thousands of nodes deep.
         seen = {node}
         waiting = [node]
-        for one in waiting:
-            sources = one.all_input_nodes
-            if one.name not in self.constants if one.op == "placeholder" else not sources:
+        for candidate in waiting:
+            sources = candidate.all_input_nodes
+            if (
+                candidate.name not in self.constants
+                if candidate.op == "placeholder"
+                else not sources
+            ):
                 return False
             waiting += [source for source in sources if source not in seen]
             seen.update(sources)

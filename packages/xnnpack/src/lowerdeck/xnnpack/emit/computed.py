@@ -26,18 +26,18 @@ _ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}
 _READERS = {*_ADDING, XnnOperator.MULTIPLY}
 _OTHERS = {XnnOperator.COPY}
 _FARTHEST = 1e5
-"""Up to here the runtime's sines and cosines are right."""
+"""Largest argument for which the runtime's sines and cosines are accurate."""
 _ROUNDING = 1e-6
-"""How far a sum may be from what it stands for, which is added to something: sums are rounded.
-Of a table of less than 1 it is that part of its largest number; of a larger one no more, since
-beside a mask's -1e9 all that the others say would be rounding."""
+"""Largest rounding error of a computed sum that replaces a stored table. Relative to the largest
+element of a table below 1, absolute otherwise: relative to a mask's -1e9, all other elements would
+count as rounding."""
 _LARGEST = float(torch.finfo(torch.float32).max)
 _DTYPES = {FLOAT: torch.float32, HALF: torch.float16}
 _Products = dict[tuple[int, int], Tracked]
 
 
 def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor) -> torch.Tensor:
-    """Return a sine or a cosine that is computed ahead of time, and note what it is of.
+    """Return a sine or a cosine computed ahead of time, and record its argument.
 
     Args:
         emission: The payload that may store it.
@@ -63,14 +63,16 @@ def compute_constants(emission: Emission, readers: Mapping[int, set[XnnOperator]
     products: _Products = {}
     for value in list(graph.values):
         read_by = readers.get(value.id, _OTHERS)
-        known = value.constant and value.encoding in _DTYPES and math.prod(value.shape) >= _FEWEST
-        if not known or len(value.shape) < 2 or not read_by <= _READERS:
+        eligible = (
+            value.constant and value.encoding in _DTYPES and math.prod(value.shape) >= _FEWEST
+        )
+        if not eligible or len(value.shape) < 2 or not read_by <= _READERS:
             continue
         with emission.stored(None, value.encoding):
-            made = _step(emission, value) if read_by <= _ADDING else None
-            made = made or _table(emission, value, products, may_round=read_by <= _ADDING)
-            if made is not None:
-                renamed[value.id] = emission.id_of(made)
+            computed = _step(emission, value) if read_by <= _ADDING else None
+            computed = computed or _table(emission, value, products, may_round=read_by <= _ADDING)
+            if computed is not None:
+                renamed[value.id] = emission.id_of(computed)
     if renamed:
         graph.nodes[:] = [
             *graph.nodes[count:],
@@ -107,11 +109,13 @@ def _step(emission: Emission, value: XnnValue) -> Tracked | None:
     ones = (1,) * len(outer)
     across = torch.arange(columns, dtype=torch.float32).reshape(*ones, 1, -1)
     down = torch.arange(rows, dtype=torch.float32).reshape(*ones, -1, 1) + (first - 1)
-    made = emission.binary(XnnOperator.SUBTRACT, Tracked.of(across), Tracked.of(down), (0.0, 1.0))
+    difference = emission.binary(
+        XnnOperator.SUBTRACT, Tracked.of(across), Tracked.of(down), (0.0, 1.0)
+    )
     # No single number is -inf apart from what it makes of 0.
     for factor in [number] if number != -math.inf else [-_LARGEST, 2.0]:
-        made = emission.binary(XnnOperator.MULTIPLY, made, factor)
-    return made
+        difference = emission.binary(XnnOperator.MULTIPLY, difference, factor)
+    return difference
 
 
 def _table(
@@ -173,10 +177,10 @@ def _factors(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _summands(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return two tables of a dimension less each whose sum a table is to rounding, or None.
+    """Return two tables of one dimension less whose sum equals a table up to rounding, or None.
 
-    Positions in an image are, of which one part tells the row and the other the column; the two
-    may be one dimension.
+    Position tables of images are such sums of a row part and a column part; rows and columns may
+    be one dimension.
     """
     if not bool(torch.isfinite(table).all()):
         return None

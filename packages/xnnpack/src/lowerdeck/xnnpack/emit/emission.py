@@ -117,18 +117,18 @@ class Emission(Values):
         """Return a value of floats as integers whose scales are found at run time.
 
         Args:
-            value: The floats. All linear layers that read them share the result; a convolution
-                has one of its own, since the runtime lays scales out otherwise for 1x1 filters
-                than for others, and computes garbage where both read one value.
+            value: The floats. All linear layers that read them share the result. Each convolution
+                has a separate one: the runtime stores scales differently for 1x1 filters, and
+                computes garbage if both kinds read one value.
             shape: Its sizes, as torch counts the dimensions.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
         """
-        known = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
-        if known is None:
+        existing = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
+        if existing is None:
             with self.stored(None, encoding):
-                known = self.add(XnnOperator.CONVERT, shape, layout, input_id=value)
-            self._dynamic[value, encoding] = known
-        return known
+                existing = self.add(XnnOperator.CONVERT, shape, layout, input_id=value)
+            self._dynamic[value, encoding] = existing
+        return existing
 
     # -- values
 
@@ -157,9 +157,9 @@ class Emission(Values):
             layout: How the program holds it.
             encoding: What its elements are there; None for what they came to be.
         """
-        wanted = tracked if encoding is None else self.twin(tracked, encoding)
-        with self.stored(None, wanted.encoding):
-            self._external_output(wanted, position, layout)
+        output = tracked if encoding is None else self.twin(tracked, encoding)
+        with self.stored(None, output.encoding):
+            self._external_output(output, position, layout)
 
     def _external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
         source = self.id_of(tracked, layout)
@@ -174,20 +174,20 @@ class Emission(Values):
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
         """Return the value that holds a tensor in a layout, converted if need be."""
-        held = self._held(tracked)
-        if len(held.shape) < 3:
+        record = self._held(tracked)
+        if len(record.shape) < 3:
             layout = Layout.PLAIN
-        known = held.ids.get(layout)
-        if known is None:
-            known = held.ids[layout] = self._converted(held, layout)
-        return known
+        existing = record.ids.get(layout)
+        if existing is None:
+            existing = record.ids[layout] = self._converted(record, layout)
+        return existing
 
     def _held(self, tracked: Tracked) -> Tracked:
         """Return a tensor as the nodes read it that are added at present."""
         if self.reads is not None:
             return self.twin(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
-            # A number beside integers: the largest of 8 bits stands for it, exactly.
+            # A number combined with integers: stored exactly, as the largest 8-bit integer.
             largest = float(tracked.tensor.abs().max())
             return self.twin(tracked, int8(largest / 127 if largest else 1.0))
         return tracked
@@ -207,23 +207,24 @@ class Emission(Values):
         if layout is Layout.PLAIN or not missing or not tracked.shape:
             return self.id_of(tracked, layout)
         shape = (*(1,) * missing, *tracked.shape)
-        held = self._held(tracked)
-        if held.tensor is not None:
-            tensor = held.tensor.reshape(shape).permute(layout.permutation(rank))
-            return self.constant_value(tensor, encoding=held.encoding)
-        with self.stored(None, held.encoding):
-            widened = self.tracked(shape, self.reshaped(self.id_of(held), shape))
+        record = self._held(tracked)
+        if record.tensor is not None:
+            tensor = record.tensor.reshape(shape).permute(layout.permutation(rank))
+            return self.constant_value(tensor, encoding=record.encoding)
+        with self.stored(None, record.encoding):
+            widened = self.tracked(shape, self.reshaped(self.id_of(record), shape))
             return self.id_of(widened, layout)
 
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
-        """Return the layout in which operands should meet: channels last if one lies so."""
-        for one in operands:
-            symbols = sum(not is_fixed(size) for size in one.shape)
+        """Return the common layout for operands: channels last if one has it."""
+        for operand in operands:
+            symbols = sum(not is_fixed(size) for size in operand.shape)
             # It would be widened by a reshape, which carries one symbolic size.
-            if len(one.shape) < rank and not one.is_constant and symbols > 1:
+            if len(operand.shape) < rank and not operand.is_constant and symbols > 1:
                 return Layout.PLAIN
         if rank >= 3 and any(
-            one.preferred is Layout.CHANNELS_LAST and len(one.shape) == rank for one in operands
+            operand.preferred is Layout.CHANNELS_LAST and len(operand.shape) == rank
+            for operand in operands
         ):
             return Layout.CHANNELS_LAST
         return Layout.PLAIN
@@ -246,7 +247,7 @@ class Emission(Values):
             limits: Least and greatest result, where the node is to clamp.
             shape: Sizes of the result, where they are not the operand's.
             layout: Layout of the operand and the result, where it is not the operand's preferred.
-            **fields: The fields of the node's table beside its input and output.
+            **fields: Further fields of the node's table than its input and output.
         """
         shape = operand.shape if shape is None else shape
         layout = operand.preferred if layout is None else layout
@@ -272,7 +273,7 @@ class Emission(Values):
             right: A tensor or a number.
             limits: Least and greatest result, where the node is to clamp.
             shape: Sizes of the result, where they are not those of the operands together.
-            **fields: The fields of the node's table beside its inputs and output.
+            **fields: Further fields of the node's table than its inputs and output.
         """
         left, right = (self.scalar(x) if isinstance(x, float) else x for x in (left, right))
         shape = broadcast(left.shape, right.shape) if shape is None else shape
@@ -374,8 +375,10 @@ class Emission(Values):
         """Return a part of a tensor along one dimension, which has a fixed size."""
         if size == tensor.shape[axis]:
             return tensor
-        at = [one == axis for one in range(len(tensor.shape))]
-        return self.part(tensor, [start * one for one in at], [size * one for one in at])
+        at = [position == axis for position in range(len(tensor.shape))]
+        return self.part(
+            tensor, [start * position for position in at], [size * position for position in at]
+        )
 
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
         """Return ``value`` with other sizes; at most one of them is symbolic."""

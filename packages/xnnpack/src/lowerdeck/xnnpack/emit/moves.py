@@ -25,7 +25,7 @@ def merge_moves(emission: Emission) -> None:
     graph, sources = emission.graph, emission.sources
     encodings = {value.id: value.encoding for value in graph.values}
     makers: dict[int, int] = {}
-    known: dict[Any, int] = {}
+    first_uses: dict[Any, int] = {}
     renamed: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
         merged = node.reading(renamed) if renamed else node
@@ -39,7 +39,7 @@ def merge_moves(emission: Emission) -> None:
                 merged = _without_effect(graph, merged)
             fields = {**merged.fields, "output_id": XnnNode.NONE}
             key = (merged.operator, encodings[output], *sorted(fields.items()))
-            other = known.setdefault(key, output)
+            other = first_uses.setdefault(key, output)
             if other != output:
                 merged = _copy(other, output)
             if merged.operator is XnnOperator.COPY and not graph.values[output].flags:
@@ -53,7 +53,7 @@ def _can_merge(first: XnnNode, second: XnnNode, encodings: Mapping[int, XnnEncod
     if first.operator is not second.operator:
         return False
     ids = (first.number("input_id"), second.number("input_id"), second.number("output_id"))
-    return len({encodings[one] for one in ids}) == 1
+    return len({encodings[value_id] for value_id in ids}) == 1
 
 
 def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
@@ -66,7 +66,7 @@ def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
         offsets = zip(first.numbers("offsets"), second.numbers("offsets"), strict=True)
         sizes = zip(first.numbers("sizes"), second.numbers("sizes"), strict=True)
         fields["offsets"] = tuple(before + after for before, after in offsets)
-        # Size 0 stands for the whole dimension.
+        # Size 0 means the whole dimension.
         fields["sizes"] = tuple(after or before for before, after in sizes)
     return replace(second, fields=fields)
 

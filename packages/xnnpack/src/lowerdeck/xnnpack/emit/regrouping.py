@@ -77,7 +77,7 @@ class _Plan:
 
     Attributes:
         groups: The sizes but 1 of each group before and after: those between symbolic sizes, and
-            each symbolic size in a group of its own.
+            each symbolic size in a separate group.
         added: How many dimensions of size 1 are added first.
         dropped: How many are dropped at the end.
         pieces: The most slices that a dimension is cut into.
@@ -97,22 +97,22 @@ def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
     groups = list(zip(old, new, strict=True))
     spare = sum(map(is_one, before)) - sum(map(is_one, after))
     pieces = 0
-    for one, other in groups:
-        if all(map(is_fixed, [*one, *other])):
-            if prod(one) != prod(other):
+    for left, right in groups:
+        if all(map(is_fixed, [*left, *right])):
+            if prod(left) != prod(right):
                 return None
-            if one != other:
+            if left != right:
                 # A merge leaves a dimension of size 1 behind, a split needs one.
-                spare += len(one) - len(other)
-                pieces = max(pieces, *map(int, one[:-1]), *map(int, other[:-1]), 0)
-        elif str(one) != str(other):
+                spare += len(left) - len(right)
+                pieces = max(pieces, *map(int, left[:-1]), *map(int, right[:-1]), 0)
+        elif str(left) != str(right):
             return None
     added = max(-spare, 0) if spare < 0 else spare % 2
     return _Plan(groups, added, spare + added, pieces)
 
 
 def _grouped(shape: Sequence[Dim]) -> list[list[Dim]]:
-    """Return the sizes but 1 between symbolic ones, which are groups of their own."""
+    """Return the groups of sizes other than 1; each symbolic size is a separate group."""
     groups: list[list[Dim]] = [[]]
     for size in shape:
         if not is_fixed(size):
@@ -151,9 +151,9 @@ class _Tensor:
         """Add dimensions of size 1 in front."""
         self.shape[:0] = [1] * count
         self.keys[:0] = [None] * count
-        one = self.emission.constant_value(torch.ones([1] * len(self.shape)))
+        unit = self.emission.constant_value(torch.ones([1] * len(self.shape)))
         self.value = self.emission.add(
-            XnnOperator.MULTIPLY, self.shape, input1_id=self.value, input2_id=one
+            XnnOperator.MULTIPLY, self.shape, input1_id=self.value, input2_id=unit
         )
 
     def merge(self, group: int) -> None:
@@ -187,11 +187,11 @@ class _Tensor:
 
     def _slices(self, axis: int, count: int, size: int) -> list[Tracked]:
         tensor = self.emission.tracked(self.shape, self.value)
-        # Of a dimension of which a part is all, a slice is taken, too.
-        at = [int(one == axis) for one in range(len(self.shape))]
-        sizes = [size * one for one in at]
+        # Also slice a dimension of which the part is all.
+        at = [int(position == axis) for position in range(len(self.shape))]
+        sizes = [size * position for position in at]
         return [
-            self.emission.part(tensor, [number * size * one for one in at], sizes)
+            self.emission.part(tensor, [number * size * position for position in at], sizes)
             for number in range(count)
         ]
 
@@ -209,12 +209,12 @@ def joined(
         layout: The layout of the result.
     """
     shape = parts[0].shape
-    held = [(emission.id_of(one, layout), one.shape[axis]) for one in parts]
+    sized_parts = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
     # Up to five at a time, and what comes of them: nothing is copied more than it must.
-    while len(held) > 1:
-        groups = [held[first : first + 5] for first in range(0, len(held), 5)]
-        held = [_joined(emission, group, shape, axis, layout) for group in groups]
-    ((value, size),) = held
+    while len(sized_parts) > 1:
+        groups = [sized_parts[first : first + 5] for first in range(0, len(sized_parts), 5)]
+        sized_parts = [_joined(emission, group, shape, axis, layout) for group in groups]
+    ((value, size),) = sized_parts
     return emission.tracked((*shape[:axis], size, *shape[axis + 1 :]), value, layout)
 
 
@@ -227,7 +227,7 @@ def _joined(
 ) -> tuple[int, Dim]:
     if len(parts) == 1:
         return parts[0]
-    size = sum(one[1] for one in parts)
+    size = sum(part[1] for part in parts)
     inputs: dict[str, Fields] = {
         f"input{number}_id": value for number, (value, _) in enumerate(parts, start=1)
     }

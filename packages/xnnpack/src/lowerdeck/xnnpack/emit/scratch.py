@@ -9,63 +9,57 @@ import torch
 from lowerdeck.torch_base import storage_identity, tensor_in_file
 
 IN_MEMORY = 8 << 20
-"""Bytes that one partition may hold in memory, and there may be hundreds; others lie in files."""
+"""Bytes that one of possibly hundreds of partitions keeps in memory; more are stored in files."""
 _PIECE = 1 << 20
-"""Elements that are converted at once; an even number, as two may go into one byte."""
+"""Elements converted at once; an even number, as one byte may store two."""
 _LARGEST_HALF = torch.finfo(torch.float16).max
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Scratch:
-    """Makes constants piece by piece, and takes little memory for all of them together.
+    """Converts constants piece by piece with little memory in total.
 
-    The first few stay in memory. The others lie in files without a name; where such a file cannot
-    be written, memory is taken.
+    The first few stay in memory. The others are stored in unnamed temporary files, or in memory
+    if such a file cannot be written.
     """
 
     def __init__(self) -> None:
         self._left = IN_MEMORY
-        self._known: set[int | None] = set()
+        self._existing: set[int | None] = set()
 
-    def know(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor lies in memory that is there anyway.
+    def add_existing(self, tensor: torch.Tensor) -> None:
+        """Record that a tensor's memory exists anyway and need not be counted.
 
         Args:
-            tensor: A constant of the program; a subclass is looked into later, part by part.
+            tensor: A constant of the program; a subclass is checked later, part by part.
         """
         if type(tensor) is torch.Tensor:
-            # Not by its address: asking for that would make a lazy copy of weights a true one.
-            self._known.add(storage_identity(tensor))
+            # Not by its address: reading that would materialise a lazy copy of the weights.
+            self._existing.add(storage_identity(tensor))
 
-    def kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor whose elements lie in order, in memory that is there anyway or is left.
-
-        Args:
-            tensor: What is to be kept.
-        """
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor in contiguous order, in existing or remaining memory or in a file."""
         dense = tensor.is_contiguous()
-        if dense and storage_identity(tensor) in self._known:
+        if dense and storage_identity(tensor) in self._existing:
             return tensor
         if dense and self._takes(tensor.numel() * tensor.element_size()):
-            self.know(tensor)
+            self.add_existing(tensor)
             return tensor
-        return self.made(tensor, tensor.dtype).reshape(tensor.shape)
+        return self.create(tensor, tensor.dtype).reshape(tensor.shape)
 
-    def converted(
+    def convert(
         self, tensor: torch.Tensor, dtype: torch.dtype, change: Change | None = None
     ) -> torch.Tensor:
         """Return a tensor with other elements, itself if it has that dtype and no change is given.
 
         Args:
-            tensor: What is to be converted.
-            dtype: What its elements become.
-            change: How, where that is more than a cast.
+            change: The conversion, if it is more than a cast.
         """
         if tensor.dtype == dtype and change is None:
             return tensor
-        return self.made(tensor, dtype, change).reshape(tensor.shape)
+        return self.create(tensor, dtype, change).reshape(tensor.shape)
 
-    def made(
+    def create(
         self,
         source: torch.Tensor,
         dtype: torch.dtype,
@@ -73,11 +67,11 @@ class Scratch:
         *,
         width: int = 1,
     ) -> torch.Tensor:
-        """Return elements that are made of others, in a row.
+        """Return the converted elements of a tensor, as one row.
 
         Args:
-            source: What they are made of, in row-major order.
-            change: Makes some of them of a piece of ``source``, a row; None casts.
+            source: Read in row-major order.
+            change: Converts a piece of ``source``, given as a row; None casts.
             width: How many elements of ``source`` make one.
         """
         count = source.numel() // width
@@ -86,17 +80,17 @@ class Scratch:
             for piece in pieces_of(source):
                 yield (piece if change is None else change(piece)).to(dtype)
 
-        made = None
+        storage = None
         if not self._takes(count * dtype.itemsize):
-            made = tensor_in_file(pieces(), count, dtype)
-        if made is None:
-            made = torch.empty(count, dtype=dtype)
+            storage = tensor_in_file(pieces(), count, dtype)
+        if storage is None:
+            storage = torch.empty(count, dtype=dtype)
             start = 0
             for piece in pieces():
-                made[start : start + piece.numel()] = piece
+                storage[start : start + piece.numel()] = piece
                 start += piece.numel()
-        self.know(made)
-        return made
+        self.add_existing(storage)
+        return storage
 
     def _takes(self, size: int) -> bool:
         fits = size <= self._left
@@ -105,10 +99,10 @@ class Scratch:
 
 
 def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in row-major order, so many at once as are converted at once.
+    """Yield the elements of a tensor in row-major order, in pieces to convert.
 
     Args:
-        tensor: Any tensor; whole rows stay together where its elements do not lie in order.
+        tensor: Any tensor; one that is not contiguous is split between rows.
     """
     tensor = tensor.detach()
     if tensor.numel() <= _PIECE or tensor.is_contiguous():

@@ -21,13 +21,13 @@ class Quantized:
     """A constant tensor that is stored as integers.
 
     Attributes:
-        data: The integers, as int8 whatever their range.
+        data: The integers, always as int8.
         scales: Real distance of two neighbouring integers: one number, one for each index of
             ``axis``, or one for each group along the last dimension of a matrix.
-        zero_points: The integers that stand for 0, one for each scale.
+        zero_points: The integers that represent 0.0, one for each scale.
         axis: The dimension with a scale for each index; None if there is one scale, or groups.
         group: How many neighbours along the last dimension share a scale, 0 if not in groups.
-        bits: 4 where all integers lie in -8..7 by the program's own word, else 8.
+        bits: 4 if the program declares all integers to be in -8..7, else 8.
     """
 
     data: torch.Tensor
@@ -39,7 +39,7 @@ class Quantized:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the integer 0 stands for 0 everywhere."""
+        """Whether all zero points are 0."""
         return not bool(self.zero_points.any())
 
     def dequantized(self) -> torch.Tensor:
@@ -54,7 +54,9 @@ class Quantized:
         if self.axis is None:
             # A single number has no dimensions, and must not get one.
             return numbers.reshape(())
-        return numbers.reshape([-1 if one == self.axis else 1 for one in range(self.data.dim())])
+        return numbers.reshape(
+            [-1 if dimension == self.axis else 1 for dimension in range(self.data.dim())]
+        )
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
         """Return it with its dimensions in another order, None where groups forbid that."""
@@ -70,12 +72,12 @@ class Quantized:
         if centred is not None:
             return [centred]
         left, most = self._moved(), 2 ** (self.bits - 1) if self.group else 128
-        found: list[Quantized] = []
-        while not found or bool(left.any()):
+        terms: list[Quantized] = []
+        while not terms or bool(left.any()):
             part = left.clamp(-most, most - 1)
             left = left - part
-            found.append(self._around_zero(part, self.bits if self.group else 8))
-        return found
+            terms.append(self._around_zero(part, self.bits if self.group else 8))
+        return terms
 
     def _around_zero(self, data: torch.Tensor, bits: int) -> Quantized:
         empty = torch.zeros_like(self.zero_points)
@@ -100,16 +102,16 @@ class Quantized:
 
 @dataclass(slots=True)
 class Tracked:
-    """What is known of one tensor of the partition.
+    """One tensor of the partition, with its constant data and its values in the payload.
 
     Attributes:
         shape: Sizes as torch counts the dimensions.
         data: The data of a constant, else None.
-        preferred: The layout in which the tensor came to be.
-        ids: The values that hold it as ``encoding`` says, by layout.
-        encoding: How the tensor came to be stored; exactly these numbers are its elements.
-        twins: The same tensor stored otherwise, made when first needed.
-        derived: What was computed of it that several readers need, under keys of their own.
+        preferred: The layout in which the tensor is produced.
+        ids: Its values in the payload, encoded as ``encoding``, by layout.
+        encoding: How the tensor is stored; its elements are exactly these numbers.
+        twins: The same tensor in other encodings, created at first use.
+        derived: Results computed from it that several readers share, by key.
     """
 
     shape: tuple[Dim, ...]

@@ -20,19 +20,18 @@ _BY_ELEMENT = {
 }
 _SIDES = ("padding_top", "padding_right", "padding_bottom", "padding_left")
 _TILE = 32
-"""Parts of so many channels fill the tiles in which the runtime computes layers."""
+"""Number of channels of a part that fill the tiles in which the runtime computes layers."""
 
 
 def tidy(emission: Emission) -> None:
-    """Leave out of a payload what need not be computed, or moved.
+    """Remove unneeded computations and copies from a payload.
 
     Zeros around an image become the padding of the convolution that reads it. A layer whose result
-    is only taken apart along its channels becomes a layer for each part. Nodes that no result
-    depends on go, and so do constants that nobody reads. Causal masks and tables are computed, not
-    stored.
+    is only split along its channels becomes a layer for each part. Unused nodes and constants are
+    removed. Causal masks and tables are computed, not stored.
 
     Args:
-        emission: A payload whose inputs and outputs are all there; values get new numbers.
+        emission: A payload with all inputs and outputs; its values are renumbered.
     """
     _fold_padding(emission.graph)
     _part_layers(emission)
@@ -45,7 +44,7 @@ def tidy(emission: Emission) -> None:
         for value in node.inputs:
             readers[value].add(node.operator)
     compute_constants(emission, readers)
-    _number_anew(emission)
+    _renumber(emission)
 
 
 class _Uses:
@@ -70,7 +69,7 @@ class _Uses:
 
     def read_by(self, value: int, kinds: Set[XnnOperator]) -> bool:
         """Return whether none but nodes of some kinds read a value."""
-        return all(self._graph.nodes[one].operator in kinds for one in self.readers[value])
+        return all(self._graph.nodes[reader].operator in kinds for reader in self.readers[value])
 
 
 # -- lines as images
@@ -100,12 +99,12 @@ def _keep_images(emission: Emission) -> None:
             ):
                 renamed[result.id] = images.setdefault(source.id, result.id)
         elif (operands := _operands(graph, uses, node, images)) is not None:
-            made = images[result.id] = emission.value_like(result, _row(result.shape))
-            back = {"num_dims": 3, "input_id": made, "output_id": result.id}
+            image_value = images[result.id] = emission.value_like(result, _row(result.shape))
+            back = {"num_dims": 3, "input_id": image_value, "output_id": result.id}
             line = XnnNode(XnnOperator.STATIC_RESHAPE, {**back, "new_shape": result.shape})
-            image = node.reading(operands | {result.id: made})
+            image = node.reading(operands | {result.id: image_value})
             changed[number] = [(image, number), (line, number)]
-        elif any(one in renamed for one in node.inputs):
+        elif any(value_id in renamed for value_id in node.inputs):
             changed[number] = [(node.reading(renamed), number)]
     if changed:
         _replace(emission, changed)
@@ -116,7 +115,7 @@ def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
     if node.operator is not XnnOperator.STATIC_RESHAPE:
         return False
     ids = node.number("input_id"), node.number("output_id")
-    line, image = sorted((graph.values[one].shape for one in ids), key=len)
+    line, image = sorted((graph.values[value_id].shape for value_id in ids), key=len)
     return len(line) == 3 and image == _row(line)
 
 
@@ -127,16 +126,16 @@ def _operands(
     if node.operator not in _BY_ELEMENT or len(graph.values[node.number("output_id")].shape) != 3:
         return None
     operands = {}
-    for one in node.inputs:
-        value = graph.values[one]
-        # Whoever needs the line keeps it: of an image that others read it would be a copy.
-        if one in images and uses.read_by(one, _BY_ELEMENT | {XnnOperator.STATIC_RESHAPE}):
-            operands[one] = images[one]
+    for operand in node.inputs:
+        value = graph.values[operand]
+        # Other readers need the line, which would have to be copied from the image.
+        if operand in images and uses.read_by(operand, _BY_ELEMENT | {XnnOperator.STATIC_RESHAPE}):
+            operands[operand] = images[operand]
         elif value.constant and (len(value.shape) < 3 or value.shape[0] == 1):
-            operands[one] = one
+            operands[operand] = operand
         else:
             return None
-    return operands if any(one in images for one in operands) else None
+    return operands if any(operand in images for operand in operands) else None
 
 
 # -- zeros before convolutions
@@ -194,7 +193,7 @@ def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
 
 
 def _part_layers(emission: Emission) -> None:
-    """Compute the parts of a layer's result one by one, where nobody reads all of it."""
+    """Compute the parts of a layer's result separately if the whole is unused."""
     graph = emission.graph
     if not any(node.operator is XnnOperator.STATIC_SLICE for node in graph.nodes):
         return
@@ -205,16 +204,16 @@ def _part_layers(emission: Emission) -> None:
     changed: dict[int, list[tuple[XnnNode, int]]] = {}
     for number, node in enumerate(graph.nodes):
         weights = _weights(node) if _has_rows(graph, node) else []
-        alone = all(readers[graph.values[one].constant] == 1 for one in weights)
+        alone = all(readers[graph.values[weight].constant] == 1 for weight in weights)
         shaped, parts = _parts(graph, uses, node) if weights and alone else ([], [])
-        for taken in (*shaped, *parts):
-            changed[taken] = []
+        for removed in (*shaped, *parts):
+            changed[removed] = []
         if parts:
-            views = [graph.nodes[one] for one in shaped]
+            views = [graph.nodes[weight] for weight in shaped]
             changed[number] = [
-                (made, part)
+                (new_node, part)
                 for part in parts
-                for made in _layer_of_part(emission, node, views, graph.nodes[part])
+                for new_node in _layer_of_part(emission, node, views, graph.nodes[part])
             ]
     if changed:
         _replace(emission, changed)
@@ -231,7 +230,7 @@ def _has_rows(graph: XnnGraph, node: XnnNode) -> bool:
             return False
     elif node.operator is not XnnOperator.FULLY_CONNECTED or node.fields.get("flags"):
         return False
-    return all(graph.values[one].constant for one in _weights(node))
+    return all(graph.values[weight].constant for weight in _weights(node))
 
 
 def _parts(graph: XnnGraph, uses: _Uses, node: XnnNode) -> tuple[list[int], list[int]]:
@@ -249,7 +248,7 @@ def _parts(graph: XnnGraph, uses: _Uses, node: XnnNode) -> tuple[list[int], list
     if graph.values[value].flags or dims[-1:] != (channels,) or len(uses.readers[value]) < 2:
         return [], []
     ends = 0
-    for number in sorted(uses.readers[value], key=lambda one: _start(graph.nodes[one])):
+    for number in sorted(uses.readers[value], key=lambda reader: _start(graph.nodes[reader])):
         node = graph.nodes[number]
         if node.operator is not XnnOperator.STATIC_SLICE:
             return [], []
@@ -283,11 +282,12 @@ def _layer_of_part(
         return
     (view,) = views
     whole = graph.values[layer.number("output_id")]
-    made = emission.value_like(whole, (*whole.shape[:-1], size))
-    yield replace(layer, fields={**fields, "output_id": made})
+    part_result = emission.value_like(whole, (*whole.shape[:-1], size))
+    yield replace(layer, fields={**fields, "output_id": part_result})
     shape = (*view.numbers("new_shape")[:-1], size)
     yield replace(
-        view, fields={**view.fields, "input_id": made, "new_shape": shape, "output_id": result}
+        view,
+        fields={**view.fields, "input_id": part_result, "new_shape": shape, "output_id": result},
     )
 
 
@@ -298,16 +298,16 @@ def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, i
         pair
         for number, node in enumerate(nodes)
         for pair in (
-            [(made, (*sources[number], *sources[part])) for made, part in changed[number]]
+            [(new_node, (*sources[number], *sources[part])) for new_node, part in changed[number]]
             if number in changed
             else [(node, sources[number])]
         )
     ]
     nodes[:] = [node for node, _ in kept]
-    sources[:] = [tuple(dict.fromkeys(found)) for _, found in kept]
+    sources[:] = [tuple(dict.fromkeys(node_sources)) for _, node_sources in kept]
 
 
-# -- what nobody reads
+# -- unused nodes
 
 
 def _drop_unread(emission: Emission) -> None:
@@ -324,13 +324,15 @@ def _drop_unread(emission: Emission) -> None:
         _replace(emission, unread)
 
 
-def _number_anew(emission: Emission) -> None:
+def _renumber(emission: Emission) -> None:
     """Keep the values and constants that nodes read or make, and count all without gaps."""
     graph = emission.graph
-    used = {one for node in graph.nodes for one in (*node.inputs, *node.outputs)}
-    values = [one for one in graph.values if one.id in used or one.external_id is not None]
+    used = {item for node in graph.nodes for item in (*node.inputs, *node.outputs)}
+    values = [item for item in graph.values if item.id in used or item.external_id is not None]
     numbers = {value.id: number for number, value in enumerate(values)}
-    held = {one for value in values for one in (value.constant, value.encoding.scale_constant)}
+    constants = {
+        item for value in values for item in (value.constant, value.encoding.scale_constant)
+    }
     graph.nodes[:] = [
         replace(node.reading(numbers), debug_handle=place)
         for place, node in enumerate(graph.nodes)
@@ -338,6 +340,6 @@ def _number_anew(emission: Emission) -> None:
     for value in values:
         value.id = numbers[value.id]
     graph.values[:] = values
-    graph.constants[1:] = [one for one in graph.constants[1:] if one in held]
+    graph.constants[1:] = [item for item in graph.constants[1:] if item in constants]
     for ids in (graph.input_ids, graph.output_ids):
-        ids[:] = [numbers[one] for one in ids]
+        ids[:] = [numbers[item] for item in ids]

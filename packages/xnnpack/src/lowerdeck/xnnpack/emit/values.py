@@ -27,7 +27,7 @@ class Values:
 
     def __init__(self, *, half_weights: bool = False) -> None:
         self.half_weights: bool = half_weights
-        """Whether filters are stored as float16 beside inputs of float32."""
+        """Whether layers with float32 inputs store their filters as float16."""
         self.graph: XnnGraph = XnnGraph()
         self.data: dict[XnnConstant, memoryview] = {}
         """The bytes of constants."""
@@ -64,17 +64,17 @@ class Values:
         return self.graph.values[value].encoding
 
     def new_value(self, shape: Sequence[Dim], layout: Layout = Layout.PLAIN) -> int:
-        """Return the id of a new value, stored as results are at present.
+        """Return the id of a new value in the current encoding of results.
 
         Args:
             shape: Sizes as torch counts the dimensions.
-            layout: How the dimensions lie in memory.
+            layout: Order of the dimensions in memory.
 
         Returns:
             The id, without a producer yet.
         """
-        # The runtime plans memory anew when a value outgrows what was declared or seen: a bound
-        # declared here would let it keep the plan of a smaller first call, and write past it.
+        # The runtime plans memory again when a value outgrows what was declared or seen: with a
+        # bound declared here it would keep the plan of a smaller first call, and write past it.
         dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
         return self._append(dims, self.writes).id
 
@@ -122,17 +122,17 @@ class Values:
         """
         constant = self.data_constant(stored)
         shape = tuple(stored.shape if dims is None else dims)
-        known = self._constants.get((constant, shape, packed, encoding))
-        if known is not None:
-            return known
+        existing = self._constants.get((constant, shape, packed, encoding))
+        if existing is not None:
+            return existing
         value = self._append(shape, encoding)
         value.constant = constant
         self._constants[constant, shape, packed, encoding] = value.id
         return value.id
 
     def data_constant(self, stored: torch.Tensor) -> XnnConstant:
-        """Return a constant that is no value by itself, such as the scales of one."""
-        return self._constant(bytes_of(self.scratch.kept(stored)))
+        """Return a constant without a value, such as the scales of another value."""
+        return self._constant(bytes_of(self.scratch.keep(stored)))
 
     def rows_of(self, value: int, start: int, size: int) -> int:
         """Return the id of a constant value that is some rows of another one.
@@ -147,14 +147,14 @@ class Values:
 
         def part(constant: XnnConstant) -> XnnConstant:
             data = self.data[constant]
-            each = len(data) // rows
-            return self._constant(data[start * each : (start + size) * each])
+            row_length = len(data) // rows
+            return self._constant(data[start * row_length : (start + size) * row_length])
 
         if encoding.scale_constant is not None:
             encoding = replace(encoding, scale_constant=part(encoding.scale_constant))
-        made = self._append((size, *whole.shape[1:]), encoding)
-        made.constant = part(whole.constant)
-        return made.id
+        selected = self._append((size, *whole.shape[1:]), encoding)
+        selected.constant = part(whole.constant)
+        return selected.id
 
     def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
         """Return the id of a new value that is stored like another one.
@@ -175,14 +175,14 @@ class Values:
     def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
         """Return real numbers as a tensor of the bytes that the runtime wants."""
         if not encoding.is_int8:
-            return self.scratch.converted(tensor, _PLAIN[encoding])
+            return self.scratch.convert(tensor, _PLAIN[encoding])
         scale = float_of(encoding.scale)
 
         def rounded(piece: torch.Tensor) -> torch.Tensor:
             integers = (piece.double() / scale).round() + encoding.zero_point
             return integers.clamp(-128, 127)
 
-        return self.scratch.converted(tensor, torch.int8, rounded)
+        return self.scratch.convert(tensor, torch.int8, rounded)
 
     def _append(self, dims: tuple[int, ...], encoding: XnnEncoding) -> XnnValue:
         value = XnnValue(len(self.graph.values), encoding, dims)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.lowered_module import compute_known
+from lowerdeck.lowered_module import fold_node
 from lowerdeck.torch_base import describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, is_one, joined
 from lowerdeck.xnnpack.errors import UnsupportedNodeError
@@ -178,7 +178,7 @@ def _computed(node: fx.Node) -> list[int] | None:
         chain += [source for source in one.all_input_nodes if source not in chain]
     known: dict[fx.Node, torch.Tensor] = {}
     for one in sorted(chain):
-        known[one] = compute_known(one, known.__getitem__)
+        known[one] = fold_node(one, known.__getitem__)
     return [int(index) for index in known[node]]
 
 

@@ -130,7 +130,7 @@ def half_bytes(scratch: Scratch, data: torch.Tensor) -> torch.Tensor:
         moved = (piece + 8).view(torch.uint8)
         return moved[0::2] | (moved[1::2] << 4)
 
-    return scratch.made(data, torch.uint8, halved, width=2)
+    return scratch.create(data, torch.uint8, halved, width=2)
 
 
 def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Values of a payload that are images, whose dimensions have XNNPACK's order."""
+"""Find the values of a payload that are stored with channels last."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _MAKES_NONE = frozenset(
 
 
 def images(graph: XnnGraph, channels_last: Collection[int]) -> frozenset[int]:
-    """Return the ids of the values that lie with channels last.
+    """Return the ids of the values that are stored with channels last.
 
-    A payload does not say it: convolutions and pools make images, transpositions turn them, and
-    all else leaves them as they are. A transposition of the model's own that looks like a turn
-    is taken for one; the order is for reports only, not for what is computed.
+    A payload does not record it: convolutions and pools produce images, transpositions convert the
+    layout, all other operators keep it. A transposition of the model itself with the same
+    permutation is taken for a conversion; the order is used in reports only.
 
     Args:
-        channels_last: Positions of the arguments that the program holds with channels last.
+        channels_last: Positions of the arguments that the program stores with channels last.
     """
-    found = {value.id for value in graph.values if value.external_id in channels_last}
+    image_ids = {value.id for value in graph.values if value.external_id in channels_last}
     for node in graph.nodes:
-        if _makes_image(node, found):
-            found.update(node.outputs)
-    return frozenset(found)
+        if _makes_image(node, image_ids):
+            image_ids.update(node.outputs)
+    return frozenset(image_ids)
 
 
-def _makes_image(node: XnnNode, known: Collection[int]) -> bool:
+def _makes_image(node: XnnNode, images: Collection[int]) -> bool:
     if node.operator in _MAKES_IMAGES:
         return True
     if node.operator in _MAKES_NONE:
         return False
-    turned = any(one in known for one in node.inputs)
+    turned = any(source in images for source in node.inputs)
     permutation = node.parameters.get("perm")
     if isinstance(permutation, tuple):
         to_image = conversion(len(permutation), Layout.CHANNELS_LAST)

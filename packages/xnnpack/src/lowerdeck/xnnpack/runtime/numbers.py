@@ -76,8 +76,8 @@ def _scaled(graph: XnnGraph, value: XnnValue, stored: torch.Tensor, named: Named
     scales = _scales(graph, value, named)
     if how.scheme == "group":
         rows, width = value.shape
-        each = scales.reshape(rows, -1).repeat_interleave(how.group_size, 1)
-        return stored.float() * each[:, :width]
+        row_scales = scales.reshape(rows, -1).repeat_interleave(how.group_size, 1)
+        return stored.float() * row_scales[:, :width]
     sizes = [1] * len(value.shape)
     sizes[how.channel_dim] = -1
     return stored.float() * scales.reshape(sizes)
@@ -113,10 +113,10 @@ def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tens
     return _scales(graph, value, named) if value.encoding.scheme == "channel" else None
 
 
-def real(given: torch.Tensor, value: XnnValue) -> torch.Tensor:
+def real(tensor: torch.Tensor, value: XnnValue) -> torch.Tensor:
     """Return an argument of a call as real numbers."""
     how = value.encoding
-    return (given.float() - how.zero_point) * how.scale if how.scheme else given.float()
+    return (tensor.float() - how.zero_point) * how.scale if how.scheme else tensor.float()
 
 
 def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
@@ -162,15 +162,15 @@ def _rounded_at_run_time(numbers: torch.Tensor, dims: int) -> torch.Tensor:
 def bias_factor(
     node: XnnNode, values: Mapping[int, XnnValue], graph: XnnGraph, named: Named
 ) -> torch.Tensor | None:
-    """Return what the runtime multiplies a layer's bias by, None for 1.
+    """Return the factor by which the runtime multiplies a layer's bias, None for 1.
 
-    A bias of integers counts in steps of the input's scale times the filter's. A bias of floats
-    beside a filter of integers is multiplied by the filter's scales too where the input is
-    float: a trap of the runtime that compilers divide away.
+    The unit of an integer bias is the input's scale times the filter's. If the input and the bias
+    are float and the filter is integer, the runtime multiplies the bias by the filter's scales as
+    well; compilers divide by them in advance.
     """
     if node.operator not in _LAYERS or len(node.inputs) < 3:
         return None
-    source, filters, bias = (values[one] for one in node.inputs[:3])
+    source, filters, bias = (values[value_id] for value_id in node.inputs[:3])
     scales = channel_scales(graph, filters, named) if filters.constant is not None else None
     if scales is None:
         return None

@@ -14,19 +14,19 @@ _RELATIVE = {
     # more than this part of the largest result.
     XnnDatatype.QBINT4: 2.0**-8,
 }
-"""What a datatype costs, in a result or in a filter, as a part of the largest number."""
+"""Rounding error of a datatype, in a result or a filter, relative to the largest number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How exactly a node can say what it computed.
+    """Precision of a node's result.
 
     Attributes:
-        step: Distance of neighbouring numbers, None for floats and for what varies.
-        zero_point: The integer that stands for 0.
+        step: Distance of neighbouring numbers, None for floats and for steps found at run time.
+        zero_point: The integer that represents 0.0.
         limits: The smallest integer and the largest.
-        at_run_time: Whether each row, or image, has a step of its own that is found at each call.
-        relative: What the largest number may be off by, as a part of it.
+        at_run_time: Whether the step of each row or image is found at each call.
+        relative: Largest error, relative to the largest number.
     """
 
     step: float | None = None
@@ -42,10 +42,12 @@ def precision_of(node: XnnNode, values: Mapping[int, XnnValue]) -> Precision | N
     Args:
         values: The values of its payload by id.
     """
-    made = values[node.outputs[0]]
-    relative = max(_RELATIVE.get(values[one].dtype, 0.0) for one in (*node.inputs, made.id))
-    if made.dtype is XnnDatatype.QDINT8:
+    result = values[node.outputs[0]]
+    relative = max(
+        _RELATIVE.get(values[value_id].dtype, 0.0) for value_id in (*node.inputs, result.id)
+    )
+    if result.dtype is XnnDatatype.QDINT8:
         return Precision(at_run_time=True, relative=relative)
-    if made.encoding.scheme:
-        return Precision(made.encoding.scale, made.encoding.zero_point, relative=relative)
+    if result.encoding.scheme:
+        return Precision(result.encoding.scale, result.encoding.zero_point, relative=relative)
     return Precision(relative=relative) if relative else None

@@ -43,11 +43,11 @@ class LoadedPayload:
         constants: The tensors of its constant values, by id.
         inputs: The values that the caller fills; ``external_id`` is their position.
         outputs: The values that it returns, in order.
-        channels_last: Positions of the arguments that the program holds with channels last. The
-            official runtime sees it from the program's tensors; for us the compiler writes it
+        channels_last: Positions of the arguments that the program stores with channels last. The
+            official runtime reads it from the program's tensors; for ours the compiler writes it
             into the version's text.
-        images: Ids of the values that lie with channels last.
-        factors: What the bias of a node is multiplied by, by the node's number.
+        images: Ids of the values that are stored with channels last.
+        factors: Factor of each node's bias, by the node's number.
         values: All values by id.
     """
 
@@ -115,7 +115,7 @@ class XnnpackRuntime:
         last = _channels_last(graph.version)
         return LoadedPayload(
             *(graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)),
-            {number: one for number, one in factors.items() if one is not None},
+            {number: factor for number, factor in factors.items() if factor is not None},
             values,
         )
 
@@ -129,10 +129,10 @@ class XnnpackRuntime:
 
     def event_precision(self, handle: LoadedPayload) -> dict[int | str, Precision]:
         """Return the precision of what each node computes, where it is less than float32's."""
-        found = {
+        precisions = {
             node.debug_handle: precision_of(node, handle.values) for node in handle.graph.nodes
         }
-        return {name: one for name, one in found.items() if one is not None}
+        return {name: precision for name, precision in precisions.items() if precision is not None}
 
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
@@ -172,25 +172,25 @@ class XnnpackRuntime:
             )
         values = dict(handle.constants)
         for value in handle.inputs:
-            given = inputs[_position(value)]
-            wanted = PROGRAM_DTYPES[value.dtype]
-            if not isinstance(given, torch.Tensor) or _bytes_as(given, wanted) != wanted:
-                name = str(wanted).removeprefix("torch.")
+            tensor = inputs[_position(value)]
+            dtype = PROGRAM_DTYPES[value.dtype]
+            if not isinstance(tensor, torch.Tensor) or _bytes_as(tensor, dtype) != dtype:
+                name = str(dtype).removeprefix("torch.")
                 raise DelegateInputError(
                     f"input {value.external_id} must be a {name} tensor, found "
-                    f"{getattr(given, 'dtype', type(given).__name__)}"
+                    f"{getattr(tensor, 'dtype', type(tensor).__name__)}"
                 )
-            given = real(given, value)
+            tensor = real(tensor, value)
             last = value.external_id in handle.channels_last
-            values[value.id] = _arranged(given, Layout.CHANNELS_LAST) if last else given
+            values[value.id] = _arranged(tensor, Layout.CHANNELS_LAST) if last else tensor
         for number, node in enumerate(handle.graph.nodes):
             start = time.perf_counter_ns()
             (output,) = node.outputs
             result = _run(node, values, handle.factors.get(number), handle.values[output])
             values[output] = result
             end = time.perf_counter_ns()
-            shown = _arranged(result, Layout.PLAIN) if output in handle.images else result
-            log(node.debug_handle, start, end, (shown,))
+            plain = _arranged(result, Layout.PLAIN) if output in handle.images else result
+            log(node.debug_handle, start, end, (plain,))
         return [
             stored(
                 _arranged(values[value.id], Layout.PLAIN)
@@ -202,10 +202,10 @@ class XnnpackRuntime:
         ]
 
 
-def _bytes_as(given: torch.Tensor, wanted: torch.dtype) -> torch.dtype:
-    """Return the dtype that an argument stands for: truths are the integers 0 and 1."""
-    truths = given.dtype == torch.bool and wanted == torch.int8
-    return wanted if truths else given.dtype
+def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype as which an argument is read: bools are the integers 0 and 1."""
+    is_bool = tensor.dtype == torch.bool and dtype == torch.int8
+    return dtype if is_bool else tensor.dtype
 
 
 def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -224,7 +224,7 @@ def _run(
     output: XnnValue,
 ) -> torch.Tensor:
     try:
-        inputs = [values[one] for one in node.inputs]
+        inputs = [values[value_id] for value_id in node.inputs]
         if factor is not None:
             inputs[2] = inputs[2].reshape(-1) * factor
         result = KERNELS[node.operator](node.fields, inputs)
@@ -255,9 +255,9 @@ def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
 
 def _check_computable(graph: XnnGraph) -> None:
     for value in graph.values:
-        known = value.dtype in COMPUTED
+        supported = value.dtype in COMPUTED
         outside = value.external_id is None or value.dtype in PROGRAM_DTYPES
-        if not (known and outside) or value.dynamic_dtype:
+        if not (supported and outside) or value.dynamic_dtype:
             raise BlobError(
                 f"value {value.id} is {value.dtype.name}, which "
                 "this runtime does not compute: it is a reference for the payloads of this "
@@ -279,12 +279,12 @@ def _channels_last(version: str) -> frozenset[int]:
     return frozenset(map(int, words))
 
 
-def _check_order(graph: XnnGraph, known: set[int]) -> None:
+def _check_order(graph: XnnGraph, defined: set[int]) -> None:
     """Refuse a graph whose nodes are not in an order in which they can run."""
     for node in graph.nodes:
-        missing = [one for one in node.inputs if one not in known]
+        missing = [value_id for value_id in node.inputs if value_id not in defined]
         if missing:
             raise BlobError(
                 f"{node.operator.label} reads value {missing[0]}, which nothing has written"
             )
-        known.update(node.outputs)
+        defined.update(node.outputs)

@@ -1,4 +1,4 @@
-"""Values that depend on constants alone: masks, positions, tables of sines."""
+"""Find and compute nodes that depend on constants only: masks, positions, sine tables."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from lowerdeck.torch_base import (
 )
 
 _MOST_BYTES = 4 << 20
-"""How large a result may be that takes more bytes than what it is computed of."""
+"""Largest result that may take more bytes than its inputs."""
 _ALL_BYTES = 8 * _MOST_BYTES
-"""How large results may be together that are held in memory."""
+"""Largest sum of the results that are kept in memory."""
 _aten = torch.ops.aten
 _MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Calls of a graph under a mode of torch, which changes nothing that is computed ahead of time."""
+"""Calls of a subgraph under a mode of torch that does not affect folding."""
 ASSERTION = _aten._assert_tensor_metadata.default
-"""What the export saw of a tensor's dtype and device."""
+"""Assertion of the dtype and device that the export recorded for a tensor."""
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
 _MAY_COPY = frozenset({_aten.reshape.default, _aten.flatten.using_ints, _aten.contiguous.default})
-"""What returns a view where it can, and else a copy."""
+"""Operators that return a view where possible, otherwise a copy."""
 _INNER_TENSOR = "export.access_subclass_inner_tensor.default"
-"""What reads a tensor of those that a subclass of tensors, torchao's for one, is made of."""
+"""Reads an inner tensor of a tensor subclass, such as torchao's."""
 _SIZES_ONLY = frozenset(
     {
         *(_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default),
@@ -44,20 +44,19 @@ _SIZES_ONLY = frozenset(
 """Operators that read no element of their first argument."""
 
 
-def known_nodes(
+def foldable_nodes(
     nodes: Iterable[Node], constants: Collection[str], *, in_memory: bool = False
 ) -> list[Node]:
-    """Return the calls whose results no input of the program changes.
+    """Return the calls whose results depend on constants only.
 
-    A backend may compute them ahead of time. Constants of a program are those that no run
-    changes, so neither do these; what draws random numbers or writes in place is none of them,
-    nor what would make the file much larger.
+    A backend may compute them ahead of time. Calls that draw random numbers, mutate a tensor in
+    place, or would make the file much larger are left out.
 
     Args:
         nodes: Nodes of a graph, each after those that it reads.
-        constants: Names of the placeholders that no run changes.
-        in_memory: Whether all results are to be held in memory: then none may be large for being
-            computed of something large, such as weights, nor may all of them together.
+        constants: Names of the placeholders whose tensors never change.
+        in_memory: Whether all results are kept in memory. Then each result, and their sum, must
+            be small, even if computed from large weights.
 
     Returns:
         The nodes, in order.
@@ -68,7 +67,7 @@ def known_nodes(
         if node.op != "call_function":
             continue
         skipped = node.args[0] if node.target in _SIZES_ONLY else None
-        # Asked first: nearly every call reads what an input changes.
+        # Checked first: nearly every call depends on an input.
         if (
             all(
                 source is skipped
@@ -88,9 +87,9 @@ def known_nodes(
 
 
 def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, int]:
-    """Return for each node how many changes of a mode stand before it.
+    """Return the number of mode changes before each node.
 
-    No partition holds nodes of two stretches: what is called once is called in one mode.
+    A partition is called once, in one mode, so it must not contain nodes of two stretches.
 
     Args:
         nodes: The nodes of a graph, in order.
@@ -108,15 +107,14 @@ def read_by_one(
     partitions: Sequence[Sequence[Node]],
     stretches: Mapping[Node, int] = MappingProxyType({}),
 ) -> list[Node]:
-    """Return what is known and read by one partition alone, nor by anybody else.
+    """Return the foldable calls whose users are all in one partition.
 
-    What asserts of a tensor what was seen when the program was exported does not count.
+    Assertions about a tensor's metadata do not count as users.
 
     Args:
-        known: Calls whose results no input changes, in order.
-        partitions: The nodes of each partition, ``known`` or not.
-        stretches: As :func:`mode_stretches` tells; what is read in another one than its own is
-            none of them.
+        computable: Calls that depend on constants only, in order.
+        partitions: The nodes of each partition; may include ``computable``.
+        stretches: From :func:`mode_stretches`; a call with a user in another stretch is left out.
     """
     part_of = {node: number for number, part in enumerate(partitions) for node in part}
     ahead = set(computable)
@@ -139,11 +137,11 @@ def read_by_one(
     return kept[::-1]
 
 
-def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
-    """Return what a call of ``known_nodes`` computes.
+def fold_node(node: Node, read: Callable[[Node], Any]) -> Any:
+    """Compute a call of ``foldable_nodes``.
 
     Args:
-        read: Returns the value of a constant, or of a call that was computed before.
+        read: Returns the value of a constant, or of a call that was already computed.
     """
 
     def value(source: Node) -> Any:
@@ -151,17 +149,17 @@ def compute_known(node: Node, read: Callable[[Node], Any]) -> Any:
             return getattr(node.graph.owning_module, str(source.target))
         if node.target in _SIZES_ONLY:
             seen = source.meta["val"]
-            # Only `new_zeros` and the like are computed of symbolic sizes, which they do not read.
+            # Only `new_zeros` and similar operators may have symbolic sizes, which they ignore.
             sizes = seen.shape if all(isinstance(size, int) for size in seen.shape) else ()
             return torch.zeros((), dtype=seen.dtype).expand(sizes)
         return read(source)
 
     args: Any
     args, kwargs = map_arg((node.args, node.kwargs), value)
-    # Computed values may have another layout than in the program, where a view fits.
+    # A computed value may have other strides than in the program, so a view may fail.
     target: Any = _aten.reshape.default if node.target in _VIEWS else node.target
     if isinstance(target, OpOverload) and schema_of(target).is_mutable:
-        # What is written may be a view of a weight here.
+        # The mutated tensor may be a view of a weight here.
         args = (args[0].clone(), *args[1:])
     with torch.no_grad():
         return target(*args, **kwargs)
@@ -185,7 +183,7 @@ def _is_computable(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> Sequence[torch.Tensor]:
-    """Return the example results of a node; none if one is not a tensor, or of symbolic sizes."""
+    """Return the example results with fixed sizes; none if a result is not a tensor."""
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(tensor, torch.Tensor) for tensor in results):
@@ -194,7 +192,7 @@ def _tensors(node: Node) -> Sequence[torch.Tensor]:
 
 
 def _writes_into_others(node: Node, target: OpOverload) -> bool:
-    """Return whether a node overwrites what more than itself can see."""
+    """Return whether a node mutates a tensor that other nodes can see."""
     if not schema_of(target).is_mutable:
         return False
     source = node.args[0] if node.args else None
@@ -214,7 +212,7 @@ def _is_small(node: Node, *, in_memory: bool) -> bool:
 
 
 def _bytes_made(node: Node) -> int:
-    """Return how much memory a call takes: none where it gives a view of something."""
+    """Return the number of bytes that a call allocates: 0 for a view."""
     target = node.target
     if target is operator.getitem or str(target) == _INNER_TENSOR:
         return 0

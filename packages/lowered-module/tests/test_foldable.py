@@ -18,7 +18,7 @@ from lowerdeck.lowered_module import (
     DeclarativeBackend,
     NodePartitioner,
     PartitionView,
-    known_nodes,
+    foldable_nodes,
     mode_stretches,
     read_by_one,
     to_backend,
@@ -149,7 +149,7 @@ def test_what_is_read_in_another_mode_is_computed_in_its_own(within: bool) -> No
     assert not any("call_function" in one for one in found)
     behaviours = Behaviours(program.graph_module)
     stretches = mode_stretches(program.graph.nodes, behaviours)
-    known = known_nodes(program.graph.nodes, ())
+    known = foldable_nodes(program.graph.nodes, ())
     (reader,) = (user for user in known[-1].users if user not in known)
     assert stretches[known[-1]] < stretches[reader]
     assert read_by_one(known, [[reader]]) == known
