@@ -36,7 +36,7 @@ def serialize_etdump(runs: Sequence[RunData]) -> bytes:
 def write_etdump(runs: Sequence[RunData], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write runs to an ETDump file, and return its size in bytes.
 
-    A path is written under a temporary name beside it and then renamed.
+    A path is written under a temporary name in its folder and then renamed.
 
     Args:
         runs: What happened in each run.

@@ -42,11 +42,11 @@ SLOT_COST = 8
 """Bytes that one entry of a list takes."""
 
 SHORT_LIST = 24
-"""A list of so many numbers is shared by many calls and tensors in honest files, too."""
+"""Valid files share lists of up to this length between many calls and tensors."""
 
 LONG_ENTRY_COST = 64
 """What an entry past those costs wherever the list is referred to: a few long lists that all calls
-share would else unfold to dozens of entries a byte, each of which somebody walks over."""
+share would else unfold to dozens of entries per byte, all of which are iterated over."""
 
 SHAPE_COST = 512
 """Bytes that one checked vtable takes, about."""

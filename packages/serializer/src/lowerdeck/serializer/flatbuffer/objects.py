@@ -58,9 +58,11 @@ class ObjectReader:
         read = reader.table(name)
         if fields and fields[-1].kind == "union":
             return self._union_maker(name, kind)
-        steps = [(at, step) for at, one in enumerate(fields) if (step := self._step(name, one))]
+        steps = [
+            (at, step) for at, member in enumerate(fields) if (step := self._step(name, member))
+        ]
         names = [field.name for field in fields]
-        order = [names.index(one.name) for one in dataclasses.fields(kind)]
+        order = [names.index(member.name) for member in dataclasses.fields(kind)]
         build: Callable[..., Any] = kind
         if order != sorted(order):
             build = lambda *values: kind(*itemgetter(*order)(values))  # noqa: E731
@@ -163,7 +165,7 @@ class ObjectReader:
 
 
 def _absent(where: str) -> NoReturn:
-    """Raise for a field that is not there, or is no member; what reads its table says where."""
+    """Raise for an absent field or union member; the reader of its table adds the place."""
     raise MissingFieldError("found none, expected one", field=where)
 
 

@@ -175,10 +175,10 @@ class NamedDataStore:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        known = self._views[entry.buffer_index]
-        if not same_bytes(view, known):
+        stored = self._views[entry.buffer_index]
+        if not same_bytes(view, stored):
             raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
+                key, f"{len(view)} bytes", f"{len(stored)} bytes of other content"
             )
         if layout is not None and entry.tensor_layout not in (None, layout):
             raise NamedDataConflictError(key, f"{layout}", f"{entry.tensor_layout}")

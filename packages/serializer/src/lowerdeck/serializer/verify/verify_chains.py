@@ -43,14 +43,14 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
 
 _RESULTS: Sequence[tuple[frozenset[str], tuple[type, ...]]] = (
     (
-        frozenset(f"{one}.Scalar" for one in ("eq", "ge", "gt", "le", "lt", "sym_not")),
+        frozenset(f"{name}.Scalar" for name in ("eq", "ge", "gt", "le", "lt", "sym_not")),
         (schema.Bool,),
     ),
     (frozenset({"truediv.Scalar", "sym_float.Scalar"}), (schema.Double,)),
     (
         frozenset(
             {
-                *(f"{one}.Scalar" for one in ("ceil", "round", "trunc", "sym_int")),
+                *(f"{name}.Scalar" for name in ("ceil", "round", "trunc", "sym_int")),
                 *("floordiv.int", "mod.int"),
             }
         ),
@@ -74,7 +74,7 @@ _UNUSABLE = {
 
 
 _ALWAYS = 1 << 62
-# Jumps may end what a view gave again and again; a list is walked over anew each time.
+# Jumps may end the memory of views repeatedly; each time, a list is checked again.
 _MOST_LOOKS = 64
 
 
@@ -111,8 +111,7 @@ class ChainVerifier:
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
-        # For each tensor without memory of its own the end of the run of steps in which a view
-        # has given it some.
+        # For each tensor without allocated memory, the step up to which a view provides it.
         self._viewed: dict[int, int] = {}
         # Handles are copied, so what a constant is moved to must not be written either.
         self._moved_constants = {
@@ -218,10 +217,10 @@ class ChainVerifier:
     def _verify_result(self, name: str, index: int) -> None:
         """Refuse a number over a value of another kind: the next call finds it there."""
         short = name.removeprefix(f"{PRIMITIVES}::")
-        wanted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
+        accepted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
         value = self._plan.values[index].val
-        if not isinstance(value, wanted):
-            kinds = " or ".join(kind.__name__ for kind in wanted)
+        if not isinstance(value, accepted):
+            kinds = " or ".join(kind.__name__ for kind in accepted)
             self._refuse(
                 f"found a {type(value).__name__} (value {index}) where {name} writes its result, "
                 f"expected {kinds}"
@@ -230,10 +229,10 @@ class ChainVerifier:
     def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
         value = self._plan.values[index].val
         if not isinstance(value, _ACCEPTED[letter]):
-            wanted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
+            accepted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
             self._refuse(
                 f"found a {type(value).__name__} (value {index}) as argument {number} of {name}, "
-                f"expected {wanted}"
+                f"expected {accepted}"
             )
         if letter in "WV" and index not in self._writable:
             for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
@@ -368,7 +367,7 @@ class ChainVerifier:
         return ()
 
     def _verify_memory(self, index: int) -> None:
-        """Refuse a tensor that nobody gives memory, for kernels would follow a null pointer."""
+        """Refuse a tensor without memory: kernels would follow a null pointer."""
         tensor = self._plan.values[index].val
         if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
             return
@@ -376,9 +375,9 @@ class ChainVerifier:
             return
         if index not in self._given and self._step >= self._viewed.get(index, 0):
             self._refuse(
-                f"found tensor {index} without memory: it is no constant, has no allocation_info, "
-                "is neither input, output nor the target of a move, and no view on every way here "
-                "gave it some"
+                f"found tensor {index} without memory: it is not a constant, has no "
+                "allocation_info, is neither input, output nor the target of a move, and no view "
+                "on every way here gave it some"
             )
 
     def _shows_constant(self, view: View) -> bool:
