@@ -77,8 +77,8 @@ def _exact(
     matcher = SequenceMatcher(
         None, [old[i] for i in left], [new[i] for i in right], autojunk=False
     )
-    for what, start, end, begin, stop in matcher.get_opcodes():
-        if what == "equal":
+    for tag, start, end, begin, stop in matcher.get_opcodes():
+        if tag == "equal":
             rows += zip(left[start:end], right[begin:stop], strict=True)
         else:
             rows += [(index, -1) for index in left[start:end]]
