@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         What the command returns, or the :class:`ExitStatus` of the error that ended it.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was asked for.
+        SystemExit: The arguments are wrong, or help or the version was requested.
 
     Example:
         >>> import contextlib, io
@@ -82,7 +82,7 @@ def run_command(
         loading: Called with the command's name, gives what its module is imported inside.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was asked for.
+        SystemExit: The arguments are wrong, or help or the version was requested.
     """
     name = arguments[0] if arguments else ""
     # Known before anything is parsed or loaded, for that can fail as well.

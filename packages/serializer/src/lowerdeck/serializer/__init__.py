@@ -68,7 +68,7 @@ __all__ = [
     "write_bundle",
     "deserialize_bundle",
     "is_bundle",
-    # What took how long
+    # Timings of runs
     "ProfileEvent",
     "RunData",
     "serialize_etdump",

@@ -36,7 +36,7 @@ EXIT_STATUS_HELP = (
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked for; the message is all that its user sees.
+    """A command cannot do its task; the message is all that its user sees.
 
     Attributes:
         exit_status: The command's exit status.

@@ -61,7 +61,7 @@ class DiffCommand:
         )
         if traces and args.html is None:
             raise CommandError(
-                "--traces is for the page of --html, which is not asked for", ExitStatus.USAGE
+                "--traces needs --html: traces are shown only on the page", ExitStatus.USAGE
             )
         with ExitStack() as stack:
             old, new = (_open(path, stack) for path in (args.old, args.new))

@@ -156,7 +156,7 @@ def _accesses(
 
 
 class _Unfolded:
-    """Counts what lists and ranges unfold to, and stops where no honest method comes near.
+    """Counts what lists and ranges unfold to, up to a limit far above that of valid methods.
 
     Many calls may take one long list, and many views one finely written range: their product
     grows with the square of the file. Past the limit a list counts as one value and a range as

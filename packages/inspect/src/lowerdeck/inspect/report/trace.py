@@ -88,7 +88,7 @@ def _samples(about: Mapping[str, Any]) -> list[float | None]:
 
 
 def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:
-    """Return what is known of each instruction of a method, None if nothing is of any.
+    """Return the measurements of each instruction of a method, None if there are none.
 
     Args:
         watched: Times from a trace.

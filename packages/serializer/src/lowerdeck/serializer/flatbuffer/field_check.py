@@ -1,7 +1,7 @@
 """The path of the first field that no file can hold, for the message of an error.
 
-Writing packs whole columns at once and does not know whose value a bad one is. Only where that
-fails is every field looked at by itself.
+The writer packs whole columns at once, so that its errors do not name the object. Each field is
+checked separately only after such an error.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ObjectReader:
         return make
 
     def _step(self, name: str, field: Field) -> _Step | None:
-        """Return what turns a field as it is in the table into an attribute, if anything must."""
+        """Return the conversion of a field to an attribute, None if it is stored as it is."""
         where = f"{name}.{field.name}"
         if field.of:
             members: _Lazy[int, Any] = _Lazy(lambda _: _absent(where))
@@ -133,7 +133,7 @@ class ObjectReader:
         return step
 
     def _reader_of(self, where: str, field: Field) -> Callable[[int], Any]:
-        """Return what reads the target of an offset."""
+        """Return the reader of an offset's target."""
         reader, item = self.tables, field.item
         if field.kind == "str":
             return lambda at: reader.string(at, where)
@@ -170,7 +170,7 @@ def _absent(where: str) -> NoReturn:
 
 
 class _Lazy(dict[_K, _V]):
-    """Values that are made when they are first asked for."""
+    """Dictionary that makes each value at its first lookup."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()

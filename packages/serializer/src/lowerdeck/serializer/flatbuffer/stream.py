@@ -48,7 +48,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
 
     All are written under temporary names and flushed to the disk before the first is renamed. The
     last one is what refers to the others: while old and new ones could be mixed it is not there.
-    Whenever a process dies, the files are all old, or all new, or the last one is missing
+    If the process crashes, the files are all old, or all new, or the last one is missing
     (its old and new versions are in the same folder under hidden names).
 
     Args:
@@ -59,7 +59,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
         OSError: A file cannot be written; the old ones are as they were.
     """
     written = 0
-    temporaries: list[_Made] = []
+    temporaries: list[_Temporary] = []
     try:
         for pieces, path in files:
             target = _target(path)
@@ -70,7 +70,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
             if any(other.path == target for other in temporaries):
                 raise ProgramError(f"{path}: found two files to write to it, expected one")
             handle, name = _new_file(target)
-            temporaries.append(_Made(name, target))
+            temporaries.append(_Temporary(name, target))
             with os.fdopen(handle, "wb", buffering=0) as file:
                 written += _write_named(pieces, file, path)
                 with suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Temporary:
     """A file under its temporary name, and the path that it is for."""
 
     name: str
@@ -110,13 +110,13 @@ def replaces_file(path: Path) -> bool:
     return _target(path) is not None
 
 
-def _replace(temporaries: Sequence[_Made]) -> None:
+def _replace(temporaries: Sequence[_Temporary]) -> None:
     """Give files their names; what refers to the others goes first and comes back last."""
     if len(temporaries) == 1:
         _rename(temporaries[0].name, temporaries[0].path)
         return
-    aside: list[_Made] = []
-    placed: list[_Made] = []
+    aside: list[_Temporary] = []
+    placed: list[_Temporary] = []
     try:
         for temporary in reversed(temporaries):
             if temporary.path.exists():

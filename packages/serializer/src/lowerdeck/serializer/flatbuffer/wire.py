@@ -201,4 +201,4 @@ ETDUMP_FORMAT = Format(
         ),
     }
 )
-"""What we write of an ETDump file; the root is ``ETDump``."""
+"""The tables that we write of an ETDump file; the root is ``ETDump``."""

@@ -28,7 +28,7 @@ from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Fie
 MAX_FLATBUFFER = (1 << 31) - 1
 """FlatBuffers' offsets are 32 bits wide and may not reach further than this."""
 UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueError, struct.error)
-"""What a value raises that its field cannot hold; it does not say whose value it is."""
+"""Exceptions for a value that does not fit its field; they do not name the object."""
 
 _Row = tuple[Any, ...]
 # After the 4 bytes that lead to the vtable: what needs no gap, then 8 bytes wide, then the small.
@@ -124,7 +124,7 @@ class Writer:
         if field.code in _BITS:
             packed = struct.pack(f"<{len(column)}{field.code}", *column)
             return struct.unpack(f"<{len(column)}{_BITS[field.code]}", packed)
-        # Zeros are left out, so that what is none must not pass for one.
+        # Zeros are left out, so that other falsy values must not pass for 0.
         return column if {*map(type, column)} <= {int, bool} else list(map(index, column))
 
     def _union(self, field: Field, column: list[Any]) -> tuple[list[int], list[int]]:

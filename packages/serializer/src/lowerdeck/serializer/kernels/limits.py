@@ -47,7 +47,7 @@ class Arguments:
     """The arguments of one call; what is known only at run time is None."""
 
     def __init__(self, values: list[schema.EValue], args: list[int], unknown: set[int]) -> None:
-        """Look at a call.
+        """Wrap the arguments of a call.
 
         Args:
             values: The values of its method.

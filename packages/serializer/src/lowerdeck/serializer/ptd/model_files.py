@@ -40,8 +40,8 @@ def write_model(
 
     ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
     planned and checked first, then written under temporary names, then renamed. The old program
-    goes away before the first of its data does, and the new one comes last: a process that dies
-    leaves the old model, the new one, or none, but never one with the data of the other.
+    is removed before its data, and the new one is placed last. A crash leaves the old model, the
+    new one, or none, but never a program with the data of the other.
 
     Args:
         path: Path of the `.pte` file.

@@ -50,7 +50,7 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
 
 
 def open_pte(path: str | os.PathLike[str]) -> PteFile:
-    """Return a `.pte` file opened on a memory map; nothing is decoded before it is asked for.
+    """Return a `.pte` file opened on a memory map; parts are decoded at their first use.
 
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PteFile.close`.
@@ -115,7 +115,7 @@ class DelegateEntry:
 
 
 class PteFile(Closing):
-    """A `.pte` file whose parts are decoded when they are asked for, and then kept.
+    """A `.pte` file whose parts are decoded at their first use, and then kept.
 
     Buffers are views on the file. Those that are still held when the file is closed stay valid:
     the memory map goes when the last of them goes.

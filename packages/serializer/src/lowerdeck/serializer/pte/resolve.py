@@ -166,7 +166,7 @@ class SegmentResolver:
         paddings: dict[int, int] = {}
         before = zeros = 0
         for start in sorted(start for start in starts if 0 < start < outer.size):
-            # Each byte is looked at once: a run that reaches the start before goes on there.
+            # Each byte is read once: a run that reaches the start before goes on there.
             zero_count = trailing_zeros(whole[before:start])
             zeros = zero_count + zeros if zero_count == start - before else zero_count
             paddings[outer.offset + start] = min(zeros, _MAX_PADDING)

@@ -152,7 +152,7 @@ def pte_pieces(
     layout = chosen_layout(program.layout, **layout_options)
     try:
         for field in _LISTS:
-            # What is empty, reserved or not used is not looked at by others.
+            # No later check covers lists that are empty, reserved or unused.
             items = getattr(program, field.name)
             if not is_list(items) or {*map(type, items)} - {_PROGRAM_FIELDS.classes[field.item]}:
                 raise TypeError(f"expected a list of {field.item}")

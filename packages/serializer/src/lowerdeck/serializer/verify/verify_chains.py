@@ -57,7 +57,7 @@ _RESULTS: Sequence[tuple[frozenset[str], tuple[type, ...]]] = (
         (schema.Int,),
     ),
 )
-"""What primitive operators write, where that does not depend on what they are given."""
+"""Result types of primitive operators, where they do not depend on the arguments."""
 
 
 _COMPLEX = {
@@ -105,7 +105,7 @@ class ChainVerifier:
         kernels = [call for call in calls if isinstance(call, schema.KernelCall) and call.args]
         self._moved = {call.move_to for call in moves}
         self._unknown = self._moved | {call.args[-1] for call in kernels}
-        self._given = {*plan.inputs, *plan.outputs}
+        self._caller_values = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
         self._with_memory: dict[int, int] = {}
@@ -310,7 +310,7 @@ class ChainVerifier:
 
     @cached_property
     def _used(self) -> set[int]:
-        used = set(self._given)
+        used = set(self._caller_values)
         for chain in self._plan.chains:
             for step in chain.instructions:
                 call = step.instr_args
@@ -373,7 +373,7 @@ class ChainVerifier:
             return
         if self._is_constant(index) or not tensor.nbytes or index in self._moved:
             return
-        if index not in self._given and self._step >= self._viewed.get(index, 0):
+        if index not in self._caller_values and self._step >= self._viewed.get(index, 0):
             self._refuse(
                 f"found tensor {index} without memory: it is not a constant, has no "
                 "allocation_info, is neither input, output nor the target of a move, and no view "

@@ -64,12 +64,12 @@ class RealSizes:
         return self._sizes[number]
 
     def run(self, node: XnnNode) -> None:
-        """Let the next node compute; its fields are verified."""
+        """Compute the result sizes of the next node, whose fields are verified."""
         sizes = self._after(node)
         if sizes is not None:
             self._sizes[node.outputs[0]] = sizes
         else:
-            # What was declared may have been asked for.
+            # The declared sizes may have been stored by `of` before.
             self._sizes.pop(node.outputs[0], None)
 
     def most(self, node: XnnNode) -> int | None:

@@ -1,4 +1,4 @@
-"""Checks of an XNNPACK payload: what the runtime takes from it without one."""
+"""Checks of an XNNPACK payload that the runtime itself lacks."""
 
 from __future__ import annotations
 
@@ -149,15 +149,15 @@ def _verify_constant(
 
 
 def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
-    """Refuse values that nothing makes, that two nodes make, or that make themselves."""
+    """Refuse values without a producer, with two producers, or in a cycle."""
     makers: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
         for result in node.outputs:
             value = values[result]
             if result in makers or value.constant or value.flags == XnnValue.INPUT:
                 raise damaged(
-                    f"found value {result} as the result of {node.operator.label}, which is given "
-                    "already"
+                    f"found value {result} as the result of {node.operator.label}, which has a "
+                    "source already"
                 )
             makers[result] = number
     for value in graph.values:

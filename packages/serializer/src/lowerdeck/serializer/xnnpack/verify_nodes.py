@@ -1,4 +1,4 @@
-"""Checks of the fields and operands of XNNPACK nodes, on which the runtime dies."""
+"""Checks of the fields and operands of XNNPACK nodes that can crash the runtime."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class NodeVerifier:
                 if number in packed and self._values[number].constant:
                     raise damaged(
                         f"found the constant {number} as a filter or bias, and as an input of "
-                        f"{node.operator.label}: the runtime frees it for the first and dies at "
-                        "the second if the file is mapped; make it two values"
+                        f"{node.operator.label}: the runtime frees it after the first and crashes "
+                        "at the second if the file is mapped; make it two values"
                     )
 
     def _verify_declared(self, node: XnnNode, most: int | None) -> None:
@@ -114,7 +114,7 @@ class NodeVerifier:
             raise damaged(f"found the order {order}, expected one of {rank} sizes")
 
     def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
-        """Refuse windows larger than what they slide over, whose results the runtime dies of."""
+        """Refuse windows larger than their padded input: their results crash the runtime."""
         same = node.number("flags") & XnnNode.SAME_PADDING
         if node.operator not in WINDOWS or same or len(sizes) != 4:
             return
@@ -136,7 +136,7 @@ class NodeVerifier:
             if bool(bias.constant) != bool(filters.constant):
                 raise damaged(
                     f"found a {label} of which exactly one of filter and bias is constant: the "
-                    "runtime frees that one and reads it again, and dies if the file is mapped"
+                    "runtime frees that one and reads it again, and crashes if the file is mapped"
                 )
         if not filters.constant:
             return
@@ -154,7 +154,7 @@ class NodeVerifier:
         if four_bits and node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS:
             raise damaged(
                 f"found a {label} of floats by a transposed filter of 4 bits, on which the "
-                "runtime dies"
+                "runtime crashes"
             )
 
 
