@@ -176,7 +176,10 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
         ),
         "the constant 2 as a filter or bias, and as an input of Abs",
     ),
-    "two makers": (lambda: chain(unary(0, 1), unary(0, 1)), "1 as the result of Abs, which is g"),
+    "two makers": (
+        lambda: chain(unary(0, 1), unary(0, 1)),
+        "1 as the result of Abs, which has a source",
+    ),
     "made input": (lambda: chain(unary(0, 1), unary(1, 0)), "0 as the result of Abs"),
     "made constant": (
         lambda: chain(unary(0, 1), unary(0, 2), values=[constant(2)]),

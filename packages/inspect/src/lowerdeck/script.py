@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         As ``lowerdeck.inspect.command_line.main``.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was asked for.
+        SystemExit: The arguments are wrong, or help or the version was requested.
 
     Example:
         >>> import contextlib, io

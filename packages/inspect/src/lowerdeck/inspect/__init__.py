@@ -47,9 +47,9 @@ if not TYPE_CHECKING:  # A type checker would accept any name.
     def __getattr__(name: str) -> Any:
         """Return a name whose module is imported at its first use."""
         for module in _MODULES if name in __all__ else ():
-            found = importlib.import_module(f"{__name__}.{module}")
-            if hasattr(found, name):
-                globals()[name] = getattr(found, name)
+            submodule = importlib.import_module(f"{__name__}.{module}")
+            if hasattr(submodule, name):
+                globals()[name] = getattr(submodule, name)
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

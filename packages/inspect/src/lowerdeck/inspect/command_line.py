@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         What the command returns, or the :class:`ExitStatus` of the error that ended it.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was asked for.
+        SystemExit: The arguments are wrong, or help or the version was requested.
 
     Example:
         >>> import contextlib, io
@@ -82,7 +82,7 @@ def run_command(
         loading: Called with the command's name, gives what its module is imported inside.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was asked for.
+        SystemExit: The arguments are wrong, or help or the version was requested.
     """
     name = arguments[0] if arguments else ""
     # Known before anything is parsed or loaded, for that can fail as well.
@@ -112,9 +112,9 @@ def _show_traceback(error: BaseException) -> None:
 
 
 def _run(arguments: list[str], loading: Loading | None) -> int:
-    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    entries = {entry.name: entry for entry in installed_entries(GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
-        say(*_menu(found).splitlines())
+        say(*_menu(entries).splitlines())
         return ExitStatus.DONE
     if arguments[0] == "--version":
         say(*_versions().splitlines())
@@ -124,7 +124,7 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
     ours = COMMANDS.get(name, ("", ""))[0] == "lowerdeck-inspect"
     with nullcontext() if ours or "--debug" in arguments else _quiet_libraries():
         with loading(name) if loading else nullcontext():
-            command = _load(name, found)
+            command = _load(name, entries)
         return command.run(_parser(name, command).parse_args(arguments[1:]))
 
 
@@ -146,15 +146,15 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
 
 def root_parser() -> argparse.ArgumentParser:
     """Return a parser with every installed command, for shell completion."""
-    found = {entry.name: entry for entry in installed_entries(GROUP)}
+    entries = {entry.name: entry for entry in installed_entries(GROUP)}
     parser = argparse.ArgumentParser(prog="lowerdeck")
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()
-    for name in sorted(found):
+    for name in sorted(entries):
         # `lowerdeck doctor` reports commands that cannot be imported.
         with suppress(CommandError):
-            command = _load(name, found)
-            command.configure(commands.add_parser(name, help=_description(name, found)))
+            command = _load(name, entries)
+            command.configure(commands.add_parser(name, help=_description(name, entries)))
     return parser
 
 
@@ -240,21 +240,21 @@ def _let_go_of_stdout() -> None:
         os.close(nowhere)
 
 
-def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
-    if name not in found:
-        known = ", ".join(sorted(found))
+def _load(name: str, entries: Mapping[str, EntryPoint]) -> Command:
+    if name not in entries:
+        names = ", ".join(sorted(entries))
         complain(
             "",
             f"{COMMANDS[name][0]} is not installed: pip install {COMMANDS[name][0]}"
             if name in COMMANDS
-            else f"there is no command {name!r}; installed are: {known}",
+            else f"there is no command {name!r}; installed are: {names}",
         )
         raise SystemExit(ExitStatus.USAGE)
     try:
-        command: Command = found[name].load()
+        command: Command = entries[name].load()
     except (Exception, SystemExit) as error:
         raise CommandError(
-            f"this command ({found[name].value}) cannot be loaded: {type(error).__name__}: "
+            f"this command ({entries[name].value}) cannot be loaded: {type(error).__name__}: "
             f"{error}; --debug shows where",
             ExitStatus.FAILED,
         ) from error
@@ -263,34 +263,34 @@ def _load(name: str, found: Mapping[str, EntryPoint]) -> Command:
 
 def _versions() -> str:
     """Return the installed packages of ours with their versions, one in a line."""
-    found = {
+    versions = {
         distribution.metadata["Name"]: distribution.version
         for distribution in distributions()
         if re.match("lowerdeck(-|$)", distribution.metadata["Name"] or "")
     }
-    return "\n".join(f"{name} {version}" for name, version in sorted(found.items()))
+    return "\n".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
-def _description(name: str, found: Mapping[str, EntryPoint]) -> str:
+def _description(name: str, entries: Mapping[str, EntryPoint]) -> str:
     """Return one line about a command without importing it."""
     if name in COMMANDS:
         return COMMANDS[name][1]
-    distribution = found[name].dist
+    distribution = entries[name].dist
     if distribution is None:
-        return f"from {found[name].module}"
+        return f"from {entries[name].module}"
     return distribution.metadata["Summary"] or f"from {distribution.name}"
 
 
-def _menu(found: Mapping[str, EntryPoint]) -> str:
+def _menu(entries: Mapping[str, EntryPoint]) -> str:
     """List the installed commands: Lowerdeck's in the order of use, then others by name."""
-    names = [name for name in COMMANDS if name in found]
-    names += sorted(found.keys() - COMMANDS.keys())
+    names = [name for name in COMMANDS if name in entries]
+    names += sorted(entries.keys() - COMMANDS.keys())
     width = max(map(len, names), default=0)
     return "\n".join(
         (
             "usage: lowerdeck COMMAND [ARGUMENT ...]",
             "",
-            *(f"  {name:<{width}}  {_description(name, found)}" for name in names),
+            *(f"  {name:<{width}}  {_description(name, entries)}" for name in names),
             "",
             "`lowerdeck COMMAND --help` shows the arguments of a command, `lowerdeck --version` "
             "the installed packages.",

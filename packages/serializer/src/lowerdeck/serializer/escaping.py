@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 
 # Control characters steer a terminal; format characters turn the order of what is read or take
-# no width; surrogates, private and unassigned ones print as anything or not at all; separators
-# of lines would begin a line of their own.
+# no width; surrogates, private and unassigned ones print as anything or not at all; line
+# separators would begin another line.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LONGEST = 200
 
@@ -34,8 +34,8 @@ def printable(text: str, *, encoding: str | None = None) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    shown = "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
-    return shown.encode(encoding, "backslashreplace").decode(encoding) if encoding else shown
+    escaped = "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
+    return escaped.encode(encoding, "backslashreplace").decode(encoding) if encoding else escaped
 
 
 def quoted(text: str) -> str:

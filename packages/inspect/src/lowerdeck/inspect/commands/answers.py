@@ -36,7 +36,7 @@ EXIT_STATUS_HELP = (
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked for; the message is all that its user sees.
+    """A command cannot do its task; the message is all that its user sees.
 
     Attributes:
         exit_status: The command's exit status.
@@ -48,7 +48,7 @@ class CommandError(Exception):
 
 
 def say(*lines: str) -> None:
-    """Print lines that hold names from files, so that none of them steers the terminal.
+    """Print lines with names from files, escaped so that they cannot control the terminal.
 
     Args:
         lines: The lines; what is not plainly visible in them is escaped.
@@ -66,7 +66,7 @@ def printing() -> Iterator[None]:
 
     Raises:
         CommandError: It cannot be written, or is closed.
-        BrokenPipeError: Its reader went away, which is no error.
+        BrokenPipeError: Its reader closed the pipe, which callers do not treat as an error.
     """
     if is_closed("stdout"):
         raise CommandError("stdout is closed", ExitStatus.FAILED)
@@ -155,7 +155,7 @@ def flush_stdout() -> None:
 
     Raises:
         CommandError: It cannot be written.
-        BrokenPipeError: Its reader went away, which is no error.
+        BrokenPipeError: Its reader closed the pipe, which callers do not treat as an error.
     """
     if is_closed("stdout"):
         return  # Printing has failed before.

@@ -56,12 +56,12 @@ class DiffCommand:
         """
         traces = args.traces or []
         keep_apart(
-            read=[("A", args.old), ("B", args.new), *(("--traces", one) for one in traces)],
+            read=[("A", args.old), ("B", args.new), *(("--traces", trace) for trace in traces)],
             written=[("--html", args.html)],
         )
         if traces and args.html is None:
             raise CommandError(
-                "--traces is for the page of --html, which is not asked for", ExitStatus.USAGE
+                "--traces needs --html: traces are shown only on the page", ExitStatus.USAGE
             )
         with ExitStack() as stack:
             old, new = (_open(path, stack) for path in (args.old, args.new))
@@ -131,25 +131,25 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
         if entry["kind"] == "delegate" and entry["change"] != "changed":
             continue  # shown above, with its settings
         kind, name = entry["kind"], entry["name"]
-        what = name if name.startswith(f"{kind} ") else f"{kind} {name}"
+        label = name if name.startswith(f"{kind} ") else f"{kind} {name}"
         sizes = f"{size_text(entry['old'])} -> {size_text(entry['new'])}"
-        yield f"{what}: {entry['change']}, {sizes}"
+        yield f"{label}: {entry['change']}, {sizes}"
 
 
 def _structure_differences(name: str, *sides: ContainerMetadata | None) -> Iterator[str]:
     """Yield a line for each structure of inputs or outputs that is not the same."""
-    for field, what in (("encoded_inp_str", "inputs"), ("encoded_out_str", "outputs")):
+    for field, label in (("encoded_inp_str", "inputs"), ("encoded_out_str", "outputs")):
         texts = [str(getattr(side, field, "")) for side in sides]
         if texts[0] != texts[1]:
-            yield f"method {name}: structure of {what}: {clip(texts[0])} -> {clip(texts[1])}"
+            yield f"method {name}: structure of {label}: {clip(texts[0])} -> {clip(texts[1])}"
 
 
 def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     name = old["name"]
     for kind in ("inputs", "outputs"):
         if old[kind] != new[kind]:
-            shown = [", ".join(value["text"] for value in side[kind]) for side in (old, new)]
-            yield f"method {name}: {kind}: ({shown[0]}) -> ({shown[1]})"
+            texts = [", ".join(value["text"] for value in side[kind]) for side in (old, new)]
+            yield f"method {name}: {kind}: ({texts[0]}) -> ({texts[1]})"
     if old["planned_memory"] != new["planned_memory"]:
         sizes = [sum(m["size"] for m in side["planned_memory"]) for side in (old, new)]
         yield f"method {name}: planned memory: {size_text(sizes[0])} -> {size_text(sizes[1])}"
@@ -166,22 +166,22 @@ def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterato
         old, new = olds[name, number], news[name, number]
         rows = pair_rows(old, new)
         lines = [f"- {old[a]}" if b < 0 else f"+ {new[b]}" for a, b in rows if a < 0 or b < 0]
-        what = f"method {name}: delegate {number}"
-        yield from (f"{what}: {line}" for line in lines[:_MOST_LINES])
+        label = f"method {name}: delegate {number}"
+        yield from (f"{label}: {line}" for line in lines[:_MOST_LINES])
         if len(lines) > _MOST_LINES:
-            yield f"{what}: ... and {len(lines) - _MOST_LINES} operators more"
+            yield f"{label}: ... and {len(lines) - _MOST_LINES} operators more"
 
 
 def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:
     """Return the operators of each delegate that can be read, by method and number in it."""
     counts: Counter[str] = Counter()
-    found = {}
+    payloads = {}
     for entry in summary["delegates"]:
         key = entry["method"], counts[entry["method"]]
         counts[entry["method"]] += 1
         if entry["payload"] is not None:
-            found[key] = entry["payload"]["nodes"]
-    return found
+            payloads[key] = entry["payload"]["nodes"]
+    return payloads
 
 
 def _of_delegates(summary: dict[str, Any]) -> Counter[str]:

@@ -49,9 +49,10 @@ class DoctorCommand:
             imported.
         """
         installed: dict[str, Distribution] = {}
-        for one in distributions():
+        for distribution in distributions():
             # Of two with one name, Python imports the first.
-            installed.setdefault(canonicalize_name(one.metadata["Name"] or ""), one)
+            key = canonicalize_name(distribution.metadata["Name"] or "")
+            installed.setdefault(key, distribution)
         ours = [name for name in sorted(installed) if re.match("lowerdeck(-|$)", name)]
         targets = {name: _targets(name, installed[name]) for name in ours}
         if _RUNTIME in installed:
@@ -61,10 +62,11 @@ class DoctorCommand:
         commands: list[str] = []
         unmet = []
         for name in ours:
-            own = [one.name for one in installed[name].entry_points.select(group=_GROUP)]
+            points = installed[name].entry_points.select(group=_GROUP)
+            own = [point.name for point in points]
             commands += own
-            told = f"  (lowerdeck {', '.join(own)})" if own else ""
-            lines.append(f"{name} {installed[name].version}{told}")
+            suffix = f"  (lowerdeck {', '.join(own)})" if own else ""
+            lines.append(f"{name} {installed[name].version}{suffix}")
             for text, extra in _unmet(installed[name], installed):
                 unmet += [] if extra else [text]
                 lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {text}")
@@ -128,14 +130,16 @@ def _unmet(
     extras = distribution.metadata.get_all("Provides-Extra") or []
     for requirement in map(Requirement, distribution.requires or ()):
         marker = requirement.marker
-        applies = [one for one in ("", *extras) if not marker or marker.evaluate({"extra": one})]
-        found = installed.get(canonicalize_name(requirement.name))
-        version = found.version if found else None
+        applies = [
+            extra for extra in ("", *extras) if not marker or marker.evaluate({"extra": extra})
+        ]
+        installed_distribution = installed.get(canonicalize_name(requirement.name))
+        version = installed_distribution.version if installed_distribution else None
         if not applies or (version and requirement.specifier.contains(version, prereleases=True)):
             continue  # Met, or for another version of Python or another system.
-        wanted = f"{requirement.name}{requirement.specifier}"
+        requirement_text = f"{requirement.name}{requirement.specifier}"
         there = f", found {version}" if version else ""
-        yield f"{wanted}{there}: pip install '{wanted}'", applies[0]
+        yield f"{requirement_text}{there}: pip install '{requirement_text}'", applies[0]
 
 
 command = DoctorCommand()

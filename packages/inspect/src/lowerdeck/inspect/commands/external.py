@@ -58,9 +58,9 @@ def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
     yield f"{name}: {size_text(summary['size'])}, external data, {version}, {count}"
     if entries:
         yield ""
-    shown = entries[:_MOST_ROWS]
-    width = max((len(entry["text"]) for entry in shown), default=0)
-    for entry in shown:
+    rows = entries[:_MOST_ROWS]
+    width = max((len(entry["text"]) for entry in rows), default=0)
+    for entry in rows:
         share = share_text(entry["size"], summary["size"])
         size = size_text(entry["size"])
         yield f"  {size:>9}  {share:>7}  {entry['text']:<{width}}  {entry['key']}"
@@ -70,11 +70,11 @@ def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
 
 def _entry(key: str, entry: ExternalEntry) -> dict[str, Any]:
     layout, size = entry.tensor_layout, storage_size(entry.data)
-    told: dict[str, Any] = {"key": key, "size": size, "alignment": entry.alignment}
+    common: dict[str, Any] = {"key": key, "size": size, "alignment": entry.alignment}
     if layout is None:
-        return {**told, "kind": "bytes", "text": "bytes"}
+        return {**common, "kind": "bytes", "text": "bytes"}
     return {
-        **told,
+        **common,
         "kind": "tensor",
         "text": f"{dtype_name(layout.scalar_type)}{list(layout.sizes)}",
         "dtype": dtype_name(layout.scalar_type),

@@ -71,7 +71,7 @@ def write_parts(parts: list[Stored], target: Path) -> int:
         target: The folder; it must not exist.
 
     Raises:
-        CommandError: The folder exists.
+        CommandError: The output folder exists already.
         OSError: It cannot be written.
     """
     if target.exists() or target.is_symlink():

@@ -59,7 +59,7 @@ class InspectCommand:
             0.
 
         Raises:
-            CommandError: The file is malformed or cannot be opened, a page was asked for of a
+            CommandError: The file is malformed or cannot be opened, a page was requested for a
                 `.ptd`, or the page cannot be written or would replace the file.
         """
         keep_apart(
@@ -67,7 +67,7 @@ class InspectCommand:
         )
         if args.trace is not None and args.html is None:
             raise CommandError(
-                "--trace is for the page of --html, which is not asked for", ExitStatus.USAGE
+                "--trace needs --html: the trace is shown only on the page", ExitStatus.USAGE
             )
         with reading(args.file):
             external = is_external(args.file)

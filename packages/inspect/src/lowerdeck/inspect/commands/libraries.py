@@ -23,9 +23,9 @@ def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
         >>> libraries_of(["aten::add.out", "llama::custom_sdpa.out", "mine::twice.out"])
         {'custom_ops': ['llama::custom_sdpa.out'], "the application's own": ['mine::twice.out']}
     """
-    found: dict[str, list[str]] = {}
+    libraries: dict[str, list[str]] = {}
     for operator in sorted(set(operators)):
         namespace = operator.partition("::")[0]
         if namespace not in ALWAYS:
-            found.setdefault(LIBRARIES.get(namespace, OWN), []).append(operator)
-    return found
+            libraries.setdefault(LIBRARIES.get(namespace, OWN), []).append(operator)
+    return libraries

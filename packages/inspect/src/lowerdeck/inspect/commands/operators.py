@@ -48,8 +48,8 @@ class OperatorsCommand:
         """
         with reading(args.file), open_pte(args.file) as file:
             # Indices in a file are anyone's: only of a right one are they operators and values.
-            found = operator_kernels(verify_pte(file.data))
-        lines = selective_build_lines(found, str(args.file)) if args.yaml else _lines(found)
+            kernels = operator_kernels(verify_pte(file.data))
+        lines = selective_build_lines(kernels, str(args.file)) if args.yaml else _lines(kernels)
         say(*lines)
         return ExitStatus.DONE
 
@@ -63,27 +63,27 @@ def operator_kernels(program: Program) -> dict[str, list[str]]:
         tensors by its first, its type's number and the order of its dimensions. An operator that
         is never called has none.
     """
-    found: dict[str, set[str]] = {}
+    kernels: dict[str, set[str]] = {}
     for plan in program.execution_plan:
         names = [operator.full_name for operator in plan.operators]
         for name in names:
-            found.setdefault(name, set())
+            kernels.setdefault(name, set())
         for chain in plan.chains:
             for instruction in chain.instructions:
                 call = instruction.instr_args
                 if isinstance(call, KernelCall):
-                    found[names[call.op_index]].add(_key(plan, call.args))
-    return {name: sorted(keys) for name, keys in sorted(found.items())}
+                    kernels[names[call.op_index]].add(_key(plan, call.args))
+    return {name: sorted(keys) for name, keys in sorted(kernels.items())}
 
 
 def _key(plan: ExecutionPlan, arguments: Sequence[int]) -> str:
     tensors = filter(None, (_tensor(plan, index) for index in arguments))
-    told = (f"{int(one.scalar_type)};{','.join(map(str, one.dim_order))}" for one in tensors)
-    return f"v1/{'|'.join(told)}".rstrip("/")
+    parts = (f"{int(item.scalar_type)};{','.join(map(str, item.dim_order))}" for item in tensors)
+    return f"v1/{'|'.join(parts)}".rstrip("/")
 
 
 def _tensor(plan: ExecutionPlan, index: int) -> Tensor | None:
-    """Return the tensor that stands for an argument, None for what is none."""
+    """Return a tensor argument, or the first tensor of a list argument; None for other kinds."""
     value = plan.values[index].val
     if isinstance(value, TensorList | OptionalTensorList):
         items = [plan.values[item].val for item in value.items if item >= 0]
@@ -91,7 +91,7 @@ def _tensor(plan: ExecutionPlan, index: int) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> list[str]:
+def selective_build_lines(kernels: Mapping[str, Sequence[str]], model: str) -> list[str]:
     """Return the lines of the YAML file that ExecuTorch's selective build takes.
 
     Args:
@@ -100,18 +100,18 @@ def selective_build_lines(found: Mapping[str, Sequence[str]], model: str) -> lis
     build = {
         "build_features": [],
         "custom_classes": [],
-        "et_kernel_metadata": {name: keys for name, keys in found.items() if keys},
+        "et_kernel_metadata": {name: keys for name, keys in kernels.items() if keys},
         "include_all_non_op_selectives": False,
         "include_all_operators": False,
         "kernel_metadata": {},
-        "operators": {name: {"debug_info": [model], **_ENTRY} for name in found},
+        "operators": {name: {"debug_info": [model], **_ENTRY} for name in kernels},
     }
     # Texts of a file are untrusted, and JSON is YAML whatever they hold.
     return json.dumps(build, indent=2).splitlines()
 
 
-def _lines(found: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for name, keys in found.items():
+def _lines(kernels: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for name, keys in kernels.items():
         yield json.dumps(name)[1:-1]
         yield from (f"  {key}" for key in keys)
 

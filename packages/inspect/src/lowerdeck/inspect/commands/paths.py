@@ -17,7 +17,7 @@ def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> No
     """Refuse outputs that are an input, another output or in no folder, before anything is done.
 
     A file is itself under whatever name: through links of both kinds and from any folder.
-    Devices and pipes are no such files: nothing in them is replaced.
+    Devices and pipes do not count: nothing in them is replaced.
 
     Args:
         read: What the command reads.

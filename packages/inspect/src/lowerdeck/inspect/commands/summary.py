@@ -44,7 +44,9 @@ def summarise(file: PteFile) -> dict[str, Any]:
         "program_size": file.program_size,
         "header": None if file.header is None else asdict(file.header),
         "methods": methods,
-        "kernel_libraries": libraries_of(name for one in methods for name in one["operators"]),
+        "kernel_libraries": libraries_of(
+            name for method in methods for name in method["operators"]
+        ),
         "needs": needs,
         "delegates": delegates,
         "constants": _stored(file.constants),
@@ -79,19 +81,19 @@ def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | No
                 "closed": seen[place].closed,
             }
         )
-    needed = [one.needs for one in seen.values() if one.needs is not None]
+    needed = [payload.needs for payload in seen.values() if payload.needs is not None]
     needs = {"release": needed[0][0], "reason": needed[0][1]} if needed else None
     return entries, needs
 
 
-def _payload(found: Contents) -> dict[str, Any] | None:
-    if found.closed:
+def _payload(contents: Contents) -> dict[str, Any] | None:
+    if contents.closed:
         return None
     return {
-        "operators": found.operators,
-        "constant_bytes": found.constant_bytes,
-        "nodes": list(found.lines),
-        "nodes_left_out": found.left_out,
+        "operators": contents.operators,
+        "constant_bytes": contents.constant_bytes,
+        "nodes": list(contents.lines),
+        "nodes_left_out": contents.left_out,
     }
 
 

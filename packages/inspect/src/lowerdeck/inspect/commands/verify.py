@@ -71,14 +71,16 @@ def _verify(path: Path, data: list[Path], hazards: list[Hazard]) -> None:
             # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
             with open_ptd(path):
                 return
-        given: set[str] = set()
-        for one in data:
-            with open_ptd(one) as external:
-                given.update(external.entries)
-        found: list[Hazard] = []
+        keys: set[str] = set()
+        for data_path in data:
+            with open_ptd(data_path) as external:
+                keys.update(external.entries)
+        reported: list[Hazard] = []
         with open_pte(path) as file:
-            verify_pte(file.data, on_hazard=found.append)
-        hazards += [one for one in found if not one.needs or not given.issuperset(one.needs)]
+            verify_pte(file.data, on_hazard=reported.append)
+        hazards += [
+            hazard for hazard in reported if not hazard.needs or not keys.issuperset(hazard.needs)
+        ]
         if data:
             with open_model(path, data):
                 return

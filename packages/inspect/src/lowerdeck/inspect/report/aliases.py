@@ -63,7 +63,7 @@ def join_views(
 
     for value in plan.inputs:
         write(value, 0)
-    for time, read, made in _accesses(plan, first, last, unfolded):
+    for time, read, results in _accesses(plan, first, last, unfolded):
         for value in read:
             if value in written:
                 continue
@@ -72,14 +72,14 @@ def join_views(
             if planned is None or planned[0] not in memories:
                 continue
             _, start, end = planned
-            found = list(unfolded.first_of(memories[planned[0]].inside(start, end)))
-            sources[value] = tuple(dict.fromkeys(source.value for source in found))
-            for source in found:
+            writes = list(unfolded.first_of(memories[planned[0]].inside(start, end)))
+            sources[value] = tuple(dict.fromkeys(source.value for source in writes))
+            for source in writes:
                 if source.start <= start and end <= source.end:
                     first[value] = min(first[value], source.time)
                 else:
                     last[source.value] = max(last[source.value], time)
-        for value in made:
+        for value in results:
             write(value, time)
     return sources
 
@@ -142,21 +142,21 @@ def _accesses(
                 case DelegateCall(_, args):
                     # The file does not say where inputs end: what is new here and wanted later
                     # is a result.
-                    made = [
+                    outputs = [
                         arg
                         for arg in args
                         if first[arg] == time and (last[arg] > time or arg in results)
                     ]
-                    yield time, [arg for arg in args if arg not in made], made
+                    yield time, [arg for arg in args if arg not in outputs], outputs
                 case MoveCall(source, target):
                     yield time, [source], [target]
             time += 1
-    # A result may be a view, too: the caller reads it when all has run.
+    # A result may also be a view: the caller reads it after the last step.
     yield max(time - 1, 0), unfolded.tensors(plan.outputs), []
 
 
 class _Unfolded:
-    """Counts what lists and ranges unfold to, and stops where no honest method comes near.
+    """Counts what lists and ranges unfold to, up to a limit far above that of valid methods.
 
     Many calls may take one long list, and many views one finely written range: their product
     grows with the square of the file. Past the limit a list counts as one value and a range as
@@ -174,15 +174,15 @@ class _Unfolded:
 
     def tensors(self, values: Iterable[int]) -> list[int]:
         """Return values with lists replaced by what they hold."""
-        found: list[int] = []
+        indices: list[int] = []
         for value in values:
             members = list_members(self._plan, value)
             if members and len(members) <= self._left:
                 self._left -= len(members)
-                found += members
+                indices += members
             else:
-                found.append(value)
-        return found
+                indices.append(value)
+        return indices
 
     def first_of(self, writes: Iterator[Write]) -> Iterator[Write]:
         """Yield writes for as long as the limit allows."""

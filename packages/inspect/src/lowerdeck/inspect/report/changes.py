@@ -85,14 +85,14 @@ _Key = tuple[str, str | None, object]
 
 def _by_content(program: Program) -> dict[_Key, list[Stored]]:
     """Return what a program stores by kind, name and digest."""
-    found: defaultdict[_Key, list[Stored]] = defaultdict(list)
+    items: defaultdict[_Key, list[Stored]] = defaultdict(list)
     # What is one range of a file is one view: it is read once, however many share it.
     digests: dict[int, object] = {}
     for item in all_stored(program):
         if id(item.storage) not in digests:
             digests[id(item.storage)] = _digest(item.storage)
-        found[item.kind, item.name, digests[id(item.storage)]].append(item)
-    return found
+        items[item.kind, item.name, digests[id(item.storage)]].append(item)
+    return items
 
 
 def _left_over(
@@ -109,11 +109,11 @@ def _left_over(
 
 
 def _change(
-    shown: Stored, change: str, before: Stored | None, after: Stored | None
+    stored: Stored, change: str, before: Stored | None, after: Stored | None
 ) -> dict[str, Any]:
     return {
-        "kind": shown.kind,
-        "name": clip(shown.label),
+        "kind": stored.kind,
+        "name": clip(stored.label),
         "change": change,
         "old": storage_size(before.storage) if before is not None else 0,
         "new": storage_size(after.storage) if after is not None else 0,
@@ -132,8 +132,8 @@ def _keys(plan: ExecutionPlan) -> list[Hashable]:
         # Numbers of values say nothing about another program: name members by their types.
         if isinstance(evalue.val, TensorList | OptionalTensorList):
             members = evalue.val.items[:_MOST_MEMBERS]
-            shown = [texts[m] if 0 <= m < index else "None" for m in members]
-            texts[index] = f"{len(evalue.val.items)} of {shown}"
+            parts = [texts[m] if 0 <= m < index else "None" for m in members]
+            texts[index] = f"{len(evalue.val.items)} of {parts}"
 
     def describe(values: list[int]) -> tuple[str, ...]:
         return tuple(texts[v] if 0 <= v < len(texts) else "?" for v in values)

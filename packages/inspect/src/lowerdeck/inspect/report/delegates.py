@@ -44,7 +44,7 @@ class DelegateEntries:
         Returns:
             Backend, size, calls, compile specs, the operators inside if the blob is readable
             (how often each, the number of a text that lists them, and how they are linked) or why
-            they are not told, and the beginning of the blob as text or as a hex dump.
+            they are unknown, and the beginning of the blob as text or as a hex dump.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
@@ -66,25 +66,25 @@ class DelegateEntries:
         }
 
     def _look(self, view: memoryview, backend: str) -> dict[str, Any]:
-        found = contents_of(view, backend)
-        lines = [*found.lines]
-        if found.left_out:
-            lines.append(f"... and {found.left_out} more")
+        contents = contents_of(view, backend)
+        lines = [*contents.lines]
+        if contents.left_out:
+            lines.append(f"... and {contents.left_out} more")
         return {
-            "ops": [[*pair] for pair in found.operators.items()],
+            "ops": [[*pair] for pair in contents.operators.items()],
             "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
-            "links": [[*links] for links in found.links],
-            "results": [[*pair] for pair in found.results.items()],
-            "closed": found.closed,
+            "links": [[*links] for links in contents.links],
+            "results": [[*pair] for pair in contents.results.items()],
+            "closed": contents.closed,
             "preview": blob_preview(view),
         }
 
 
 def blob_preview(view: memoryview) -> dict[str, Any]:
     """Return the beginning of a blob: ``text`` if it is text, else a ``hex`` dump."""
-    shown = _text_start(view)
-    if shown is not None:
-        return {"text": shown, "more": view.nbytes > _PREVIEW_TEXT}
+    text = _text_start(view)
+    if text is not None:
+        return {"text": text, "more": view.nbytes > _PREVIEW_TEXT}
     head = bytes(view[:_PREVIEW_BYTES])
     return {"hex": hex_dump(head), "more": view.nbytes > len(head)}
 

@@ -19,7 +19,7 @@ def html_report(
     Args:
         source: An open file, or a program; only a file has a map of its bytes.
         title: What to call it.
-        trace: What one call took, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
+        trace: Timings of one call, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
             the page shows the time of each instruction, and the module that it is from.
 
     Returns:

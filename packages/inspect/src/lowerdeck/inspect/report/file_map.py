@@ -63,15 +63,15 @@ def sections_entry(placement: Placement) -> list[dict[str, Any]]:
     Args:
         placement: Where the parts are.
     """
-    shown = []
+    sections = []
     end = 0
     for section in sorted(placement.sections, key=lambda s: (s.offset, -s.nbytes)):
         if section.offset > end:
-            shown.append(Section("unused", "padding", end, section.offset - end))
-        shown.append(section)
+            sections.append(Section("unused", "padding", end, section.offset - end))
+        sections.append(section)
         end = max(end, section.offset + section.nbytes)
     if placement.file_size > end:
-        shown.append(Section("unused", "after the last part", end, placement.file_size - end))
+        sections.append(Section("unused", "after the last part", end, placement.file_size - end))
     return [
         {
             "kind": section.kind,
@@ -79,7 +79,7 @@ def sections_entry(placement: Placement) -> list[dict[str, Any]]:
             "offset": number(section.offset),
             "nbytes": number(section.nbytes),
         }
-        for section in shown
+        for section in sections
     ]
 
 
@@ -149,8 +149,8 @@ def all_stored(program: Program) -> Iterator[Stored]:
         ("state", state, program.mutable_data),
     ):
         for index, buffer in enumerate(buffers[1:], start=1):
-            name, what, tensor = users.get(index, (None, "used by no tensor", None))
-            yield Stored(kind, index, name, what, buffer.storage, tensor)
+            name, usage, tensor = users.get(index, (None, "used by no tensor", None))
+            yield Stored(kind, index, name, usage, buffer.storage, tensor)
     backends = {
         delegate.processed.index: delegate.id
         for plan in program.execution_plan
@@ -178,12 +178,12 @@ def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
                 continue
             where = constants if tensor.allocation_info is None else state
             index_of = tensor.data_buffer_idx
-            name, what, first = where.get(index_of, (None, "", None))
+            name, usage, first = where.get(index_of, (None, "", None))
             reader = f", read by {readers[index]}" if index in readers else ""
             extra = tensor.extra_tensor_info
             own = extra.fully_qualified_name if extra is not None else None
-            shown = what or f"{tensor_text(tensor)}{reader}"
-            where[index_of] = (name or own, shown, first or tensor)
+            text = usage or f"{tensor_text(tensor)}{reader}"
+            where[index_of] = (name or own, text, first or tensor)
     return constants, state
 
 

@@ -77,11 +77,11 @@ def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
     """
     match step:
         case KernelCall(index, _):
-            known = 0 <= index < len(plan.operators)
-            return plan.operators[index].full_name if known else f"operator {index}"
+            in_range = 0 <= index < len(plan.operators)
+            return plan.operators[index].full_name if in_range else f"operator {index}"
         case DelegateCall(index, _):
-            known = 0 <= index < len(plan.delegates)
-            return f"delegate {plan.delegates[index].id if known else index}"
+            in_range = 0 <= index < len(plan.delegates)
+            return f"delegate {plan.delegates[index].id if in_range else index}"
     return None
 
 

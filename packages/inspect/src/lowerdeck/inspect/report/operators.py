@@ -62,8 +62,8 @@ def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
         backend: Id of its backend.
 
     Returns:
-        The contents, or why they are not shown: looking at a file must not fail on a blob, be it
-        broken, or of a backend that nobody here knows.
+        The contents, or why they are not shown: reporting on a file must not fail on a blob
+        that is malformed or of an unknown backend.
     """
     opener = _opener(backend)
     if opener is None and is_xnnpack(blob):
@@ -101,23 +101,23 @@ def _contents(graph: PayloadGraph) -> Contents:
     counts = Counter(_named(node.operator) for node in graph.nodes)
     for name, times in graph.nested.items():
         counts[_named(name)] += times
-    shown = graph.nodes[:_MOST_NODES]
-    wanted = {one for node in shown for one in (*node.inputs, *node.outputs)}
-    texts = {one: _described(graph.values[one]) for one in wanted if one in graph.values}
-    links, results = _flow(graph.arguments, shown)
+    nodes = graph.nodes[:_MOST_NODES]
+    ids = {number for node in nodes for number in (*node.inputs, *node.outputs)}
+    texts = {number: _described(graph.values[number]) for number in ids if number in graph.values}
+    links, results = _flow(graph.arguments, nodes)
     return Contents(
         dict(counts.most_common()),
         graph.constant_bytes,
-        tuple(_line(node, texts) for node in shown),
+        tuple(_line(node, texts) for node in nodes),
         links,
         results,
-        len(graph.nodes) - len(shown),
+        len(graph.nodes) - len(nodes),
         needs=graph.needs,
     )
 
 
 def _flow(
-    arguments: Mapping[int, int], shown: Sequence[PayloadNode]
+    arguments: Mapping[int, int], nodes: Sequence[PayloadNode]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
     """Return the links between nodes, and which node makes which argument of the delegate."""
     # Where a value is from so far; of a broken payload a node may read what comes after it.
@@ -125,23 +125,24 @@ def _flow(
     for position, value in arguments.items():
         source.setdefault(value, -1 - position)
     links = []
-    for number, node in enumerate(shown):
-        links.append(tuple(dict.fromkeys(source[one] for one in node.inputs if one in source)))
+    for number, node in enumerate(nodes):
+        origins = [source[value] for value in node.inputs if value in source]
+        links.append(tuple(dict.fromkeys(origins)))
         source.update(dict.fromkeys(node.outputs, number))
-    made = {position: source[value] for position, value in arguments.items()}
-    return tuple(links), {position: line for position, line in made.items() if line >= 0}
+    producers = {position: source[value] for position, value in arguments.items()}
+    return tuple(links), {position: line for position, line in producers.items() if line >= 0}
 
 
 def _line(node: PayloadNode, texts: Mapping[int, str]) -> str:
-    taken, made = (_listed(ids, texts) for ids in (node.inputs, node.outputs))
+    inputs, outputs = (_listed(ids, texts) for ids in (node.inputs, node.outputs))
     detail = f", {clip(node.detail)}" if node.detail else ""
-    return f"{_named(node.operator)}({taken}) -> {made}{detail}"
+    return f"{_named(node.operator)}({inputs}) -> {outputs}{detail}"
 
 
 def _listed(ids: Sequence[int], texts: Mapping[int, str]) -> str:
-    shown = [texts.get(one, "?") for one in ids[:_MOST_VALUES]]
-    more = len(ids) - len(shown)
-    return ", ".join([*shown, f"... and {more} more"] if more else shown)
+    listed = [texts.get(number, "?") for number in ids[:_MOST_VALUES]]
+    more = len(ids) - len(listed)
+    return ", ".join([*listed, f"... and {more} more"] if more else listed)
 
 
 def _named(name: str) -> str:

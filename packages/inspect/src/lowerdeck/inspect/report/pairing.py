@@ -12,8 +12,8 @@ _LARGEST_EXACT = 40_000
 """Gaps whose sides multiply to at most this are matched exactly, larger ones by anchors."""
 
 _WORK = 64
-"""Items looked at for each item given. Honest pairs take a few; what was built to split off one
-item at a time would take the square of its length, and is left unpaired where this ends."""
+"""Items to compare for each input item. Ordinary pairs take a few; input constructed to split off
+one item at a time would take quadratic time, and is left unpaired at this limit."""
 
 Row = tuple[int, int]
 
@@ -77,8 +77,8 @@ def _exact(
     matcher = SequenceMatcher(
         None, [old[i] for i in left], [new[i] for i in right], autojunk=False
     )
-    for what, start, end, begin, stop in matcher.get_opcodes():
-        if what == "equal":
+    for tag, start, end, begin, stop in matcher.get_opcodes():
+        if tag == "equal":
             rows += zip(left[start:end], right[begin:stop], strict=True)
         else:
             rows += [(index, -1) for index in left[start:end]]

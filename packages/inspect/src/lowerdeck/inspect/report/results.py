@@ -19,7 +19,7 @@ def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
     if not args:
         return 0
     members = list_members(plan, args[-1]) or (args[-1],)
-    # A list with more members than the call has arguments is not looked at: it may be long.
+    # A list with more members than the call has arguments is skipped: it may be long.
     if len(members) >= len(args):
         return 1
     before = args[-1 - len(members) : -1]

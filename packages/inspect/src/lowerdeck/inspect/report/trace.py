@@ -29,73 +29,75 @@ def watched_by(trace: str, program: Program) -> Watched:
         TraceError: It is none, or of another program.
     """
     try:
-        told = json.loads(trace)
-        found, digests = _watched(told["traceEvents"]), {**told["otherData"]["digests"]}
+        document = json.loads(trace)
+        measured, digests = _watched(document["traceEvents"]), {**document["otherData"]["digests"]}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TraceError(
             f"found {clip(trace, 40)!r}, expected a trace as `lowerdeck run FILE --trace OUT` "
             f"writes it ({type(error).__name__}: {error})"
         ) from error
     plans = {plan.name: plan for plan in program.execution_plan}
-    if found and not plans.keys() & found.keys():
+    if measured and not plans.keys() & measured.keys():
         raise TraceError(
-            f"the trace is of {', '.join(map(clip, found))}, the file has "
+            f"the trace is of {', '.join(map(clip, measured))}, the file has "
             f"{', '.join(map(clip, sorted(plans))) or 'no method'}: take the trace of this file"
         )
-    for name in plans.keys() & found.keys():
+    for name in plans.keys() & measured.keys():
         there, here = clip(str(digests.get(name)), 40), method_digest(program, plans[name])
         if there != here:
             raise TraceError(
                 f"the trace of {clip(name)!r} is of another program: its digest is {there}, that "
                 f"of the file {here}; take the trace of this file"
             )
-    return found
+    return measured
 
 
 def _watched(events: list[dict[str, Any]]) -> Watched:
-    found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
+    methods: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
     for event in events:
         about = event["args"]
         where = int(about["chain"]), int(about["instruction"])
-        method = found.setdefault(str(event["pid"]), {})
+        method = methods.setdefault(str(event["pid"]), {})
         nothing = {"time": 0.0, "module": "", "samples": [], "parts": [], "inside": []}
-        one = method.setdefault(where, nothing)
+        record = method.setdefault(where, nothing)
         spent = float(event["dur"])
         if not math.isfinite(spent):
             raise ValueError(f"a duration of {spent}")
         if event["cat"] == "instruction":
             # A loop runs an instruction several times.
-            one["time"] += spent
-            one["module"] = clip(str(about["module"]))
-            one["samples"] = _samples(about)
+            record["time"] += spent
+            record["module"] = clip(str(about["module"]))
+            record["samples"] = _samples(about)
             continue
         part = str(event["name"]).rpartition("/")[2]
         if part.isdecimal() and int(part) < _MOST_PARTS:
-            parts = one["parts"]
+            parts = record["parts"]
             parts += [None] * (int(part) + 1 - len(parts))
             parts[int(part)] = (parts[int(part)] or 0.0) + spent
-            one["inside"] += [[] for _ in range(len(parts) - len(one["inside"]))]
-            one["inside"][int(part)] = _samples(about)
-    return found
+            record["inside"] += [[] for _ in range(len(parts) - len(record["inside"]))]
+            record["inside"][int(part)] = _samples(about)
+    return methods
 
 
 def _samples(about: Mapping[str, Any]) -> list[float | None]:
     """Return some numbers of a result."""
-    found = [None if one is None else float(one) for one in about.get("samples", [])]
-    return [one if one is None or math.isfinite(one) else None for one in found][:_MOST_SAMPLES]
+    samples = [None if sample is None else float(sample) for sample in about.get("samples", [])]
+    return [sample if sample is None or math.isfinite(sample) else None for sample in samples][
+        :_MOST_SAMPLES
+    ]
 
 
 def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:
-    """Return what is known of each instruction of a method, None if nothing is of any.
+    """Return the measurements of each instruction of a method, None if there are none.
 
     Args:
         watched: Times from a trace.
     """
-    told = watched.get(plan.name)
-    if told is None:
+    measured = watched.get(plan.name)
+    if measured is None:
         return None
     return [
-        told.get((chain, index))
-        for chain, one in enumerate(plan.chains)
-        for index in range(len(one.instructions))
+        measured.get((chain, index))
+        for chain, steps in enumerate(plan.chains)
+        for index in range(len(steps.instructions))
     ]

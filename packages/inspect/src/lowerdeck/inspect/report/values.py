@@ -66,9 +66,9 @@ def tensor_text(tensor: Tensor) -> str:
         tensor: Any tensor of a method.
     """
     bound = "" if tensor.shape_dynamism is TensorShapeDynamism.STATIC else "≤ "
-    shown = ", ".join(map(str, tensor.sizes[:_LONGEST_LIST]))
+    sizes = ", ".join(map(str, tensor.sizes[:_LONGEST_LIST]))
     more = ", …" if len(tensor.sizes) > _LONGEST_LIST else ""
-    return clip(f"{dtype_name(tensor.scalar_type)}[{bound}{shown}{more}]")
+    return clip(f"{dtype_name(tensor.scalar_type)}[{bound}{sizes}{more}]")
 
 
 def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
@@ -101,8 +101,8 @@ def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
         case BoolList(truths):
             return _list([str(item) for item in truths[:_LONGEST_LIST]], len(truths))
         case TensorList(tensors) | OptionalTensorList(tensors):
-            shown = ["None" if item < 0 else f"%{item}" for item in tensors[:_LONGEST_LIST]]
-            return _list(shown, len(tensors))
+            parts = ["None" if item < 0 else f"%{item}" for item in tensors[:_LONGEST_LIST]]
+            return _list(parts, len(tensors))
 
 
 def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
@@ -124,13 +124,13 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
         value = evalue.val
         text.append(texts.number_of(value_text(value, plan.values)))
         role.append(_role(value, index in inputs, index in outputs))
-        known = _name(value)
-        name.append(texts.number_of(clip(known)) if known else -1)
+        label = _name(value)
+        name.append(texts.number_of(clip(label)) if label else -1)
         nbytes.append(number(value.nbytes) if isinstance(value, Tensor) else 0)
         remark = _note(value)
         note.append(texts.number_of(remark) if remark else -1)
         if isinstance(value, TensorList | OptionalTensorList):
-            members[str(index)] = [one for one in value.items if one >= 0][:_MOST_MEMBERS]
+            members[str(index)] = [item for item in value.items if item >= 0][:_MOST_MEMBERS]
     return {
         "text": text,
         "name": name,
@@ -141,9 +141,9 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
     }
 
 
-def _list(shown: list[str], length: int) -> str:
-    more = [f"… {length - len(shown)} more"] if length > len(shown) else []
-    return clip(f"[{', '.join(shown + more)}]")
+def _list(parts: list[str], length: int) -> str:
+    more = [f"… {length - len(parts)} more"] if length > len(parts) else []
+    return clip(f"[{', '.join(parts + more)}]")
 
 
 def _int_at(index: int, values: Sequence[EValue]) -> str:

@@ -39,8 +39,8 @@ class BundledTensor:
         size, expected = storage_size(self.data), self.layout
         if expected.problem() or expected.nbytes == size:
             return expected.problem()
-        what = f"{self.sizes} of {self.scalar_type!r}"
-        return f"found {size} bytes for sizes {what}, expected {expected.nbytes}"
+        shape = f"{self.sizes} of {self.scalar_type!r}"
+        return f"found {size} bytes for sizes {shape}, expected {expected.nbytes}"
 
 
 BundledValue: TypeAlias = BundledTensor | Int | Bool | Double

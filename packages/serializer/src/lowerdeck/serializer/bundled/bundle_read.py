@@ -68,28 +68,28 @@ def deserialize_bundle(data: ReadableBuffer) -> BundledProgram:
             field="BundledProgram.program",
             offset=program_at,
         )
-    found: dict[str, MethodTestSuite] = {}
+    suites_by_name: dict[str, MethodTestSuite] = {}
     for at in tables.tables(suites, "BundledProgram.method_test_suites"):
         name_at, cases = tables.fields("BundledMethodTestSuite", at)
         name = tables.string(name_at, "BundledMethodTestSuite.method_name")
-        if name in found:
+        if name in suites_by_name:
             raise ContentError(
                 f"found method {name!r} twice",
                 field="BundledMethodTestSuite.method_name",
                 offset=at,
             )
         where = "BundledMethodTestSuite.test_cases"
-        found[name] = MethodTestSuite(
+        suites_by_name[name] = MethodTestSuite(
             name, [_case(reader, case) for case in tables.tables(cases, where)]
         )
-    return BundledProgram(program, list(found.values()), version)
+    return BundledProgram(program, list(suites_by_name.values()), version)
 
 
 def _case(reader: ObjectReader, position: int) -> MethodTestCase:
     inputs, outputs = reader.tables.fields("BundledMethodTestCase", position)
     case = MethodTestCase(
-        [one.val for one in reader.objects(inputs, "Value", "inputs")],
-        [one.val for one in reader.objects(outputs, "Value", "expected_outputs")],
+        [entry.val for entry in reader.objects(inputs, "Value", "inputs")],
+        [entry.val for entry in reader.objects(outputs, "Value", "expected_outputs")],
     )
     for value in (*case.inputs, *case.expected_outputs):
         problem = value.problem() if isinstance(value, BundledTensor) else ""

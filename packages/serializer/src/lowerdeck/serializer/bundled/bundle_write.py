@@ -48,7 +48,7 @@ def serialize_bundle(bundle: BundledProgram) -> bytes:
 def write_bundle(bundle: BundledProgram, path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write a bundled program to a ``.bpte`` file, streaming it, and return the size in bytes.
 
-    A path is written under a temporary name beside it and then renamed.
+    A path is written under a temporary name in its folder and then renamed.
 
     Args:
         bundle: The program and its test cases.
@@ -70,9 +70,9 @@ def bundle_pieces(bundle: BundledProgram) -> Iterator[Piece]:
     Raises:
         ProgramError: It cannot be written; the message names the field.
     """
-    given: object = bundle
-    if not isinstance(given, BundledProgram):
-        raise ProgramError(f"found a {type(given).__name__}, expected a BundledProgram")
+    untyped: object = bundle
+    if not isinstance(untyped, BundledProgram):
+        raise ProgramError(f"found a {type(untyped).__name__}, expected a BundledProgram")
     program = byte_view(bundle.program, "program")
     if program[4:8] != FILE_IDENTIFIER:
         raise ProgramError(

@@ -20,7 +20,7 @@ def serialize_etdump(runs: Sequence[RunData]) -> bytes:
     """Return runs as the bytes of an ETDump file.
 
     Args:
-        runs: What happened in each run.
+        runs: The events of each run.
 
     Raises:
         ProgramError: It cannot be written; the message names the field.
@@ -36,10 +36,10 @@ def serialize_etdump(runs: Sequence[RunData]) -> bytes:
 def write_etdump(runs: Sequence[RunData], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write runs to an ETDump file, and return its size in bytes.
 
-    A path is written under a temporary name beside it and then renamed.
+    A path is written under a temporary name in its folder and then renamed.
 
     Args:
-        runs: What happened in each run.
+        runs: The events of each run.
         path_or_file: Where to write: a path, by custom ending in ``.etdp``, or a file open for
             writing bytes.
 

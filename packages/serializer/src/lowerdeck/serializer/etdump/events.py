@@ -14,9 +14,9 @@ class ProfileEvent:
             delegate, ``Method::execute`` for a whole call, in the words of ExecuTorch's runtime.
         start_time: When it began, in nanoseconds from any moment.
         chain_index: Number of the chain.
-        instruction_id: Index of the instruction in it, -1 for what is none.
+        instruction_id: Index of the instruction in it, -1 for other events.
         delegate_debug_id: Debug identifier of a part of a delegate, None for all else.
-        delegate_debug_metadata: What else is known of that part.
+        delegate_debug_metadata: More data about that part.
     """
 
     name: str
@@ -33,9 +33,9 @@ class RunData:
     """One run, such as one call of a method.
 
     Attributes:
-        name: What runs are called that belong together; ExecuTorch's runtime says ``Execute``.
-        events: What happened, in the order of its ends.
-        bundled_input_index: Index of the test case that it was given, -1 for none.
+        name: Name shared by runs that belong together; ExecuTorch's runtime says ``Execute``.
+        events: The events of the run, in the order of their ends.
+        bundled_input_index: Index of its test case, -1 for none.
     """
 
     name: str = "Execute"

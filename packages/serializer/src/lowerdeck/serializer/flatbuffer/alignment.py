@@ -33,7 +33,7 @@ def check_power_of_two(alignment: int, name: str) -> None:
 
 
 def check_positive(alignment: int, name: str) -> None:
-    """Refuse an alignment that is no positive number, or absurdly large.
+    """Refuse an alignment that is not a positive number, or is absurdly large.
 
     Raises:
         ProgramError: ``alignment`` is below 1 or above 2**30.

@@ -1,4 +1,4 @@
-"""Equal blobs found by a cheap fingerprint first, then compared, then told by digests."""
+"""Find equal blobs: by a cheap fingerprint, then by comparison, then by digests."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class BlobIndex(Generic[T]):
         # The first blob of a fingerprint stays unread until a second one comes.
         self._first: dict[_Fingerprint, tuple[memoryview, T]] = {}
         self._others: dict[_Fingerprint, dict[bytes, T]] = {}
-        self._held: dict[int, tuple[memoryview, T]] = {}
+        self._by_id: dict[int, tuple[memoryview, T]] = {}
 
     def find(self, view: memoryview) -> T | None:
         """Return the value stored for these bytes, or None."""
-        # A view that is held cannot give its id to another one.
-        held = self._held.get(id(view))
-        if held is not None:
-            return held[1]
+        # The stored view is kept alive, so that its id is not reused.
+        cached = self._by_id.get(id(view))
+        if cached is not None:
+            return cached[1]
         key = _fingerprint(view)
         first = self._first.get(key)
         if first is None:
             return None
         if same_bytes(first[0], view):
-            found: T | None = first[1]
+            value: T | None = first[1]
         else:
             others = self._others.get(key)
-            found = others.get(_digest(view)) if others else None
-        if found is not None:
-            self._held[id(view)] = view, found
-        return found
+            value = others.get(_digest(view)) if others else None
+        if value is not None:
+            self._by_id[id(view)] = view, value
+        return value
 
     def add(self, view: memoryview, value: T) -> None:
         """Store ``value`` for these bytes; an earlier value for the same bytes stays first."""
         key = _fingerprint(view)
         first = self._first.setdefault(key, (view, value))
-        self._held.setdefault(id(view), (view, value))
+        self._by_id.setdefault(id(view), (view, value))
         if first[0] is view or same_bytes(first[0], view):
             return
         self._others.setdefault(key, {}).setdefault(_digest(view), value)
 
 
 def _fingerprint(view: memoryview) -> _Fingerprint:
-    # The ends and the middle tell weights of one shape apart without reading the file's gigabytes.
+    # The ends and the middle distinguish weights of one shape without reading gigabytes.
     size = len(view)
     middle = size // 2
     return (
@@ -69,5 +69,5 @@ def _fingerprint(view: memoryview) -> _Fingerprint:
 
 
 def _digest(view: memoryview) -> bytes:
-    # 256 bits: nobody can make two contents that collide.
+    # 256 bits: collisions cannot be constructed, not even on purpose.
     return blake2b(view, digest_size=32).digest()

@@ -1,7 +1,7 @@
 """The path of the first field that no file can hold, for the message of an error.
 
-Writing packs whole columns at once and does not know whose value a bad one is. Only where that
-fails is every field looked at by itself.
+The writer packs whole columns at once, so that its errors do not name the object. Each field is
+checked separately only after such an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def refuse(form: Format, item: Any, name: str, cause: Exception) -> NoReturn:
     Args:
         form: The fields of its class and of all that it holds.
         name: Name of its class.
-        cause: What went wrong, raised if there is no such field.
+        cause: What went wrong, raised if the field does not exist.
 
     Raises:
         ProgramError: A field has a wrong type or is out of range; the message names it.
@@ -45,7 +45,7 @@ def first_problem(form: Format, item: Any, name: str) -> str:
         return f": found {shown(item)}, expected a {name}"
     for field in form.tables[name]:
         if field.of in form.unions and not field.is_offset:
-            continue  # the class of a union's member tells its number
+            continue  # the number follows from the class of the union's member
         if isinstance(item, dict):
             value = item.get(field.name, None if field.is_offset else 0)
         else:

@@ -18,15 +18,15 @@ MAX_OPERATOR_NAME = 99
 """The runtime copies ``name.overload`` into 100 bytes, and crashes on a longer one."""
 
 MEMORY_PER_BYTE = 256
-"""A FlatBuffer may refer to one object many times, 4 bytes each. What it decodes to may
-take this many times the FlatBuffer's size; honest files that share all that can be shared stay
+"""A FlatBuffer may refer to one object many times, 4 bytes each. The decoded objects may
+take this many times the FlatBuffer's size; valid files that share all that can be shared stay
 below 160."""
 
 FREE_MEMORY = 1 << 16
-"""What a file may decode to in any case, so that tiny files need not be counted closely."""
+"""Decoded bytes allowed for any file, so that tiny files need no exact count."""
 
 PREVIEW_BYTES = 4096
-"""What is shown of the bytes of a compile spec or a blob; each reference to them costs as much."""
+"""Bytes of a compile spec or blob that are shown; each reference to them costs as much."""
 
 MAX_OVERLAP = 4
 """Segments, and constants within theirs, may together be this many times as long as the bytes
@@ -42,11 +42,11 @@ SLOT_COST = 8
 """Bytes that one entry of a list takes."""
 
 SHORT_LIST = 24
-"""A list of so many numbers is shared by many calls and tensors in honest files, too."""
+"""Valid files share lists of up to this length between many calls and tensors."""
 
 LONG_ENTRY_COST = 64
-"""What an entry past those costs wherever the list is referred to: a few long lists that all calls
-share would else unfold to dozens of entries a byte, each of which somebody walks over."""
+"""Cost of each entry past those, at each reference to the list: a few long lists that all calls
+share would else unfold to dozens of entries per byte, all of which are iterated over."""
 
 SHAPE_COST = 512
 """Bytes that one checked vtable takes, about."""

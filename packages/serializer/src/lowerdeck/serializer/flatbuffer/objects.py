@@ -58,9 +58,11 @@ class ObjectReader:
         read = reader.table(name)
         if fields and fields[-1].kind == "union":
             return self._union_maker(name, kind)
-        steps = [(at, step) for at, one in enumerate(fields) if (step := self._step(name, one))]
+        steps = [
+            (at, step) for at, member in enumerate(fields) if (step := self._step(name, member))
+        ]
         names = [field.name for field in fields]
-        order = [names.index(one.name) for one in dataclasses.fields(kind)]
+        order = [names.index(member.name) for member in dataclasses.fields(kind)]
         build: Callable[..., Any] = kind
         if order != sorted(order):
             build = lambda *values: kind(*itemgetter(*order)(values))  # noqa: E731
@@ -106,7 +108,7 @@ class ObjectReader:
         return make
 
     def _step(self, name: str, field: Field) -> _Step | None:
-        """Return what turns a field as it is in the table into an attribute, if anything must."""
+        """Return the conversion of a field to an attribute, None if it is stored as it is."""
         where = f"{name}.{field.name}"
         if field.of:
             members: _Lazy[int, Any] = _Lazy(lambda _: _absent(where))
@@ -131,7 +133,7 @@ class ObjectReader:
         return step
 
     def _reader_of(self, where: str, field: Field) -> Callable[[int], Any]:
-        """Return what reads the target of an offset."""
+        """Return the reader of an offset's target."""
         reader, item = self.tables, field.item
         if field.kind == "str":
             return lambda at: reader.string(at, where)
@@ -163,12 +165,12 @@ class ObjectReader:
 
 
 def _absent(where: str) -> NoReturn:
-    """Raise for a field that is not there, or is no member; what reads its table says where."""
+    """Raise for an absent field or union member; the reader of its table adds the place."""
     raise MissingFieldError("found none, expected one", field=where)
 
 
 class _Lazy(dict[_K, _V]):
-    """Values that are made when they are first asked for."""
+    """Dictionary that makes each value at its first lookup."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()

@@ -8,23 +8,23 @@ from pathlib import Path
 from lowerdeck.serializer.errors import ProgramError
 
 
-def require_path(given: object, *, otherwise: str = "") -> Path:
-    """Return a path, or say what was given in its place.
+def require_path(path_like: object, *, otherwise: str = "") -> Path:
+    """Return a path, or raise an error that names the type found.
 
     Args:
-        given: What should be a path.
+        path_like: The argument to check.
         otherwise: What else the caller takes, such as ``"or a file opened for writing bytes"``.
 
     Raises:
-        ProgramError: It is no path, or none that a file can have.
+        ProgramError: It is not a path, or not one that a file can have.
     """
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    path = os.fspath(path_like) if isinstance(path_like, str | os.PathLike) else path_like
     if isinstance(path, bytes):
         raise ProgramError("found bytes, expected a path: give os.fsdecode() of them")
     if not isinstance(path, str):
         more = f" {otherwise}" if otherwise else ""
         raise ProgramError(
-            f"found a {type(given).__name__}, expected a path, as str or os.PathLike{more}"
+            f"found a {type(path_like).__name__}, expected a path, as str or os.PathLike{more}"
         )
     if "\0" in path:
         raise ProgramError(f"found the path {path!r}, expected one without the character NUL")
@@ -35,7 +35,7 @@ def require_stem(tag: object) -> str:
     """Return the tag of external data, which names the file that they go to.
 
     Raises:
-        ProgramError: It is no stem of a file's name.
+        ProgramError: It is not the stem of a file name.
     """
     if not isinstance(tag, str) or not tag or "\0" in tag or Path(tag).name != tag:
         raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A run of bytes in another file, mapped only when it is written out."""
+    """A run of bytes in another file, mapped only when it is written."""
 
     path: str | PathLike[str]
     offset: int
@@ -53,7 +53,7 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
         what: What the bytes are, for the message.
 
     Raises:
-        ProgramError: ``storage`` has no buffer, or its elements do not lie in one run.
+        ProgramError: ``storage`` has no buffer, or it is not contiguous.
     """
     if isinstance(storage, FileRange):
         return storage.map()
@@ -113,7 +113,7 @@ def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
     """Return a buffer as a flat view, to look at; a range of a file is left unread: an empty view.
 
     Args:
-        storage: A buffer, copied if its elements do not lie in one run, or a range of a file.
+        storage: A buffer, copied if it is not contiguous, or a range of a file.
     """
     if isinstance(storage, FileRange):
         return memoryview(b"")

@@ -48,8 +48,8 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
 
     All are written under temporary names and flushed to the disk before the first is renamed. The
     last one is what refers to the others: while old and new ones could be mixed it is not there.
-    Whenever a process dies, the files are all old, or all new, or the last one is missing (and
-    lies under a hidden name beside its own, the old one as well as the new).
+    If the process crashes, the files are all old, or all new, or the last one is missing
+    (its old and new versions are in the same folder under hidden names).
 
     Args:
         files: The pieces and the path of each, that of the file that refers to the others last.
@@ -59,7 +59,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
         OSError: A file cannot be written; the old ones are as they were.
     """
     written = 0
-    made: list[_Made] = []
+    temporaries: list[_Temporary] = []
     try:
         for pieces, path in files:
             target = _target(path)
@@ -67,26 +67,26 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
                 with _open_special(path) as special:
                     written += _write_named(pieces, special, path)
                 continue
-            if any(other.path == target for other in made):
+            if any(other.path == target for other in temporaries):
                 raise ProgramError(f"{path}: found two files to write to it, expected one")
             handle, name = _new_file(target)
-            made.append(_Made(name, target))
+            temporaries.append(_Temporary(name, target))
             with os.fdopen(handle, "wb", buffering=0) as file:
                 written += _write_named(pieces, file, path)
                 with suppress(FileNotFoundError):
                     os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
                 os.fsync(file.fileno())
-        _replace(made)
+        _replace(temporaries)
     except BaseException:
-        for each in made:
+        for temporary in temporaries:
             with suppress(OSError):
-                os.unlink(each.name)  # noqa: PTH108
+                os.unlink(temporary.name)  # noqa: PTH108
         raise
     return written
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Temporary:
     """A file under its temporary name, and the path that it is for."""
 
     name: str
@@ -99,7 +99,7 @@ class _Made:
 
 
 def replaces_file(path: Path) -> bool:
-    """Return whether a file would be made or replaced at ``path``, which is no device or pipe.
+    """Return whether writing to ``path`` makes or replaces a file; not for devices and pipes.
 
     Args:
         path: Where something would be written.
@@ -110,33 +110,33 @@ def replaces_file(path: Path) -> bool:
     return _target(path) is not None
 
 
-def _replace(made: Sequence[_Made]) -> None:
+def _replace(temporaries: Sequence[_Temporary]) -> None:
     """Give files their names; what refers to the others goes first and comes back last."""
-    if len(made) == 1:
-        _rename(made[0].name, made[0].path)
+    if len(temporaries) == 1:
+        _rename(temporaries[0].name, temporaries[0].path)
         return
-    aside: list[_Made] = []
-    placed: list[_Made] = []
+    aside: list[_Temporary] = []
+    placed: list[_Temporary] = []
     try:
-        for each in reversed(made):
-            if each.path.exists():
-                aside.append(each)
-                _rename(each.path, each.aside)
-        for each in made:
-            placed.append(each)
-            _rename(each.name, each.path)
+        for temporary in reversed(temporaries):
+            if temporary.path.exists():
+                aside.append(temporary)
+                _rename(temporary.path, temporary.aside)
+        for temporary in temporaries:
+            placed.append(temporary)
+            _rename(temporary.name, temporary.path)
     except BaseException:
-        # Undone in the same order, so that no old file is beside a new one either.
-        for each in reversed(placed):
-            if not Path(each.name).exists():
-                each.path.unlink()
-        for each in reversed(aside):
-            if Path(each.aside).exists():
-                _rename(each.aside, each.path)
+        # Undone in the same order, so that old and new files are never mixed.
+        for temporary in reversed(placed):
+            if not Path(temporary.name).exists():
+                temporary.path.unlink()
+        for temporary in reversed(aside):
+            if Path(temporary.aside).exists():
+                _rename(temporary.aside, temporary.path)
         raise
-    for each in aside:
+    for temporary in aside:
         with suppress(OSError):
-            os.unlink(each.aside)  # noqa: PTH108
+            os.unlink(temporary.aside)  # noqa: PTH108
 
 
 def _rename(name: str | Path, path: str | Path) -> None:
@@ -176,7 +176,7 @@ def _open_special(path: Path) -> BinaryIO:
     number = {"/dev/stdout": "1", "/dev/stderr": "2"}.get(name, name.removeprefix("/dev/fd/"))
     if not number.isdecimal():
         return path.open("wb", buffering=0)
-    # Opened anew, a file would be cut and written from its start, over what was printed.
+    # Opened again by its path, a file would be truncated, and lose what was printed.
     return os.fdopen(os.dup(int(number)), "wb", buffering=0)
 
 
@@ -203,7 +203,7 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
 
 
 def _new_file(path: Path) -> tuple[int, str]:
-    """Create a file of an unused name beside ``path``; the module tempfile is slow to import."""
+    """Create a file with an unused name next to ``path``; module tempfile is slow to import."""
     while True:
         name = str(path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.tmp"))
         with suppress(FileExistsError):

@@ -164,14 +164,14 @@ class TableReader:
                 values = shape.pick((*values, 0, False, 0.0))
             if not shape.offsets:
                 return values
-            found = list(values)
+            record = list(values)
             for index, start in shape.offsets:
-                offset = found[index]
+                offset = record[index]
                 target = position + start + offset
                 if not offset or target > last:
                     self.target(position + start, offset, name, self._tables[name][index].name)
-                found[index] = target
-            return found
+                record[index] = target
+            return record
 
         return read
 
@@ -200,14 +200,14 @@ class TableReader:
 
     def target(self, slot: int, offset: int, table: str, field: str) -> int:
         """Return where the offset at ``slot`` leads, checked to be inside the FlatBuffer."""
-        found = slot + offset
-        if not offset or found > self.size - 4:
+        position = slot + offset
+        if not offset or position > self.size - 4:
             raise OffsetError(
-                f"found offset {offset}, which leads to byte {found} of {self.size}",
+                f"found offset {offset}, which leads to byte {position} of {self.size}",
                 field=f"{table}.{field}",
                 offset=slot,
             )
-        return found
+        return position
 
     def count(self, position: int, width: int, field: str) -> int:
         """Return the number of elements of the vector at ``position``, checked to be there.
@@ -250,8 +250,8 @@ class TableReader:
         Args:
             kind: Kind of their elements.
             field: What is read, for messages.
-            most: The limit of vectors with one number for each dimension, 0 for none: whoever
-                multiplies sizes would otherwise make a number as long as the file. The function
+            most: The limit of vectors with one number for each dimension, 0 for none: a product
+                of the sizes would otherwise be a number as long as the file. The function
                 raises a :class:`LimitError` where there are more.
         """
         leaves = self._leaves[kind]
@@ -259,10 +259,10 @@ class TableReader:
         short = min(most, SHORT_LIST)
 
         def read(position: int) -> list[Any]:
-            found = leaves.get(position)
-            if found is None:
-                found = leaves[position] = self._vector(position, kind, field, most)
-            count = len(found)
+            items = leaves.get(position)
+            if items is None:
+                items = leaves[position] = self._vector(position, kind, field, most)
+            count = len(items)
             if count > short:
                 if count > most:
                     self._refuse_rank(count, most, field, position)
@@ -270,7 +270,7 @@ class TableReader:
             self.budget -= LIST_COST + SLOT_COST * count
             if self.budget < 0:
                 self.spend(0, field, position)
-            return list(found)
+            return list(items)
 
         return read
 
@@ -307,10 +307,10 @@ class TableReader:
             run = min(4096, count - start)
             slot = position + 4 + 4 * start
             for offset in struct.unpack_from(f"<{run}I", self.data, slot):
-                found = slot + offset
-                if not offset or found > last:
+                target = slot + offset
+                if not offset or target > last:
                     self.target(slot, offset, field, "")
-                yield found
+                yield target
                 slot += 4
 
     def entry(self, vector: int, index: int) -> int:
@@ -323,18 +323,18 @@ class TableReader:
         """Return the string at ``position``.
 
         Raises:
-            MissingFieldError: It is absent.
-            TextError: It is no UTF-8, or not followed by a NUL.
+            MissingFieldError: The string is absent.
+            TextError: It is not UTF-8, or not followed by a NUL.
         """
         if not position:
             raise MissingFieldError("expected a string, found none", field=field)
-        found = self._strings.get(position)
-        if found is not None:
-            # Not stored again, but whoever walks over what was decoded meets it again.
-            self.budget -= LIST_COST + len(found)
+        cached = self._strings.get(position)
+        if cached is not None:
+            # Stored once, but every iteration over the decoded objects visits it again.
+            self.budget -= LIST_COST + len(cached)
             if self.budget < 0:
                 self.spend(0, field, position)
-            return found
+            return cached
         length = self.count(position, 1, field)
         end = position + 4 + length
         if end >= self.size or self.data[end]:
@@ -404,7 +404,7 @@ def root_position(data: memoryview) -> int:
     """Return the position of the root table, checked to be inside.
 
     Raises:
-        FormatError: The FlatBuffer is too short, or the root lies outside it.
+        FormatError: The FlatBuffer is too short, or the root is outside it.
     """
     if len(data) < 8:
         raise TruncatedError(

@@ -57,7 +57,7 @@ class Field(NamedTuple):
         is_required: Whether a table without it is refused.
         most: The most entries that its vector may have, 0 for any number.
         is_aligned: Whether its bytes are aligned more than to 4.
-        default: The number that stands for an absent field.
+        default: The value of an absent field.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Field(NamedTuple):
 
 
 class Format:
-    """The tables of one format, and the classes that stand for them.
+    """The tables of one format, and the classes that represent them.
 
     Attributes:
         tables: Fields of each table by its name.
@@ -126,7 +126,9 @@ class Format:
             return not field.is_required
         if name not in self._optional:
             fields = dataclasses.fields(self.classes[name])
-            self._optional[name] = frozenset(one.name for one in fields if one.default is None)
+            self._optional[name] = frozenset(
+                entry.name for entry in fields if entry.default is None
+            )
         return field.name in self._optional[name]
 
     def members(self, name: str) -> Mapping[int, IntEnum]:
@@ -199,4 +201,4 @@ ETDUMP_FORMAT = Format(
         ),
     }
 )
-"""What we write of an ETDump file; the root is ``ETDump``."""
+"""The tables that we write of an ETDump file; the root is ``ETDump``."""

@@ -1,6 +1,6 @@
 """The one writer of FlatBuffers: it grows them from the end, a column of equal tables at a time.
 
-Offsets lead forward only, so what a table refers to is written first, and lies behind it. All
+Offsets lead forward only, so what a table refers to is written first, and stored behind it. All
 tables of a kind are taken together: each field becomes a column that the interpreter's own loops
 convert, equal rows are stored once, and one ``struct`` packs the others.
 
@@ -28,7 +28,7 @@ from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Fie
 MAX_FLATBUFFER = (1 << 31) - 1
 """FlatBuffers' offsets are 32 bits wide and may not reach further than this."""
 UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueError, struct.error)
-"""What a value raises that its field cannot hold; it does not say whose value it is."""
+"""Exceptions for a value that does not fit its field; they do not name the object."""
 
 _Row = tuple[Any, ...]
 # After the 4 bytes that lead to the vtable: what needs no gap, then 8 bytes wide, then the small.
@@ -69,7 +69,7 @@ class Writer:
 
         Raises:
             ProgramError: The FlatBuffer is larger than its offsets can reach.
-            Exception: One of ``UNWRITABLE``.
+            Exception: A value does not fit its field; one of ``UNWRITABLE``.
         """
         (table,) = self._tables(name, [root])
         total = round_up(prefix + 8 + inserted + self._size, self._alignment)
@@ -111,10 +111,10 @@ class Writer:
         groups: defaultdict[_Row, list[_Row]] = defaultdict(list)
         for row in new:
             groups[tuple([row[at] is None for at in varying])].append(row)
-        found: dict[_Row, int] = {}
+        references: dict[_Row, int] = {}
         for group in groups.values():
-            found.update(zip(group, self._records(name, group), strict=True))
-        return [found[row] for row in rows]
+            references.update(zip(group, self._records(name, group), strict=True))
+        return [references[row] for row in rows]
 
     def _numbers(self, field: Field, column: list[Any]) -> Sequence[Any]:
         if field.kind == "bool" and {*map(type, column)} != {bool}:
@@ -124,7 +124,7 @@ class Writer:
         if field.code in _BITS:
             packed = struct.pack(f"<{len(column)}{field.code}", *column)
             return struct.unpack(f"<{len(column)}{_BITS[field.code]}", packed)
-        # Zeros are left out, so that what is none must not pass for one.
+        # Zeros are left out, so that other falsy values must not pass for 0.
         return column if {*map(type, column)} <= {int, bool} else list(map(index, column))
 
     def _union(self, field: Field, column: list[Any]) -> tuple[list[int], list[int]]:
@@ -145,15 +145,15 @@ class Writer:
         return [next(references[name]) for name in names]
 
     def _objects(self, name: str, field: Field, column: list[Any]) -> Sequence[int | None]:
-        """Write what a field refers to; None stands for nothing."""
+        """Write what a field refers to; None means absent."""
         kinds = {*map(type, column)}
         if type(None) not in kinds:
             return self._present(field, column, kinds)
         if not self._form.may_miss(name, field):
             raise TypeError(f"found None as {name}.{field.name}")
-        there = [one for one in column if one is not None]
-        found = iter(self._present(field, there, kinds - {type(None)}))
-        return [None if one is None else next(found) for one in column]
+        present = [item for item in column if item is not None]
+        references = iter(self._present(field, present, kinds - {type(None)}))
+        return [None if item is None else next(references) for item in column]
 
     def _present(self, field: Field, column: list[Any], kinds: Collection[type]) -> Sequence[int]:
         if field.item:
@@ -167,12 +167,12 @@ class Writer:
             if field.item == "bool" and {*map(type, chain.from_iterable(column))} - {bool}:
                 raise TypeError("expected True or False")
             pack, width = _packer(field.item), SCALAR_SIZES[field.item]
-            return self._add([pack(one) for one in column], wide=width == 8)
+            return self._add([pack(element) for element in column], wide=width == 8)
         if field.kind == "str":
-            raw = [one.encode() for one in column]
-            return self._add([len(one).to_bytes(4, "little") + one + b"\0" for one in raw])
+            texts = [element.encode() for element in column]
+            return self._add([len(text).to_bytes(4, "little") + text + b"\0" for text in texts])
         if field.kind == "bytes":
-            return [self._blob(field, byte_view(one, field.name)) for one in column]
+            return [self._blob(field, byte_view(element, field.name)) for element in column]
         if field.kind == "union":
             # One that is given as pairs of a table's name and a dictionary.
             return self._members([name for name, _ in column], [item for _, item in column])
@@ -180,30 +180,30 @@ class Writer:
 
     def _add(self, leaves: list[bytes], *, wide: bool = False) -> list[int]:
         """Write texts, vtables or vectors of numbers; wide ones are aligned after their count."""
-        known = self._leaves
+        references = self._leaves
         size, parts, places = 0, [], {}
         for leaf in dict.fromkeys(leaves):
-            if leaf not in known:
+            if leaf not in references:
                 parts.append(b"\0\0\0\0" + leaf if wide else leaf + bytes(-len(leaf) % 4))
                 places[leaf] = size + 4 if wide else size
                 size += len(parts[-1])
         if parts:
             start = self._push(b"".join(parts), 8 if wide else 4)
-            known.update({leaf: start - place for leaf, place in places.items()})
-        return [known[leaf] for leaf in leaves]
+            references.update({leaf: start - place for leaf, place in places.items()})
+        return [references[leaf] for leaf in leaves]
 
     def _blob(self, field: Field, view: memoryview) -> int:
-        found = self._blobs.find(view)
-        if found is None:
+        reference = self._blobs.find(view)
+        if reference is None:
             self._push(view, self._blob_alignment if field.is_aligned else 4)
-            found = self._push(len(view).to_bytes(4, "little"), 4)
-            self._blobs.add(view, found)
-        return found
+            reference = self._push(len(view).to_bytes(4, "little"), 4)
+            self._blobs.add(view, reference)
+        return reference
 
     def _lists(self, name: str, lists: list[Sequence[Any]]) -> list[int]:
         """Write vectors of tables."""
         references = iter(self._tables(name, [*chain.from_iterable(lists)]))
-        rows = [tuple(islice(references, len(one))) for one in lists]
+        rows = [tuple(islice(references, len(items))) for items in lists]
         new = [row for row in dict.fromkeys(rows) if row not in self._vectors]
         place = start = self._start(sum(4 + 4 * len(row) for row in new), 4)
         parts = []

@@ -1,8 +1,8 @@
-"""Limits that arguments of a kernel must keep beyond their kinds, or it ends the process.
+"""Limits on kernel arguments beyond their kinds; a kernel ends the process if one is violated.
 
-Found by calling every kernel of the official runtime with hostile arguments: most combinations
-that are wrong come back as an error. Which kernel has which limits is told in its row of the
-table; ``tests/interop`` holds the search.
+Found by calling every kernel of the official runtime with hostile arguments: most invalid
+combinations return an error. The limits of each kernel are listed in its row of the table; the
+search is in ``tests/interop``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Arguments:
     """The arguments of one call; what is known only at run time is None."""
 
     def __init__(self, values: list[schema.EValue], args: list[int], unknown: set[int]) -> None:
-        """Look at a call.
+        """Wrap the arguments of a call.
 
         Args:
             values: The values of its method.
@@ -68,7 +68,7 @@ class Arguments:
         return value if isinstance(value, schema.Tensor) else None
 
     def tensors(self, number: int) -> list[schema.Tensor | None]:
-        """Return the tensors of a list; None stands for an index that was left out."""
+        """Return the tensors of a list; None marks an omitted index."""
         value = self.value(number)
         if not isinstance(value, schema.TensorList | schema.OptionalTensorList):
             return []
@@ -148,9 +148,9 @@ def _types(call: Arguments, at: int, allowed: str) -> str | None:
 
 
 def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> str | None:
-    """Refuse a number, or one of a list, that is no dimension of a tensor.
+    """Refuse a number, or one of a list, that is not a dimension of a tensor.
 
-    It must be known, too: torch never computes one, so that no right file does.
+    Computed numbers are refused as well: torch never emits them, so no valid file has them.
     """
     tensor = call.tensor(of)
     if tensor is None:
@@ -167,10 +167,10 @@ def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> 
 
 def _alike(call: Arguments, at: int, other: int) -> str | None:
     """Refuse two tensors of different sizes."""
-    one, two = call.tensor(at), call.tensor(other)
-    if one is None or two is None or one.sizes == two.sizes:
+    left, right = call.tensor(at), call.tensor(other)
+    if left is None or right is None or left.sizes == right.sizes:
         return None
-    return f"found sizes {one.sizes} in argument {at}, expected {two.sizes} as in {other}"
+    return f"found sizes {left.sizes} in argument {at}, expected {right.sizes} as in {other}"
 
 
 def _not_constant(call: Arguments, at: int) -> str | None:
@@ -199,7 +199,7 @@ def _divisor(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _steps(call: Arguments, first: int, last: int, by: int) -> str | None:
-    """Refuse 2**31 numbers and more from a start to an end; -1 stands for a default."""
+    """Refuse ranges of 2**31 numbers or more; a position of -1 means the default."""
     start = 0 if first < 0 else call.number(first)
     end, step = call.number(last), 1 if by < 0 else call.number(by)
     if start is None or end is None or not step:
@@ -227,12 +227,12 @@ def _indices(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _shape(call: Arguments, at: int) -> str | None:
-    """Refuse a -1 beside a 0 among sizes: the kernel divides by the others."""
+    """Refuse sizes with both -1 and 0: the kernel divides by the product of the others."""
     sizes = call.numbers(at)
     if len(sizes) > MAX_RANK:
         return f"found more than {MAX_RANK} sizes in argument {at}"
     if -1 in sizes and 0 in sizes:
-        return f"found the sizes {sizes}, expected no 0 beside a -1"
+        return f"found the sizes {sizes}, expected no 0 together with -1"
     return None
 
 

@@ -230,8 +230,8 @@ class RuntimeKernel:
         name: Full name, such as ``"aten::add.out"``; an operator without overload has no dot.
         arguments: A letter for each argument but the last, which is for the return value.
         returned: The letter of the return value; empty where it is never used.
-        words: What it does with layouts, types and memory, such as ``"contiguous"``.
-        limits: What its arguments must keep beyond their kinds.
+        words: Its behaviour with layouts, types and memory, such as ``"contiguous"``.
+        limits: Limits on its arguments beyond their kinds.
     """
 
     name: str

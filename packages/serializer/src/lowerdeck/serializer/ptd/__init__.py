@@ -1,1 +1,1 @@
-"""The ``.ptd`` file, and a model that lies in several files."""
+"""The ``.ptd`` file, and models split over several files."""

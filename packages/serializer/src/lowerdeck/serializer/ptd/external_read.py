@@ -92,7 +92,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         start = base + segments[number].offset
         layout = _layout(objects, layout_at, segments[number].size, key) if layout_at else None
         if number not in views:
-            # One view for each segment, so that whoever compares contents sees that it is one.
+            # One view for each segment, so that comparing contents can use identity.
             views[number] = view[start : start + segments[number].size]
         entries[key] = ExternalEntry(views[number], layout)
     alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
@@ -109,7 +109,7 @@ def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
 
     Raises:
         FormatError: The file is malformed.
-        ProgramError: What was given is no path.
+        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
     mapped = map_file(path)

@@ -133,7 +133,7 @@ def write_ptd(
 ) -> int:
     """Write external data to a `.ptd` file, streaming them, and return the size in bytes.
 
-    A path is written under a temporary name beside it and then renamed.
+    A path is written under a temporary name in its folder and then renamed.
 
     Args:
         data: The data, or only the entries.
@@ -193,7 +193,7 @@ def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Pie
     header = HEADER_STRUCT.pack(
         HEADER_MAGIC, HEADER_LENGTH, _INSERTED, size - _INSERTED, base, plan.end
     )
-    # The header tells sizes that are known only now.
+    # The header records sizes that are known only now.
     head = bytearray(pieces[0])
     head[8 : 8 + HEADER_LENGTH] = header
     pieces[0] = head

@@ -40,8 +40,8 @@ def write_model(
 
     ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
     planned and checked first, then written under temporary names, then renamed. The old program
-    goes away before the first of its data does, and the new one comes last: a process that dies
-    leaves the old model, the new one, or none, but never one with the data of the other.
+    is removed before its data, and the new one is placed last. A crash leaves the old model, the
+    new one, or none, but never a program with the data of the other.
 
     Args:
         path: Path of the `.pte` file.
@@ -65,17 +65,17 @@ def write_model(
         extract_delegate_segments=extract_delegate_segments,
     )
     data = {
-        tag: ExternalData(dict(given.entries), given.segment_alignment, given.version)
-        for tag, given in (external or {}).items()
+        tag: ExternalData(dict(contents.entries), contents.segment_alignment, contents.version)
+        for tag, contents in (external or {}).items()
     }
     for tag, more in external_data(named_data).items() if named_data else ():
-        known = data.setdefault(tag, ExternalData())
-        for key in known.entries.keys() & more.entries.keys():
+        merged = data.setdefault(tag, ExternalData())
+        for key in merged.entries.keys() & more.entries.keys():
             raise ProgramError(f"external data {tag!r}: the key {key!r} was given twice")
-        known.entries |= more.entries
+        merged.entries |= more.entries
     inside = [entry.key for entry in program.named_data]
     inside += named_data.pte_data if named_data else ()
-    problem = _mismatch(program, {tag: given.entries for tag, given in data.items()}, inside)
+    problem = _mismatch(program, {tag: contents.entries for tag, contents in data.items()}, inside)
     if problem:
         raise ProgramError(problem)
     if data and not replaces_file(path):
@@ -84,10 +84,10 @@ def write_model(
             f"{', '.join(sorted(map(repr, data)))}: give the path of a file"
         )
     files = [
-        (ptd_pieces(given), path.parent / f"{require_stem(tag)}.ptd")
-        for tag, given in data.items()
+        (ptd_pieces(contents), path.parent / f"{require_stem(tag)}.ptd")
+        for tag, contents in data.items()
     ]
-    # The program comes last, so that a reader that finds it finds its data, too.
+    # The program comes last, so that its data exists once it does.
     write_files([*files, (program_pieces, path)])
     return [*(target for _, target in files), path]
 
@@ -124,7 +124,7 @@ def open_model(
         OSError: A file cannot be opened.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(open_ptd(each)) for each in data_paths]
+        files = [stack.enter_context(open_ptd(data_path)) for data_path in data_paths]
         program_file = stack.enter_context(open_pte(path))
         model = _fit(program_file, files)
         stack.pop_all()
@@ -147,10 +147,10 @@ def _mismatch(
 ) -> str:
     """Return why the runtime would refuse these data for this program, or ``""``."""
     entries: dict[str, ExternalEntry] = {}
-    taken = set(inside)
-    for found in files.values():
-        for key, entry in found.items():
-            if key in entries or key in taken:
+    program_keys = set(inside)
+    for file_entries in files.values():
+        for key, entry in file_entries.items():
+            if key in entries or key in program_keys:
                 return f"found the key {key!r} twice; the runtime refuses to choose"
             entries[key] = entry
     for plan in program.execution_plan:

@@ -57,7 +57,7 @@ class Container:
         """Return the bytes of one segment.
 
         Raises:
-            SegmentError: There is no such segment, or it leads outside the file.
+            SegmentError: The segment does not exist, or reaches beyond the file.
         """
         if index >= len(segments):
             raise SegmentError(
@@ -68,10 +68,10 @@ class Container:
         return self.data[start : start + segments[index].size]
 
     def check_segment(self, index: int, segment: DataSegment) -> None:
-        """Refuse a segment that leads outside the file.
+        """Refuse a segment that reaches beyond the file.
 
         Raises:
-            SegmentError: It does.
+            SegmentError: It reaches beyond the file.
         """
         if not segment.size:
             return

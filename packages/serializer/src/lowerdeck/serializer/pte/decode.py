@@ -63,11 +63,11 @@ class ProgramDecoder:
     @cached_property
     def plans(self) -> tuple[PlanTable, ...]:
         """Return where the parts of every method are."""
-        found = []
+        tables = []
         for at in self.reader.tables(self.execution_plan, "Program.execution_plan"):
             name, *rest = self.reader.fields("ExecutionPlan", at)
-            found.append(PlanTable(self.reader.string(name, "ExecutionPlan.name"), at, *rest))
-        return tuple(found)
+            tables.append(PlanTable(self.reader.string(name, "ExecutionPlan.name"), at, *rest))
+        return tuple(tables)
 
     def plan(self, table: PlanTable) -> schema.ExecutionPlan:
         """Return one method, decoded whole."""
@@ -102,11 +102,11 @@ class ProgramDecoder:
     @cached_property
     def named_data(self) -> list[tuple[str, int]]:
         """Return the keys of the named data with their segments."""
-        found = []
+        entries = []
         for at in self.reader.tables(self._named_data, "Program.named_data"):
             key, segment = self.reader.fields("NamedData", at)
-            found.append((self.reader.string(key, "NamedData.key"), segment))
-        return found
+            entries.append((self.reader.string(key, "NamedData.key"), segment))
+        return entries
 
     @property
     def has_constant_buffer(self) -> bool:
@@ -126,8 +126,8 @@ class ProgramDecoder:
         return self._blobs(self._inline_delegates, "BackendDelegateInlineData", field)
 
     def _blobs(self, vector: int, name: str, field: str) -> list[tuple[int, memoryview]]:
-        found = []
+        blobs = []
         for at in self.reader.tables(vector, field):
             (data,) = self.reader.fields(name, at)
-            found.append((data + 4 if data else 0, self.reader.bytes_at(data, field)))
-        return found
+            blobs.append((data + 4 if data else 0, self.reader.bytes_at(data, field)))
+        return blobs

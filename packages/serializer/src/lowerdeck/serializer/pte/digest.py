@@ -1,4 +1,4 @@
-"""A short name for what a method is, by which a trace of a call tells what it is of."""
+"""Digest of a method's code, by which a trace identifies the method it recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
     """Return a digest of a method's code, the same for a file and for what it was written from.
 
     It is cheap for files of gigabytes: of each delegate the size and both ends count, and of each
-    constant the first bytes. Who changes only what is between keeps the digest.
+    constant the first bytes. A change between those bytes keeps the digest.
 
     Args:
         plan: One of its methods.
@@ -24,7 +24,7 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
         32 hexadecimal digits.
 
     Raises:
-        ProgramError: Bytes that lie in another file are not there any more.
+        ProgramError: Bytes stored in another file no longer exist.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, method_digest
@@ -33,26 +33,26 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
         32
     """
     code = [item.instr_args for chain in plan.chains for item in chain.instructions]
-    tensors = [one.val for one in plan.values if isinstance(one.val, Tensor)]
-    told = (
-        [one.full_name for one in plan.operators],
-        [one.id for one in plan.delegates],
+    tensors = [value.val for value in plan.values if isinstance(value.val, Tensor)]
+    description = (
+        [operator.full_name for operator in plan.operators],
+        [delegate.id for delegate in plan.delegates],
         [len(chain.instructions) for chain in plan.chains],
         code,
-        [(int(one.scalar_type), [*one.sizes]) for one in tensors],
+        [(int(tensor.scalar_type), [*tensor.sizes]) for tensor in tensors],
         ([*plan.inputs], [*plan.outputs]),
     )
-    found = hashlib.sha256(repr(told).encode())
+    digest = hashlib.sha256(repr(description).encode())
     constants, blobs = program.constant_buffer, program.backend_delegate_data
-    for one in tensors:
-        at = one.data_buffer_idx
-        if one.allocation_info is None and 0 < at < len(constants):
-            # What is written may be padded: of what is read the tensor alone tells the size.
+    for tensor in tensors:
+        at = tensor.data_buffer_idx
+        if tensor.allocation_info is None and 0 < at < len(constants):
+            # Constants that were read may be padded: their size is that of the tensor.
             view = byte_view(constants[at].storage, "a constant")
-            found.update(view[: min(_FIRST, one.nbytes)])
-    for at in dict.fromkeys(one.processed.index for one in plan.delegates):
+            digest.update(view[: min(_FIRST, tensor.nbytes)])
+    for at in dict.fromkeys(delegate.processed.index for delegate in plan.delegates):
         view = byte_view(blobs[at].data if 0 <= at < len(blobs) else b"", "a delegate")
-        found.update(len(view).to_bytes(8, "little"))
-        found.update(view[:_END])
-        found.update(view[-_END:])
-    return found.hexdigest()[:32]
+        digest.update(len(view).to_bytes(8, "little"))
+        digest.update(view[:_END])
+        digest.update(view[-_END:])
+    return digest.hexdigest()[:32]

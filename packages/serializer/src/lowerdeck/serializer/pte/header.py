@@ -1,6 +1,6 @@
 """The extended header, which says where the segments are.
 
-It lies between the first 8 bytes of the FlatBuffer (root offset and identifier) and the rest::
+It follows the first 8 bytes of the FlatBuffer (root offset and identifier)::
 
     8   "eh00"
     12  u32  length of this header, at least 24; we write 32
@@ -51,7 +51,7 @@ class ExtendedHeader:
         )
 
 
-def check_range(found: int, least: int, most: int, size: int, field: str, offset: int) -> None:
+def check_range(value: int, least: int, most: int, size: int, field: str, offset: int) -> None:
     """Refuse a number of a header that contradicts the others or the file.
 
     Args:
@@ -63,9 +63,9 @@ def check_range(found: int, least: int, most: int, size: int, field: str, offset
         HeaderError: It is out of range.
         TruncatedError: It leads beyond the end of the file.
     """
-    if not least <= found <= most:
-        kind = TruncatedError if found > size else HeaderError
-        reason = f"found {found}, expected {least} to {most}"
+    if not least <= value <= most:
+        kind = TruncatedError if value > size else HeaderError
+        reason = f"found {value}, expected {least} to {most}"
         raise kind(reason, field=f"header.{field}", offset=offset)
 
 

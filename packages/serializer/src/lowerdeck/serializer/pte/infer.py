@@ -1,7 +1,7 @@
-"""The layout of a file, told from where its parts are.
+"""The layout of a file, inferred from the offsets of its parts.
 
-The alignments that a writer was asked for are not stored. What can be told is a layout that would
-put every part where it is, and that a rewrite keeps.
+The alignments that a writer was asked for are not stored. What can be inferred is a layout that
+reproduces the offset of every part, and that a rewrite keeps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def segment_alignments(
     Args:
         base: Where the segments start, 0 if there are none.
         program_size: Where the FlatBuffer before them ends.
-        named: Those that hold named data, which alone may ask for alignments of their own.
+        named: Those that hold named data, the only ones with individual alignments.
         inner_padding: For those inside other segments the zeros before them, by their offset.
     """
     used = [segment for segment in segments if segment.size]
@@ -67,7 +67,7 @@ def segment_alignments(
         if padding >= shared:
             own[index] = _explain(base, segment.offset, padding)
     if base_padding >= lcm(shared, *own):
-        # Blobs asked for more than their own offsets tell; whatever it was divides these.
+        # A blob was aligned more strictly than its offset shows; this divides the offsets.
         shared = common
         for index in named:
             if segments[index].size:
@@ -94,7 +94,7 @@ def file_layout(
     inserted = _inserted(container)
     tensor = tensor_alignment(container, constants)
     limit = inserted or _PAGE
-    # We align the end of the FlatBuffer as well: what both tell is no luck.
+    # We align the end of the FlatBuffer as well: an alignment of both is not a coincidence.
     delegate = min(_common_bit((*inline, len(container.program))), limit)
     if delegate < FileLayout().delegate_alignment or not inline:
         delegate = min(_common_bit(inline), limit)
@@ -146,7 +146,7 @@ def _common_bit(positions: Sequence[int]) -> int:
 
 
 def _inserted(container: Container) -> int:
-    """Return how many bytes were inserted for the extended header, as far as zeros tell."""
+    """Return how many bytes were inserted for the extended header, inferred from its zeros."""
     if container.header is None:
         return 0
     inserted = HEADER_LENGTH

@@ -27,20 +27,20 @@ class FileLayout:
     extract_delegate_segments: bool = True
 
 
-def chosen_layout(known: FileLayout | None, **asked: int | bool | None) -> FileLayout:
-    """Return the layout that a writer was asked for.
+def chosen_layout(file_layout: FileLayout | None, **options: int | bool | None) -> FileLayout:
+    """Return the layout to write, from options and the layout of the file that was read.
 
     Args:
-        known: Layout of the file that the program was read from, if any.
-        asked: Fields of the layout; None means the known one, or else the default.
+        file_layout: Layout of the file that the program was read from, if any.
+        options: Fields of the layout; None means that of the file, or else the default.
 
     Raises:
         ProgramError: An alignment is not possible.
     """
-    if not isinstance(known, FileLayout | None):
-        raise ProgramError(f"layout: found a {type(known).__name__}, expected a FileLayout")
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    layout = replace(known or FileLayout(), **given)
+    if not isinstance(file_layout, FileLayout | None):
+        raise ProgramError(f"layout: found a {type(file_layout).__name__}, expected a FileLayout")
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    layout = replace(file_layout or FileLayout(), **chosen)
     check_positive(layout.segment_alignment, "segment_alignment")
     check_power_of_two(layout.constant_tensor_alignment, "constant_tensor_alignment")
     check_power_of_two(layout.delegate_alignment, "delegate_alignment")

@@ -137,7 +137,7 @@ class NamedDataStore:
                 f"named data {key!r}: found alignment {alignment}, expected at least 1"
             )
         view = byte_view(data, f"named data {key!r}")
-        entry = self._known(key, view, tensor_layout)
+        entry = self._matching_entry(key, view, tensor_layout)
         if entry is None:
             self._entries[key] = DataEntry(self._buffer(view, data), alignment, tensor_layout)
             self._tags[key] = external_tag
@@ -165,20 +165,22 @@ class NamedDataStore:
         # Check everything first: a half-merged store would be worse than an error.
         for _, key, entry in entries:
             view = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
-            self._known(key, view, entry.tensor_layout)
+            self._matching_entry(key, view, entry.tensor_layout)
         for tag, key, entry in entries:
             data = other.buffers[entry.buffer_index]
             self.add_named_data(key, data, entry.alignment, tag, entry.tensor_layout)
 
-    def _known(self, key: str, view: memoryview, layout: TensorLayout | None) -> DataEntry | None:
+    def _matching_entry(
+        self, key: str, view: memoryview, layout: TensorLayout | None
+    ) -> DataEntry | None:
         """Return the entry of a key, which must have the same contents; None for a new key."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        known = self._views[entry.buffer_index]
-        if not same_bytes(view, known):
+        stored = self._views[entry.buffer_index]
+        if not same_bytes(view, stored):
             raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(known)} bytes of other content"
+                key, f"{len(view)} bytes", f"{len(stored)} bytes of other content"
             )
         if layout is not None and entry.tensor_layout not in (None, layout):
             raise NamedDataConflictError(key, f"{layout}", f"{entry.tensor_layout}")

@@ -50,14 +50,14 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
 
 
 def open_pte(path: str | os.PathLike[str]) -> PteFile:
-    """Return a `.pte` file opened on a memory map; nothing is decoded before it is asked for.
+    """Return a `.pte` file opened on a memory map; parts are decoded at their first use.
 
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PteFile.close`.
 
     Raises:
         FormatError: The file's header or root table is malformed.
-        ProgramError: What was given is no path.
+        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
     mapped = map_file(path)
@@ -69,7 +69,7 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap | None:
     """Return a memory map of a file, None if it is empty.
 
     Raises:
-        ProgramError: What was given is no path.
+        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
     with require_path(path).open("rb") as file:
@@ -115,7 +115,7 @@ class DelegateEntry:
 
 
 class PteFile(Closing):
-    """A `.pte` file whose parts are decoded when they are asked for, and then kept.
+    """A `.pte` file whose parts are decoded at their first use, and then kept.
 
     Buffers are views on the file. Those that are still held when the file is closed stay valid:
     the memory map goes when the last of them goes.
@@ -154,8 +154,8 @@ class PteFile(Closing):
 
     def __repr__(self) -> str:
         """Return the kind and the size of the file."""
-        told = f"{self.data.nbytes} bytes" if self.__dict__ else "closed"
-        return f"<{type(self).__name__} {told}>"
+        state = f"{self.data.nbytes} bytes" if self.__dict__ else "closed"
+        return f"<{type(self).__name__} {state}>"
 
     def close(self) -> None:
         """Let go of the file; decoding more of it is an error from now on."""
@@ -197,7 +197,7 @@ class PteFile(Closing):
 
     @property
     def segments(self) -> list[schema.DataSegment]:
-        """Return the segments, all of which lie inside the file."""
+        """Return the segments, all of which are inside the file."""
         return list(self._resolver.segments)
 
     def segment(self, index: int) -> memoryview:
@@ -232,8 +232,8 @@ class PteFile(Closing):
         """Return one method, decoded whole.
 
         Raises:
-            KeyError: There is no such method.
-            FormatError: It is malformed.
+            KeyError: The method does not exist.
+            FormatError: The method is malformed.
         """
         return self._method(self._index_of(name))
 
@@ -244,7 +244,7 @@ class PteFile(Closing):
             name: Name of the method.
 
         Raises:
-            KeyError: There is no such method.
+            KeyError: The method does not exist.
         """
         index = self._index_of(name)
         if index not in self._operators:
@@ -254,19 +254,19 @@ class PteFile(Closing):
     @cached_property
     def delegates(self) -> list[DelegateEntry]:
         """Return the delegates of all methods."""
-        found = []
+        entries = []
         for table in self.plan_tables:
             for number, delegate in enumerate(self.decoder.delegates(table)):
                 reference = delegate.processed
                 where = f"method {table.name!r}.delegates[{number}].processed"
                 view = self._resolver.delegate_bytes(reference, where)
-                found.append(
+                entries.append(
                     DelegateEntry(
                         *(table.name, delegate.id, reference.location, reference.index),
                         *(view, delegate.compile_specs),
                     )
                 )
-        return found
+        return entries
 
     @cached_property
     def backend_delegate_data(self) -> list[schema.BackendDelegateInlineData]:
@@ -302,7 +302,7 @@ class PteFile(Closing):
             self._resolver.alignments.shared,
             offsets.offsets if offsets else (),
             [start for start, _ in self.decoder.inline_delegates],
-            # Without delegates nothing tells, and extracting is the default.
+            # Without delegates this cannot be inferred; extracting is the default.
             extracted=bool(self._delegate_segments) or not self.decoder.inline_delegates,
         )
 
@@ -328,10 +328,10 @@ class PteFile(Closing):
         return {name: index for index, name in reversed(list(enumerate(self.method_names)))}
 
     def _index_of(self, name: str) -> int:
-        found = self._indices.get(name)
-        if found is None:
+        index = self._indices.get(name)
+        if index is None:
             raise KeyError(f"no method {name!r}; the file has {', '.join(self.method_names)}")
-        return found
+        return index
 
     @cached_property
     def _use(self) -> DataUse:
@@ -344,23 +344,23 @@ class PteFile(Closing):
     def _delegate_segments(self) -> dict[int, int]:
         """Return for each segment of a delegate its index in ``backend_delegate_data``."""
         first = len(self.decoder.inline_delegates)
-        found: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for entry in self.delegates:
             if entry.location is DataLocation.SEGMENT:
-                found.setdefault(entry.index, first + len(found))
-        return found
+                numbers.setdefault(entry.index, first + len(numbers))
+        return numbers
 
     def _method(self, index: int) -> schema.ExecutionPlan:
-        found = self._methods.get(index)
-        if found is None:
+        plan = self._methods.get(index)
+        if plan is None:
             with collector_held():
-                found = self.decoder.plan(self.plan_tables[index])
-            for delegate in found.delegates:
+                plan = self.decoder.plan(self.plan_tables[index])
+            for delegate in plan.delegates:
                 reference = delegate.processed
                 if reference.location is DataLocation.SEGMENT:
                     number = self._delegate_segments[reference.index]
                     delegate.processed = schema.BackendDelegateDataReference(
                         DataLocation.INLINE, number
                     )
-            self._methods[index] = found
-        return found
+            self._methods[index] = plan
+        return plan

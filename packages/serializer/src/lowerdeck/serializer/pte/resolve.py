@@ -64,7 +64,7 @@ class SegmentResolver:
 
     @cached_property
     def alignments(self) -> SegmentAlignments:
-        """Return what the offsets of the segments tell about alignments."""
+        """Infer alignments from the offsets of the segments."""
         count = len(self.segments)
         named = [index for _, index in self.decoder.named_data if index < count]
         base, size = self.container.segment_base, len(self.container.program)
@@ -78,16 +78,16 @@ class SegmentResolver:
             SegmentError: There is none of this index.
         """
         view = self.container.segment(index, self.segments, where)
-        # One view for each range, so that whoever compares contents sees that it is one.
+        # One view for each range, so that comparing contents can use identity.
         return self._views.setdefault((self.segments[index].offset, len(view)), view)
 
     def named_data(self) -> list[schema.NamedData]:
         """Return the named data with their bytes and alignments."""
-        found = []
+        entries = []
         for number, (key, index) in enumerate(self.decoder.named_data):
             view = self.segment(index, f"Program.named_data[{number}].segment_index")
-            found.append(schema.NamedData(key, view, self.alignments.own[index]))
-        return found
+            entries.append(schema.NamedData(key, view, self.alignments.own[index]))
+        return entries
 
     def constant_offsets(self) -> schema.SubsegmentOffsets | None:
         """Return where the constants start, or None in a legacy file.
@@ -166,9 +166,9 @@ class SegmentResolver:
         paddings: dict[int, int] = {}
         before = zeros = 0
         for start in sorted(start for start in starts if 0 < start < outer.size):
-            # Each byte is looked at once: a run that reaches the start before goes on there.
-            found = trailing_zeros(whole[before:start])
-            zeros = found + zeros if found == start - before else found
+            # Each byte is read once: a run that reaches the start before goes on there.
+            zero_count = trailing_zeros(whole[before:start])
+            zeros = zero_count + zeros if zero_count == start - before else zero_count
             paddings[outer.offset + start] = min(zeros, _MAX_PADDING)
             before = start
         return paddings
@@ -217,22 +217,22 @@ class SegmentResolver:
                 f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
                 field=f"{where}.offsets",
             )
-        # One view for each range, so that whoever compares contents sees that it is one.
+        # One view for each range, so that comparing contents can use identity.
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
     def _inner_segments(self, outer: int) -> dict[int, tuple[int, int]]:
         """Return size and alignment of segments inside another, by their offset within it."""
         whole = self.segments[outer]
-        found: dict[int, tuple[int, int]] = {}
+        inner: dict[int, tuple[int, int]] = {}
         for index, segment in enumerate(self.segments):
             start = segment.offset - whole.offset
             if index == outer or not segment.size or not 0 <= start <= whole.size - segment.size:
                 continue
             alignment = lcm(self.alignments.shared, self.alignments.own[index])
-            size, _ = found.get(start, (0, 1))
-            found[start] = (max(segment.size, size), alignment)
-        return found
+            size, _ = inner.get(start, (0, 1))
+            inner[start] = (max(segment.size, size), alignment)
+        return inner
 
 
 def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str) -> None:
@@ -245,7 +245,7 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
     Raises:
         LimitError: Distinct segments overlap more than a writer has a reason for.
     """
-    total = sum({(each.offset, each.size): each.size for each in segments}.values())
+    total = sum({(segment.offset, segment.size): segment.size for segment in segments}.values())
     if total > MAX_OVERLAP * size:
         raise LimitError(
             f"found distinct segments of {total} bytes in a file of {size}, expected at most "

@@ -4,7 +4,7 @@ A :class:`Program` in memory is *logical*: buffers are held where they belong an
 cut yet. :func:`lowerdeck.serializer.serialize_pte` decides on segments, and
 :func:`lowerdeck.serializer.deserialize_pte` resolves them back, so the three fields of the file
 that only describe the cutting (``segments``, ``constant_segment``, ``mutable_data_segments``)
-are absent here, and :attr:`Program.mutable_data` stands for what the last of them points to.
+are absent here, and :attr:`Program.mutable_data` holds what the last of them points to.
 
 The classes are not frozen: a program holds hundreds of thousands of them, and a frozen dataclass
 costs three times as much to make.

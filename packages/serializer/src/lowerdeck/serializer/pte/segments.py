@@ -77,13 +77,13 @@ class SegmentPlanner:
         self._layout = layout
         self._segments: BlobIndex[int] = BlobIndex()
         self._constants: BlobIndex[int] = BlobIndex()
-        self._asked: BlobIndex[list[int]] = BlobIndex()
+        self._named_alignments: BlobIndex[list[int]] = BlobIndex()
         for blob in named:
-            known = self._asked.find(blob.view)
-            if known is None:
-                self._asked.add(blob.view, [blob.alignment])
+            alignment = self._named_alignments.find(blob.view)
+            if alignment is None:
+                self._named_alignments.add(blob.view, [blob.alignment])
             else:
-                known[0] = common_alignment(known[0], blob.alignment)
+                alignment[0] = common_alignment(alignment[0], blob.alignment)
 
     def add_constants(self, buffers: Sequence[Buffer]) -> None:
         """Place all constants in one segment, the first of them being the placeholder."""
@@ -96,17 +96,17 @@ class SegmentPlanner:
             views[0] = memoryview(b"\0")
         for view in views:
             # An empty one needs an offset inside the segment, and any will do.
-            known = self._constants.find(view) if len(view) else 0
-            if known is None:
-                asked = self._asked.find(view)
+            place = self._constants.find(view) if len(view) else 0
+            if place is None:
+                named_alignment = self._named_alignments.find(view)
                 alignment = tensor_alignment
-                if asked is not None:
-                    alignment = lcm(alignment, self._segment_alignment(asked[0]))
-                known = round_up(offset, alignment)
-                self._constants.add(view, known)
-                self.plan.pieces.append((start + known, view))
-                offset = known + len(view)
-            offsets.append(known)
+                if named_alignment is not None:
+                    alignment = lcm(alignment, self._segment_alignment(named_alignment[0]))
+                place = round_up(offset, alignment)
+                self._constants.add(view, place)
+                self.plan.pieces.append((start + place, view))
+                offset = place + len(view)
+            offsets.append(place)
         self.plan.constants = SubsegmentOffsets(self._close(start, start + offset), offsets)
 
     def add_mutable(self, buffers: Sequence[Buffer]) -> None:
@@ -118,13 +118,13 @@ class SegmentPlanner:
         seen: BlobIndex[int] = BlobIndex()
         offsets = [0]
         for view in views:
-            known = seen.find(view) if len(view) else 0
-            if known is None:
-                known = end - start
-                seen.add(view, known)
+            place = seen.find(view) if len(view) else 0
+            if place is None:
+                place = end - start
+                seen.add(view, place)
                 self.plan.pieces.append((end, view))
                 end += len(view)
-            offsets.append(known)
+            offsets.append(place)
         if end == start:
             self.plan.pieces.append((start, memoryview(b"\0")))
             end += 1
@@ -142,14 +142,15 @@ class SegmentPlanner:
         number = self._segments.find(view)
         if number is not None:
             return number
-        asked = self._asked.find(view)
+        named_alignment = self._named_alignments.find(view)
         # Only a constant that is a named blob too was placed as a segment must be.
-        inside = self._constants.find(view) if asked and len(view) else None
+        inside = self._constants.find(view) if named_alignment and len(view) else None
         if inside is not None and self.plan.constants is not None:
             whole = self.plan.segments[self.plan.constants.segment_index]
             start = whole.offset + inside
         else:
-            start = self._next_start(asked[0] if asked else 1) if len(view) else 0
+            alignment = named_alignment[0] if named_alignment else 1
+            start = self._next_start(alignment) if len(view) else 0
             if len(view):
                 self.plan.pieces.append((start, view))
         number = self._close(start, start + len(view))

@@ -112,8 +112,8 @@ def write_pte(
 ) -> int:
     """Write a program to a `.pte` file, streaming its buffers, and return the size in bytes.
 
-    A path is written under a temporary name beside it and then renamed, so that a crash leaves
-    the old file or the new one.
+    A path is written under a temporary name in its folder and then renamed, so that a crash
+    leaves the old file or the new one.
 
     Args:
         path_or_file: Where to write: a path, or a file open for writing bytes.
@@ -146,13 +146,13 @@ def pte_pieces(
     Raises:
         ProgramError: The program cannot be written.
     """
-    given: object = program
-    if not isinstance(given, Program):
-        raise ProgramError(f"found a {type(given).__name__}, expected a Program")
+    untyped: object = program
+    if not isinstance(untyped, Program):
+        raise ProgramError(f"found a {type(untyped).__name__}, expected a Program")
     layout = chosen_layout(program.layout, **layout_options)
     try:
         for field in _LISTS:
-            # What is empty, reserved or not used is not looked at by others.
+            # No later check covers lists that are empty, reserved or unused.
             items = getattr(program, field.name)
             if not is_list(items) or {*map(type, items)} - {_PROGRAM_FIELDS.classes[field.item]}:
                 raise TypeError(f"expected a list of {field.item}")
@@ -248,12 +248,12 @@ def _named_blobs(program: Program, named_data: NamedDataStoreOutput | None) -> l
     for key, data, alignment in entries:
         view = byte_view(data, f"named data {key!r}")
         check_positive(alignment, f"alignment of named data {key!r}")
-        known = blobs.get(key)
-        if known is not None and not same_bytes(known.view, view):
+        earlier = blobs.get(key)
+        if earlier is not None and not same_bytes(earlier.view, view):
             raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(known.view)} bytes of other content"
+                key, f"{len(view)} bytes", f"{len(earlier.view)} bytes of other content"
             )
         blobs[key] = NamedBlob(
-            key, view, common_alignment(alignment, known.alignment if known else 1)
+            key, view, common_alignment(alignment, earlier.alignment if earlier else 1)
         )
     return list(blobs.values())

@@ -43,7 +43,11 @@ def hazards_of(
             and its process ends if one is missing.
         offset: Where it is in the file.
     """
-    keys = [one.key for one in payload.constants if one.key and one.key not in named]
+    keys = [
+        constant.key
+        for constant in payload.constants
+        if constant.key and constant.key not in named
+    ]
     needs = tuple(dict.fromkeys(keys))
     if needs:
         more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
@@ -60,8 +64,8 @@ def hazards_of(
         yield Hazard(reason, field, offset)
     needed = needed_release(payload)
     if needed is not None:
-        release, what = needed
-        reason = f"needs ExecuTorch {release} or later: {what} is refused by 1.4 at load"
+        release, feature = needed
+        reason = f"needs ExecuTorch {release} or later: {feature} is refused by 1.4 at load"
         yield Hazard(reason, field, offset, release=release)
 
 

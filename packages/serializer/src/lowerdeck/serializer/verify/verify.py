@@ -107,7 +107,7 @@ class ProgramVerifier:
         """Check everything and return the program.
 
         Raises:
-            FormatError: Something is wrong.
+            FormatError: The file is malformed or not safe to run.
         """
         file, program = self._file, self._program
         if program.version:

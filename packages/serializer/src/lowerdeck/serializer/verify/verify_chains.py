@@ -43,21 +43,21 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
 
 _RESULTS: Sequence[tuple[frozenset[str], tuple[type, ...]]] = (
     (
-        frozenset(f"{one}.Scalar" for one in ("eq", "ge", "gt", "le", "lt", "sym_not")),
+        frozenset(f"{name}.Scalar" for name in ("eq", "ge", "gt", "le", "lt", "sym_not")),
         (schema.Bool,),
     ),
     (frozenset({"truediv.Scalar", "sym_float.Scalar"}), (schema.Double,)),
     (
         frozenset(
             {
-                *(f"{one}.Scalar" for one in ("ceil", "round", "trunc", "sym_int")),
+                *(f"{name}.Scalar" for name in ("ceil", "round", "trunc", "sym_int")),
                 *("floordiv.int", "mod.int"),
             }
         ),
         (schema.Int,),
     ),
 )
-"""What primitive operators write, where that does not depend on what they are given."""
+"""Result types of primitive operators, where they do not depend on the arguments."""
 
 
 _COMPLEX = {
@@ -74,7 +74,7 @@ _UNUSABLE = {
 
 
 _ALWAYS = 1 << 62
-# Jumps may end what a view gave again and again; a list is walked over anew each time.
+# Jumps may end the memory of views repeatedly; each time, a list is checked again.
 _MOST_LOOKS = 64
 
 
@@ -105,14 +105,13 @@ class ChainVerifier:
         kernels = [call for call in calls if isinstance(call, schema.KernelCall) and call.args]
         self._moved = {call.move_to for call in moves}
         self._unknown = self._moved | {call.args[-1] for call in kernels}
-        self._given = {*plan.inputs, *plan.outputs}
+        self._caller_values = {*plan.inputs, *plan.outputs}
         # What was found right of a value is right wherever it is used again: a list of a
         # thousand members that a thousand calls take is walked over once.
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
-        # For each tensor without memory of its own the end of the run of steps in which a view
-        # has given it some.
+        # For each tensor without allocated memory, the step up to which a view provides it.
         self._viewed: dict[int, int] = {}
         # Handles are copied, so what a constant is moved to must not be written either.
         self._moved_constants = {
@@ -218,10 +217,10 @@ class ChainVerifier:
     def _verify_result(self, name: str, index: int) -> None:
         """Refuse a number over a value of another kind: the next call finds it there."""
         short = name.removeprefix(f"{PRIMITIVES}::")
-        wanted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
+        accepted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
         value = self._plan.values[index].val
-        if not isinstance(value, wanted):
-            kinds = " or ".join(kind.__name__ for kind in wanted)
+        if not isinstance(value, accepted):
+            kinds = " or ".join(kind.__name__ for kind in accepted)
             self._refuse(
                 f"found a {type(value).__name__} (value {index}) where {name} writes its result, "
                 f"expected {kinds}"
@@ -230,10 +229,10 @@ class ChainVerifier:
     def _verify_kind(self, name: str, number: int, index: int, letter: str) -> None:
         value = self._plan.values[index].val
         if not isinstance(value, _ACCEPTED[letter]):
-            wanted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
+            accepted = " or ".join(kind.__name__ for kind in _ACCEPTED[letter])
             self._refuse(
                 f"found a {type(value).__name__} (value {index}) as argument {number} of {name}, "
-                f"expected {wanted}"
+                f"expected {accepted}"
             )
         if letter in "WV" and index not in self._writable:
             for tensor in value.items if isinstance(value, schema.TensorList) else (index,):
@@ -311,7 +310,7 @@ class ChainVerifier:
 
     @cached_property
     def _used(self) -> set[int]:
-        used = set(self._given)
+        used = set(self._caller_values)
         for chain in self._plan.chains:
             for step in chain.instructions:
                 call = step.instr_args
@@ -368,17 +367,17 @@ class ChainVerifier:
         return ()
 
     def _verify_memory(self, index: int) -> None:
-        """Refuse a tensor that nobody gives memory, for kernels would follow a null pointer."""
+        """Refuse a tensor without memory: kernels would follow a null pointer."""
         tensor = self._plan.values[index].val
         if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
             return
         if self._is_constant(index) or not tensor.nbytes or index in self._moved:
             return
-        if index not in self._given and self._step >= self._viewed.get(index, 0):
+        if index not in self._caller_values and self._step >= self._viewed.get(index, 0):
             self._refuse(
-                f"found tensor {index} without memory: it is no constant, has no allocation_info, "
-                "is neither input, output nor the target of a move, and no view on every way here "
-                "gave it some"
+                f"found tensor {index} without memory: it is not a constant, has no "
+                "allocation_info, is neither input, output nor the target of a move, and no view "
+                "on every way here gave it some"
             )
 
     def _shows_constant(self, view: View) -> bool:

@@ -125,18 +125,18 @@ class ValueVerifier:
 
     def _verify_data(self, tensor: schema.Tensor, stored: StoredData) -> None:
         index = tensor.data_buffer_idx
-        what = "constants" if stored is self._constants else "initial values"
+        label = "constants" if stored is self._constants else "initial values"
         if index >= len(stored.starts):
             self._refuse(
                 f"found data_buffer_idx {index}, expected below {len(stored.starts)}, the number "
-                f"of {what}",
+                f"of {label}",
                 IndexRangeError,
             )
         start, end = stored.starts[index], stored.ends[index]
         if start + tensor.nbytes > end:
             self._refuse(
                 f"found {tensor.nbytes} bytes of data from byte {start} of the file on, where the "
-                f"{what} end at {end}",
+                f"{label} end at {end}",
                 SegmentError,
             )
         # The runtime reads constants in place; a misplaced one would be read from elsewhere.

@@ -30,7 +30,7 @@ class XnnEncoding:
     Attributes:
         dtype: Type of one element; ``dtype.scheme`` says what shares a scale.
         scales: The scales that are written in the graph; one for ``"tensor"``.
-        zero_point: The integer that stands for 0; only a ``"tensor"`` has another than 0.
+        zero_point: The integer that represents 0; nonzero only for ``"tensor"``.
         channel_dim: Dimension of memory of the channels of ``"channel"`` and ``"group"``.
         group_size: Elements that share one scale of a ``"group"``.
         nonbatch_dims: How many of the last dimensions share one scale of a ``"token"``.
@@ -106,7 +106,7 @@ class XnnNode:
     """
 
     NONE: ClassVar[int] = 0xFFFFFFFF
-    """The id that stands for 'no value'."""
+    """The id that means 'no value'."""
     # Flags of operators.
     TRANSPOSE_WEIGHTS: ClassVar[int] = 1
     SAME_PADDING: ClassVar[int] = 4
@@ -135,7 +135,7 @@ class XnnNode:
 
     @property
     def parameters(self) -> dict[str, int | float | tuple[int, ...]]:
-        """All fields that are no ids, by name: numbers and tuples of numbers."""
+        """All fields that are not ids, by name: numbers and tuples of numbers."""
         return {name: value for name, value in self.fields.items() if not name.endswith("_id")}
 
     def number(self, name: str) -> int:

@@ -54,8 +54,8 @@ _DATATYPES = {int(kind): kind for kind in XnnDatatype}
 def decode_payload(data: ReadableBuffer) -> XnnGraph:
     """Return the graph in the payload of a delegate of ``XnnpackBackend``.
 
-    Reads what ExecuTorch 1.4.1 reads: payloads with a header, whose constants lie in the payload
-    or in the file's named data, and bare graphs without constants; floating and quantised ones.
+    Reads what ExecuTorch 1.4.1 reads: payloads with a header, with constants in the payload or
+    in the file's named data, and bare graphs without constants; floating and quantised ones.
 
     Args:
         data: The bytes of the delegate.
@@ -179,11 +179,11 @@ class _Decoder:
                 field="XNNTensorValue.datatype",
                 offset=table,
             )
-        wanted = _DATATYPES[dtype].scheme
-        if _SCHEMES[scheme] != wanted:
+        expected = _DATATYPES[dtype].scheme
+        if _SCHEMES[scheme] != expected:
             raise ContentError(
                 f"found the scheme {_SCHEMES[scheme]!r} of the scales of XNNPACK value {number} "
-                f"of {_DATATYPES[dtype].name}, expected {wanted!r}",
+                f"of {_DATATYPES[dtype].name}, expected {expected!r}",
                 field="XNNQuantizedTensorValue.quant_params",
                 offset=table,
             )
@@ -201,19 +201,19 @@ class _Decoder:
         if not dtype.scheme:
             return XnnEncoding(dtype)
         name = SCALE_TABLES[dtype.scheme]
-        found = self._reader.fields(name, table)
+        fields = self._reader.fields(name, table)
         if dtype.scheme == "tensor":
-            return XnnEncoding(dtype, (found[0],), found[1])
+            return XnnEncoding(dtype, (fields[0],), fields[1])
         if dtype.scheme == "token":
-            return XnnEncoding(dtype, nonbatch_dims=found[0])
+            return XnnEncoding(dtype, nonbatch_dims=fields[0])
         is_group = dtype.scheme == "group"
         return XnnEncoding(
             dtype,
-            self._numbers(found[0], f"{name}.scale", "f32"),
-            channel_dim=found[1],
-            group_size=found[2] if is_group else 0,
+            self._numbers(fields[0], f"{name}.scale", "f32"),
+            channel_dim=fields[1],
+            group_size=fields[2] if is_group else 0,
             scale_constant=self._constant_of(
-                found[4 if is_group else 2], f"{name}.scale_buffer_idx", table
+                fields[4 if is_group else 2], f"{name}.scale_buffer_idx", table
             ),
         )
 
@@ -224,14 +224,14 @@ class _Decoder:
             raise EnumError(
                 f"found a node of the unknown kind {number}", field="XNode.xnode_union", offset=at
             )
-        found = self._reader.fields(operator.table, table)
+        values = self._reader.fields(operator.table, table)
         return XnnNode(
             operator,
             {
                 field.name: self._numbers(value, f"{operator.label}.{field.name}")
                 if field.is_offset
                 else value
-                for field, value in zip(operator.fields, found, strict=False)
+                for field, value in zip(operator.fields, values, strict=False)
             },
             tuple(self._reader.fields("OutputMinMax", limits)[:2]) if limits else None,
             handle,
@@ -261,11 +261,11 @@ def encode_payload(graph: XnnGraph) -> bytes:
             "output_ids": graph.output_ids,
             "constant_data": [
                 {
-                    "offset": one.offset if one.key is None else _NAMED,
-                    "size": one.size,
-                    "named_key": one.key,
+                    "offset": entry.offset if entry.key is None else _NAMED,
+                    "size": entry.size,
+                    "named_key": entry.key,
                 }
-                for one in graph.constants
+                for entry in graph.constants
             ],
         },
         _IDENTIFIERS[-1],

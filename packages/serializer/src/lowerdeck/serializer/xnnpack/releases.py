@@ -31,10 +31,10 @@ def needed_release(graph: XnnGraph) -> tuple[str, str] | None:
     """
     kinds = {value.id: value.dtype for value in graph.values}
     for node in graph.nodes:
-        made = {kinds[number] for number in node.outputs if number in kinds}
-        both = made | {kinds[number] for number in node.inputs if number in kinds}
+        results = {kinds[number] for number in node.outputs if number in kinds}
+        both = results | {kinds[number] for number in node.inputs if number in kinds}
         if node.operator in _UNARY and both == {_T.BF16, _T.FP32}:
             return _LATER, f"{node.operator.label} of BF16, FP32"
-        if node.operator is _O.FULLY_CONNECTED and _T.BF16 in made:
+        if node.operator is _O.FULLY_CONNECTED and _T.BF16 in results:
             return _LATER, f"{node.operator.label} that makes BF16"
     return None

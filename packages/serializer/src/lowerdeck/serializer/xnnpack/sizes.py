@@ -24,7 +24,9 @@ Sizes = tuple[int | None, ...]
 
 _PRODUCTS = {XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
 _LIKE_INPUT = frozenset(
-    one for one in XnnOperator if one.table in {"Unary", "Softmax", "LeakyReLU", "ELU"}
+    operator
+    for operator in XnnOperator
+    if operator.table in {"Unary", "Softmax", "LeakyReLU", "ELU"}
 )
 _BROADCAST = {
     *(XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV),
@@ -35,7 +37,7 @@ _BROADCAST = {
 class RealSizes:
     """Sizes that follow from those of the graph's inputs, node by node.
 
-    The runtime computes them anew for each call; what a payload says of values in between is read
+    The runtime computes them at each call; what a payload says of values in between is read
     for its memory alone. Where they do not follow from sizes alone they are taken from there, but
     for a 0, which says that a size varies.
     """
@@ -47,94 +49,94 @@ class RealSizes:
             values: Its values by their ids.
         """
         self._values = values
-        self._found: dict[int, Sizes] = {}
+        self._sizes: dict[int, Sizes] = {}
 
     def of(self, number: int) -> Sizes:
         """Return the sizes of a value that the graph is given, or that a node before computed."""
-        found = self._found.get(number)
-        if found is not None:
-            return found
+        sizes = self._sizes.get(number)
+        if sizes is not None:
+            return sizes
         value = self._values[number]
         if value.constant or value.external_id is not None or 0 not in value.shape:
-            self._found[number] = value.shape
+            self._sizes[number] = value.shape
         else:
-            self._found[number] = tuple(size or None for size in value.shape)
-        return self._found[number]
+            self._sizes[number] = tuple(size or None for size in value.shape)
+        return self._sizes[number]
 
     def run(self, node: XnnNode) -> None:
-        """Let the next node compute; its fields are verified."""
+        """Compute the result sizes of the next node, whose fields are verified."""
         sizes = self._after(node)
         if sizes is not None:
-            self._found[node.outputs[0]] = sizes
+            self._sizes[node.outputs[0]] = sizes
         else:
-            # What was declared may have been asked for.
-            self._found.pop(node.outputs[0], None)
+            # The declared sizes may have been stored by `of` before.
+            self._sizes.pop(node.outputs[0], None)
 
     def most(self, node: XnnNode) -> int | None:
-        """Return how many elements a node gives at most, None where sizes alone do not tell.
+        """Return an upper bound of a node's result elements, None if sizes do not determine one.
 
         Args:
             node: A node that was run.
         """
-        found = self._found.get(node.outputs[0])
-        if found is not None:
-            return _elements(found)
-        given = [self.of(number) for number in node.inputs]
-        elements = [_elements(sizes) for sizes in given]
+        result = self._sizes.get(node.outputs[0])
+        if result is not None:
+            return _elements(result)
+        inputs = [self.of(number) for number in node.inputs]
+        elements = [_elements(sizes) for sizes in inputs]
         if node.operator in _NEVER_MORE:
             return elements[0]
         if node.operator.table == "Concatenate":
-            known = [count for count in elements if count is not None]
-            return sum(known) if len(known) == len(elements) else None
-        if node.operator in _PRODUCTS and given[0]:
-            # Which side of the second matrix is which, flags tell; the longer one is enough.
-            *batches, high, wide = (1, 1, *given[1])
-            rows, several = _elements(given[0][:-1]), _elements(batches)
+            counts = [count for count in elements if count is not None]
+            return sum(counts) if len(counts) == len(elements) else None
+        if node.operator in _PRODUCTS and inputs[0]:
+            # Flags say which side of the second matrix is which; the longer one is a bound.
+            *batches, high, wide = (1, 1, *inputs[1])
+            rows, several = _elements(inputs[0][:-1]), _elements(batches)
             if None not in (rows, several, high, wide):
                 return (rows or 0) * (several or 0) * max(high or 0, wide or 0)
         return None
 
     def _after(self, node: XnnNode) -> Sizes | None:
-        given = self.of(node.inputs[0])
+        source = self.of(node.inputs[0])
         if node.operator in _LIKE_INPUT:
-            return given
+            return source
         if node.operator is XnnOperator.STATIC_TRANSPOSE:
-            axes = node.numbers("perm")[: len(given)]
-            fits = sorted(axes) == list(range(len(given)))
-            return tuple(given[axis] for axis in axes) if fits else None
+            axes = node.numbers("perm")[: len(source)]
+            fits = sorted(axes) == list(range(len(source)))
+            return tuple(source[axis] for axis in axes) if fits else None
         if node.operator is XnnOperator.STATIC_CONSTANT_PAD:
-            return _padded(node, given)
+            return _padded(node, source)
         if node.operator is XnnOperator.GLOBAL_AVG_POOLING_2D:
             return None
         if node.operator in WINDOWS:
-            return _slid(node, given, self.of(node.outputs[0]))
+            return _slid(node, source, self.of(node.outputs[0]))
         if node.operator in _BROADCAST:
-            return _broadcast(given, self.of(node.inputs[1]))
+            return _broadcast(source, self.of(node.inputs[1]))
         return None
 
 
 def _elements(sizes: Sequence[int | None]) -> int | None:
-    known: Any = sizes
-    return None if None in sizes else prod(known)
+    known_sizes: Any = sizes
+    return None if None in sizes else prod(known_sizes)
 
 
-def _broadcast(one: Sizes, other: Sizes) -> Sizes:
-    rank = max(len(one), len(other))
-    one = (1,) * (rank - len(one)) + one
-    other = (1,) * (rank - len(other)) + other
-    return tuple(map(_wider, one, other))
+def _broadcast(left: Sizes, right: Sizes) -> Sizes:
+    rank = max(len(left), len(right))
+    left = (1,) * (rank - len(left)) + left
+    right = (1,) * (rank - len(right)) + right
+    return tuple(map(_wider, left, right))
 
 
-def _wider(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        # Beside more than 1 it is as much, 1 or 0.
-        known = one if other is None else other
-        return known if known is not None and known != 1 else None
-    return max(one, other) if one and other else 0
+def _wider(left: int | None, right: int | None) -> int | None:
+    if left is None or right is None:
+        # An unknown size broadcasts with n > 1 only if it is n, 1 or 0: n is an upper bound.
+        size = left if right is None else right
+        return size if size is not None and size != 1 else None
+    return max(left, right) if left and right else 0
 
 
-def _padded(node: XnnNode, given: Sizes) -> Sizes:
-    sides = zip(given, node.numbers("pre_paddings"), node.numbers("post_paddings"), strict=False)
+def _padded(node: XnnNode, source: Sizes) -> Sizes:
+    sides = zip(source, node.numbers("pre_paddings"), node.numbers("post_paddings"), strict=False)
     return tuple(None if size is None else size + low + high for size, low, high in sides)
 
 
@@ -155,9 +157,9 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
     return span, size + padding, max(1, node.number(f"{step}_{axis}"))
 
 
-def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
+def _slid(node: XnnNode, source: Sizes, result: Sizes) -> Sizes | None:
     """Return the sizes of what a window gives, [batch, height, width, channels]."""
-    if len(given) != 4 or len(result) != 4:
+    if len(source) != 4 or len(result) != 4:
         return None
 
     def length(size: int | None, axis: str) -> int | None:
@@ -168,4 +170,4 @@ def _slid(node: XnnNode, given: Sizes, result: Sizes) -> Sizes | None:
             return -(-size // stride)
         return max(0, padded - span) // stride + 1
 
-    return (given[0], length(given[1], "height"), length(given[2], "width"), result[3])
+    return (source[0], length(source[1], "height"), length(source[2], "width"), result[3])

@@ -1,4 +1,4 @@
-"""Checks of an XNNPACK payload: what the runtime takes from it without one."""
+"""Checks of an XNNPACK payload that the runtime itself lacks."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
         if not isinstance(tensor, schema.Tensor):
             kind = type(tensor).__name__
             raise damaged(f"found a {kind} as argument {position}, expected a Tensor")
-        wanted = _PROGRAM_TYPES.get(value.dtype, set())
+        accepted = _PROGRAM_TYPES.get(value.dtype, set())
         if value.dtype is XnnDatatype.QINT8 and value.flags == XnnValue.INPUT:
-            wanted = {*wanted, ScalarType.BOOL}  # bytes of 0 and 1
-        if tensor.scalar_type not in wanted:
-            names = " or ".join(sorted(kind.name for kind in wanted)) or "no tensor"
+            accepted = {*accepted, ScalarType.BOOL}  # bytes of 0 and 1
+        if tensor.scalar_type not in accepted:
+            names = " or ".join(sorted(kind.name for kind in accepted)) or "no tensor"
             raise damaged(
                 f"found {tensor.scalar_type.name} as argument {position} of an XNNPACK "
                 f"delegate, expected {names}"
@@ -92,23 +92,23 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
 
 
 def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) -> None:
-    what = f"XNNPACK value {value.id}"
+    label = f"XNNPACK value {value.id}"
     if len(value.shape) > XnnGraph.MAX_RANK:
         raise damaged(
-            f"found {len(value.shape)} dimensions of {what}, expected at most {XnnGraph.MAX_RANK}"
+            f"found {len(value.shape)} dimensions of {label}, expected at most {XnnGraph.MAX_RANK}"
         )
     if value.flags not in (0, XnnValue.INPUT, XnnValue.OUTPUT):
-        raise damaged(f"found the flags {value.flags} of {what}, expected 0, 1 or 2")
+        raise damaged(f"found the flags {value.flags} of {label}, expected 0, 1 or 2")
     if bool(value.flags) != (value.external_id is not None):
-        raise damaged(f"found {what}, of which flags and external id disagree")
+        raise damaged(f"found {label}, of which flags and external id disagree")
     if value.external_id is not None and value.external_id >= graph.num_externs:
-        raise damaged(f"found {what} as argument {value.external_id} of {graph.num_externs}")
+        raise damaged(f"found {label} as argument {value.external_id} of {graph.num_externs}")
     elements = prod(value.shape)
     if max((elements, *value.shape)) >= _MAX_ELEMENTS:
-        raise damaged(f"found the sizes {value.shape} of {what}, expected below 2**31 elements")
+        raise damaged(f"found the sizes {value.shape} of {label}, expected below 2**31 elements")
     if value.constant:
         needed = (elements * value.dtype.bits + 7) // 8
-        _verify_constant(graph, value.constant, needed, what, named)
+        _verify_constant(graph, value.constant, needed, label, named)
     if value.encoding.scheme in ("channel", "group") and value.shape:
         _verify_scales(graph, value, value.encoding, named)
 
@@ -116,65 +116,65 @@ def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) ->
 def _verify_scales(
     graph: XnnGraph, value: XnnValue, scales: XnnEncoding, named: Mapping[str, int]
 ) -> None:
-    what = f"XNNPACK value {value.id}"
+    label = f"XNNPACK value {value.id}"
     if not 0 <= scales.channel_dim < len(value.shape):
-        raise damaged(f"found the dimension {scales.channel_dim} of channels of {what}")
+        raise damaged(f"found the dimension {scales.channel_dim} of channels of {label}")
     count, width = value.shape[scales.channel_dim], 4
     if scales.scheme == "group":
         if scales.group_size < 1:
-            raise damaged(f"found groups of {scales.group_size} elements of {what}")
+            raise damaged(f"found groups of {scales.group_size} elements of {label}")
         count, width = prod(value.shape) // scales.group_size, 2
     if scales.scale_constant:
         _verify_constant(
-            graph, scales.scale_constant, count * width, f"the scales of {what}", named
+            graph, scales.scale_constant, count * width, f"the scales of {label}", named
         )
     elif len(scales.scales) < count:
-        raise damaged(f"found {len(scales.scales)} scales of {what}, expected {count}")
+        raise damaged(f"found {len(scales.scales)} scales of {label}, expected {count}")
 
 
 def _verify_constant(
-    graph: XnnGraph, constant: XnnConstant, needed: int, what: str, named: Mapping[str, int]
+    graph: XnnGraph, constant: XnnConstant, needed: int, label: str, named: Mapping[str, int]
 ) -> None:
     if constant.key is None:
         inside = len(graph.constant_data)
         if constant.offset + max(constant.size, needed) > inside:
             raise damaged(
-                f"found {what} at {constant.offset} of {inside} bytes of constants, expected "
+                f"found {label} at {constant.offset} of {inside} bytes of constants, expected "
                 f"{needed} there"
             )
     elif named.get(constant.key, needed) < needed:
         raise damaged(
-            f"found {named[constant.key]} bytes of named data for {what}, expected {needed}"
+            f"found {named[constant.key]} bytes of named data for {label}, expected {needed}"
         )
 
 
 def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
-    """Refuse values that nothing makes, that two nodes make, or that make themselves."""
+    """Refuse values without a producer, with two producers, or in a cycle."""
     makers: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
-        for made in node.outputs:
-            value = values[made]
-            if made in makers or value.constant or value.flags == XnnValue.INPUT:
+        for result in node.outputs:
+            value = values[result]
+            if result in makers or value.constant or value.flags == XnnValue.INPUT:
                 raise damaged(
-                    f"found value {made} as the result of {node.operator.label}, which is given "
-                    "already"
+                    f"found value {result} as the result of {node.operator.label}, which has a "
+                    "source already"
                 )
-            makers[made] = number
+            makers[result] = number
     for value in graph.values:
         if value.flags == XnnValue.OUTPUT and value.id not in makers:
             raise damaged(f"found the output {value.id}, which no node makes")
     sources: dict[int, set[int]] = {}
     for number, node in enumerate(graph.nodes):
         read = {
-            one
-            for one in node.inputs
-            if not values[one].constant and values[one].flags != XnnValue.INPUT
+            operand
+            for operand in node.inputs
+            if not values[operand].constant and values[operand].flags != XnnValue.INPUT
         }
-        for one in read - makers.keys():
+        for operand in read - makers.keys():
             raise damaged(
-                f"found value {one} as input of {node.operator.label}, which no node makes"
+                f"found value {operand} as input of {node.operator.label}, which no node makes"
             )
-        sources[number] = {makers[one] for one in read}
+        sources[number] = {makers[operand] for operand in read}
     try:
         TopologicalSorter(sources).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""Checks of the fields and operands of XNNPACK nodes, on which the runtime dies."""
+"""Checks of the fields and operands of XNNPACK nodes that can crash the runtime."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class NodeVerifier:
                 if number in packed and self._values[number].constant:
                     raise damaged(
                         f"found the constant {number} as a filter or bias, and as an input of "
-                        f"{node.operator.label}: the runtime frees it for the first and dies at "
-                        "the second if the file is mapped; make it two values"
+                        f"{node.operator.label}: the runtime frees it after the first and crashes "
+                        "at the second if the file is mapped; make it two values"
                     )
 
     def _verify_declared(self, node: XnnNode, most: int | None) -> None:
@@ -79,20 +79,20 @@ class NodeVerifier:
 
     def _verify_fields(self, node: XnnNode) -> None:
         """Refuse sizes, strides and dilations that the runtime divides by or multiplies."""
-        for name, found in node.parameters.items():
-            if isinstance(found, tuple):
-                if found and max(found) > _MAX_FIELD:
-                    raise damaged(f"found {max(found)} in {name} of {node.operator.label}")
+        for name, setting in node.parameters.items():
+            if isinstance(setting, tuple):
+                if setting and max(setting) > _MAX_FIELD:
+                    raise damaged(f"found {max(setting)} in {name} of {node.operator.label}")
                 continue
-            if name == "flags" or isinstance(found, float):
+            if name == "flags" or isinstance(setting, float):
                 continue
             first = name.partition("_")[0]
             # The runtime never reads the dilation of an average pool.
             unread = first == "dilation" and node.operator is XnnOperator.AVG_POOLING_2D
             least = int(first in _FROM_ONE and not unread)
-            if not least <= found <= _MAX_FIELD:
+            if not least <= setting <= _MAX_FIELD:
                 raise damaged(
-                    f"found {found} as {name} of {node.operator.label}, expected {least} to "
+                    f"found {setting} as {name} of {node.operator.label}, expected {least} to "
                     f"{_MAX_FIELD}"
                 )
 
@@ -101,20 +101,20 @@ class NodeVerifier:
         if not lists:
             return
         count = node.parameters.get("num_dims")
-        # Only a pad has no count of its own, and takes as many as its input has dimensions.
-        wanted = count if isinstance(count, int) else len(self._values[node.inputs[0]].shape)
+        # Only a pad has no field for the count, and takes the rank of its input.
+        rank = count if isinstance(count, int) else len(self._values[node.inputs[0]].shape)
         for name, items in lists.items():
-            if len(items) < wanted or wanted > XnnGraph.MAX_RANK:
+            if len(items) < rank or rank > XnnGraph.MAX_RANK:
                 raise damaged(
-                    f"found {len(items)} {name} of {node.operator.label}, expected {wanted}, at "
+                    f"found {len(items)} {name} of {node.operator.label}, expected {rank}, at "
                     f"most {XnnGraph.MAX_RANK}"
                 )
-        order = lists.get("perm", ())[:wanted]
-        if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(wanted)):
-            raise damaged(f"found the order {order}, expected one of {wanted} sizes")
+        order = lists.get("perm", ())[:rank]
+        if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(rank)):
+            raise damaged(f"found the order {order}, expected one of {rank} sizes")
 
     def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
-        """Refuse windows larger than what they slide over, whose results the runtime dies of."""
+        """Refuse windows larger than their padded input: their results crash the runtime."""
         same = node.number("flags") & XnnNode.SAME_PADDING
         if node.operator not in WINDOWS or same or len(sizes) != 4:
             return
@@ -136,14 +136,14 @@ class NodeVerifier:
             if bool(bias.constant) != bool(filters.constant):
                 raise damaged(
                     f"found a {label} of which exactly one of filter and bias is constant: the "
-                    "runtime frees that one and reads it again, and dies if the file is mapped"
+                    "runtime frees that one and reads it again, and crashes if the file is mapped"
                 )
         if not filters.constant:
             return
-        outputs, wanted = _filter_sizes(node, filters)
-        if wanted is not None and filters.shape != wanted:
+        outputs, expected = _filter_sizes(node, filters)
+        if expected is not None and filters.shape != expected:
             raise damaged(
-                f"found a filter {filters.shape} of {label}, expected {wanted} by its fields"
+                f"found a filter {filters.shape} of {label}, expected {expected} by its fields"
             )
         for bias in more:
             if prod(bias.shape) < outputs:
@@ -154,7 +154,7 @@ class NodeVerifier:
         if four_bits and node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS:
             raise damaged(
                 f"found a {label} of floats by a transposed filter of 4 bits, on which the "
-                "runtime dies"
+                "runtime crashes"
             )
 
 

@@ -27,15 +27,17 @@ def xnnpack_graph(blob: memoryview) -> PayloadGraph:
         FormatError: They are broken, or not XNNPACK's.
     """
     graph = decode_payload(blob)
-    wanted = {one for node in graph.nodes for one in (*node.inputs, *node.outputs)}
+    ids = {number for node in graph.nodes for number in (*node.inputs, *node.outputs)}
     return PayloadGraph(
         nodes=tuple(map(_node, graph.nodes)),
         # Each once: a value with a million scales may be read by every node.
-        values={one.id: _value(one) for one in graph.values if one.id in wanted},
-        arguments={one.external_id: one.id for one in graph.values if one.external_id is not None},
+        values={value.id: _value(value) for value in graph.values if value.id in ids},
+        arguments={
+            value.external_id: value.id for value in graph.values if value.external_id is not None
+        },
         # One that two values share is one entry, under a key or at a place of the payload.
         constant_bytes=sum(
-            {(one.key or one.offset): one.size for one in graph.constants}.values()
+            {(item.key or item.offset): item.size for item in graph.constants}.values()
         ),
         needs=needed_release(graph),
     )
@@ -64,8 +66,8 @@ def _scales(how: XnnEncoding) -> str:
         return f"scale {how.scale:.6g} zero {how.zero_point}"
     which = "channel" if how.scheme == "channel" else f"{how.group_size}"
     # Scales in the file's named data are not in the payload.
-    found = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
-    return f"scales{found} for each {which}"
+    span = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
+    return f"scales{span} for each {which}"
 
 
 def _span(low: float, high: float) -> str:
