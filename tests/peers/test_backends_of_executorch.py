@@ -313,3 +313,14 @@ def test_programs_of_the_edge_dialect_become_files_under_exirs_names():
     torch.testing.assert_close(found, eager(*THREE))
     assert str(program.graph) == before
     assert program.dialect == "EDGE"
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_partitions_of_the_edge_dialect_own_their_weights(state):
+    exported = torch.export.export(State().eval(), tuple(torch.ones(2, 2) for _ in range(3)))
+    edge = exir.to_edge(exported, compile_config=UNCHECKED).exported_program()
+    lowered = to_backend(edge, RunPartitioner(lambda node: "sin" not in node.name, state=state))
+    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
+    owned = {"linear.weight", "linear.bias"} | ({"total"} if state else set())
+    assert set(delegate.original_module.state_dict) == owned
+    assert set(lowered.state_dict) == {"linear.weight", "linear.bias", "total"} - owned

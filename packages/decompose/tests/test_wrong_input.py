@@ -150,3 +150,23 @@ def test_what_fails_at_a_node_names_it() -> None:
     with pytest.raises(DecomposeError, match=f"{element.name}.*IndexError"):
         decompose(program)
     assert explain(program).failed
+
+
+@pytest.mark.parametrize(
+    ("operator", "function"),
+    [
+        (ATEN.sort.default, torch.sort),
+        (ATEN.var_mean.correction, torch.var_mean),
+        # Functionalization reads the results where they are mutated.
+        (ATEN.sort.default, lambda x: [result.add_(1) for result in torch.sort(x)]),
+    ],
+)
+def test_a_rule_with_fewer_results_than_its_operator_is_refused(
+    operator: Any, function: Any
+) -> None:
+    table: Any = {operator: lambda x, *_, **__: (x * 1,)}
+    program = exported(Of(function), torch.rand(3))
+    with pytest.raises(DecomposeError, match=operator.name().split("::")[1].split(".")[0]):
+        decompose(program, table)
+    with pytest.raises(DecomposeError):
+        take_apart(program, Rules.of(table))

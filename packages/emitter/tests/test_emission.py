@@ -421,3 +421,18 @@ def test_sizes_from_data_are_bounded_by_what_they_count_or_by_assertions(functio
         dynamic_shapes=(({0: AUTO}, None),),
         prefer_deferred_runtime_asserts_over_guards=True,
     )
+
+
+def test_pad_by_a_dynamic_amount() -> None:
+    calls = [(torch.randn(rows, 3),) for rows in (4, 2, 8)]
+    check(
+        lambda x: nn.functional.pad(x, (0, 0, 0, 8 - x.shape[0])),
+        *calls,
+        dynamic_shapes=(({0: Dim("rows", min=2, max=8)},),),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_item_of_a_half_precision_tensor(dtype: torch.dtype) -> None:
+    calls = [(torch.tensor([1.0, 2.0, value]),) for value in (0.5, -4.0)]
+    check(lambda x: x * x.to(dtype).sum().item(), *calls)

@@ -243,3 +243,14 @@ def test_an_operator_without_an_out_variant_is_named_before_a_missing_bound() ->
         program = exported(Of(lambda x: torch.ops.test_refusals.pick(x) * 2), torch.ones(5))
         with pytest.raises(MissingKernelError, match=r"register one \(test_refusals::pick\.out\)"):
             emit(program)
+
+
+def test_a_decomposition_that_fixes_a_dynamic_dimension_is_refused() -> None:
+    def fixing(x: Tensor, approximate: str = "none") -> Tensor:
+        return x * int(x.shape[0])
+
+    rows: Any = (({0: Dim("rows", min=2, max=8)},),)
+    program = exported(Of(nn.functional.gelu), torch.ones(4, 2), dynamic_shapes=rows)
+    config = EmitConfig(decompositions={torch.ops.aten.gelu.default: fixing})
+    with pytest.raises(EmitterError, match=r"fixed dimension 0 of input .* at 4"):
+        emit(program, config=config)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from folders import FAMILIES, save_folder
+from folders import FAMILIES, save_folder, small_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from lowerdeck.language_models import quantization, stored
+from lowerdeck.language_models import exporting, quantization, stored
 from lowerdeck.language_models.folder import load_folder
 from lowerdeck.language_models.quantization import Quantized, quantize_linears
 from lowerdeck.language_models.stored import StoredEmbedding, StoredLinear
@@ -206,3 +206,27 @@ def test_a_layer_of_two_parents_is_quantised_once() -> None:
     x = torch.randn(2, 32)
     with torch.no_grad():
         assert torch.equal(twice(x), once(once(x)))
+
+
+@pytest.mark.parametrize(("backend", "rounded"), [("xnnpack", True), ("portable", False)])
+def test_scales_are_bfloat16_if_xnnpack_stores_them(backend: str, rounded: bool) -> None:
+    """Otherwise the decoder of a mixture of experts may choose other experts than the file."""
+    prepared: Any = exporting.prepared(
+        small_model(),
+        quantize="8da4w",
+        group=32,
+        quantize_embedding=None,
+        context=32,
+        backend=backend,
+        attention="delegate",
+        prefill_chunk=None,
+        separate_decode=False,
+    )
+    scales = [
+        module.weight.scale
+        for module in prepared.decoder.modules()
+        if hasattr(getattr(module, "weight", None), "scale")
+    ]
+    assert scales
+    same = [torch.equal(scale, scale.bfloat16().to(scale.dtype)) for scale in scales]
+    assert all(same) if rounded else not all(same)

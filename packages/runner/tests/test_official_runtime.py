@@ -111,3 +111,15 @@ def test_a_missing_runtime_names_what_to_install(
     monkeypatch.setattr("lowerdeck.runner.official_runtime.official_binding_name", lambda: None)
     with runtime, pytest.raises(OfficialRuntimeError, match="pip install executorch"):
         runtime.backends()
+
+
+def test_modules_of_the_current_folder_are_not_imported(
+    runtime: OfficialRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = tmp_path / "current"
+    current.mkdir()
+    for name in ("torch", "executorch", "numpy", "pickle", "json"):
+        (current / f"{name}.py").write_text("import sys; sys.exit('of the current folder')\n")
+    monkeypatch.chdir(current)
+    with runtime:
+        assert runtime.backends() == ["XnnpackBackend"]

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
 from torch import nn
+from torch.export import Dim
 from xnnpack_lowering import (  # type: ignore[import-not-found]
     delegates,
     labels,
@@ -220,3 +221,40 @@ def test_what_sums_on_halves_is_computed_in_float32(name: str) -> None:
 
 def test_a_cache_keeps_the_results_of_releases_apart() -> None:
     assert XnnpackBackend.version == metadata.version("lowerdeck-xnnpack")
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_bias_of_one_element_is_added_to_each_output(decomposed: bool) -> None:
+    def linear(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    model, x = Of(linear, weight=torch.randn(5, 4), bias=torch.randn(1)), torch.randn(3, 4)
+    program = torch.export.export(model, (x,))
+    program = program.run_decompositions() if decomposed else program
+    lowered = to_backend(program, XnnpackPartitioner())
+    torch.testing.assert_close(lowered.module()(x), model(x))
+
+
+def _experts(x: torch.Tensor, count: torch.Tensor) -> Any:
+    sizes: Any = count.tolist()
+    for size in sizes:
+        torch._check(size >= 0)  # type: ignore[no-untyped-call]
+    torch._check(sizes[0] + sizes[1] == x.shape[0])  # type: ignore[no-untyped-call]
+    first, second = torch.split(x, sizes)
+    return torch.relu(first) * 2, second.sigmoid() * 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_split_by_sizes_from_data_is_delegated(dynamic: bool) -> None:
+    """As in JetMoe."""
+    program = torch.export.export(
+        Of(_experts),
+        (torch.randn(6, 4), torch.tensor([2, 4])),
+        dynamic_shapes=(({0: Dim.AUTO(max=16)}, None),) if dynamic else None,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+    lowered = to_backend(program, XnnpackPartitioner())
+    assert get_lowered_backend_modules(lowered.graph_module)
+    for rows, first in ((6, 1), (6, 5), *(((9, 3),) if dynamic else ())):
+        inputs = torch.randn(rows, 4), torch.tensor([first, rows - first])
+        torch.testing.assert_close(tuple(lowered.module()(*inputs)), _experts(*inputs))
