@@ -35,17 +35,18 @@ def _attention(emission: Emission, call: Call) -> None:
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
-    if many > 1 and any(symbols_refusal(one.shape) for one in (query, key, value)):
+    if many > 1 and any(symbols_refusal(operand.shape) for operand in (query, key, value)):
         # A dimension of their own for heads that share a key would need more copies.
-        key, value = (_repeated(emission, one, many) for one in (key, value))
+        key, value = (_repeated(emission, operand, many) for operand in (key, value))
         many = 1
     mask = mask_of(emission, call, many)
-    query, key, value = (emission.plain(one) for one in (query, key, value))
+    query, key, value = (emission.plain(operand) for operand in (query, key, value))
     batch = call.result[:-1]
     if many > 1:
         # Heads that share a key broadcast against it, in a dimension of their own.
         query, key, value = (
-            _apart(emission, one, each) for one, each in ((query, many), (key, 1), (value, 1))
+            _apart(emission, operand, group)
+            for operand, group in ((query, many), (key, 1), (value, 1))
         )
         batch = query.shape[:-1]
     product = XnnOperator.BATCH_MATRIX_MULTIPLY
@@ -76,7 +77,7 @@ def _apart(emission: Emission, tracked: Tracked, many: int) -> Tracked:
 def _repeated(emission: Emission, tracked: Tracked, many: int) -> Tracked:
     """Return heads, each ``many`` times."""
     heads = [emission.stretch(tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
-    return joined(emission, [one for one in heads for _ in range(many)], 1)
+    return joined(emission, [tensor for tensor in heads for _ in range(many)], 1)
 
 
 def _heads_per_group(call: Call) -> int:
@@ -104,7 +105,7 @@ def _group_refusal(call: Call) -> str | None:
     if not call.args.get("enable_gqa"):
         return None
     query, key, value = (call.shape(name) for name in _TENSORS)
-    if any(len(one) != 4 or not is_fixed(one[1]) for one in (query, key, value)):
+    if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in (query, key, value)):
         return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
     return None if key[1] == value[1] else "its keys and values are grouped differently"
 

@@ -49,7 +49,7 @@ class Affine:
             filters: Those of the layer before it.
             channel_dim: Which dimension of the filters the output channels are.
         """
-        sizes = [-1 if one == channel_dim else 1 for one in range(filters.dim())]
+        sizes = [-1 if dim == channel_dim else 1 for dim in range(filters.dim())]
         shift = self.shift if bias is None else bias.reshape(-1).double() * self.scale + self.shift
         return (filters.double() * self.scale.reshape(sizes)).float(), shift.float()
 
@@ -73,10 +73,10 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     weight, bias, *running = (args[name] for name in _NAMES)
     if args.get("training") or None in running or args["input"] is not node:
         return None
-    read = [one for one in (weight, bias, *running) if one is not None]
-    known = all(one in emission and emission.of(one).is_constant for one in read)
+    read = [source for source in (weight, bias, *running) if source is not None]
+    all_constant = all(source in emission and emission.of(source).is_constant for source in read)
     alone = first_result_refusal(Call(user, args, ())) is None
-    return _affine(user, emission) if known and alone else None
+    return _affine(user, emission) if all_constant and alone else None
 
 
 _NAMES = ("weight", "bias", "running_mean", "running_var")

@@ -71,22 +71,24 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
         elif step == 0:
             parts += _copies(emission, emission.stretch(tracked, axis, start, 1), axis, count)
         elif count <= few:
-            parts += [emission.stretch(tracked, axis, start - one, 1) for one in range(count)]
+            parts += [
+                emission.stretch(tracked, axis, start - offset, 1) for offset in range(count)
+            ]
         else:
             piece = emission.stretch(tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
     return joined(emission, parts, axis, layout)
 
 
-def _copies(emission: Emission, one: Tracked, axis: int, count: int) -> list[Tracked]:
+def _copies(emission: Emission, part: Tracked, axis: int, count: int) -> list[Tracked]:
     """Return tensors that are a single element of a dimension so many times together."""
     if count <= _FEW:
-        return [one] * count
-    parts = [one] * (count % 2)
+        return [part] * count
+    parts = [part] * (count % 2)
     size = 2
     while size <= count:
-        one = joined(emission, [one] * 2, axis, one.preferred)
-        parts += [one] * (count // size % 2)
+        part = joined(emission, [part] * 2, axis, part.preferred)
+        parts += [part] * (count // size % 2)
         size *= 2
     return parts
 
@@ -112,7 +114,7 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
         return emission.stretch(tracked, 1, start, count)
 
     if size <= _FEW:
-        return joined(emission, [piece(one, 1) for one in range(int(size))[::-1]], 1)
+        return joined(emission, [piece(index, 1) for index in range(int(size))[::-1]], 1)
     if rest:
         turned = _turned(emission, piece(0, 2 * half))
         return joined(emission, [piece(2 * half, 1), turned], 1)
@@ -124,30 +126,30 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
 def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = _chosen_axis(call)
     size = int(x.shape[axis])
-    indices = [int(one) for one in e.constant(_indices(call))]
-    if any(not -size <= one < size for one in indices):
+    indices = [int(index) for index in e.constant(_indices(call))]
+    if any(not -size <= index < size for index in indices):
         raise UnsupportedNodeError(
             f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
         )
-    return chosen(e, x, axis, [one % size for one in indices])
+    return chosen(e, x, axis, [index % size for index in indices])
 
 
 def _indices(call: Call) -> fx.Node:
     """Return the node that holds the indices, of which there is one where a call is taken."""
-    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
-    found: fx.Node = next(one for one in given if one is not None)
-    return found
+    arguments = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    indices: fx.Node = next(argument for argument in arguments if argument is not None)
+    return indices
 
 
 def _chosen_axis(call: Call) -> int:
     if "index" in call.args:
         return call.axis()
-    return next(axis for axis, one in enumerate(call.args["indices"]) if one is not None)
+    return next(axis for axis, argument in enumerate(call.args["indices"]) if argument is not None)
 
 
 def _choose_refusal(call: Call) -> str | None:
-    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
-    tensors = [one for one in given if one is not None]
+    arguments = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    tensors = [argument for argument in arguments if argument is not None]
     if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
         return "it chooses along several dimensions"
     value, shape = tensors[0].meta["val"], call.shape("self")
@@ -163,23 +165,23 @@ def _choose_refusal(call: Call) -> str | None:
     indices = _computed(tensors[0])
     if indices is None:
         return f"it chooses more than {_MOST_PIECES} indices, each of which takes a node"
-    return choice_refusal(shape, [one % size for one in indices])
+    return choice_refusal(shape, [index % size for index in indices])
 
 
 def _computed(node: fx.Node) -> list[int] | None:
     """Return indices that are computed of numbers alone, None where constants are read."""
     chain = [node]
-    for one in chain:
-        value = one.meta.get("val")
-        if one.op != "call_function" or not isinstance(value, torch.Tensor):
+    for link in chain:
+        value = link.meta.get("val")
+        if link.op != "call_function" or not isinstance(value, torch.Tensor):
             return None
         if len(chain) > _MOST_PIECES or value.numel() > _MOST_INDICES:
             return None
-        chain += [source for source in one.all_input_nodes if source not in chain]
-    known: dict[fx.Node, torch.Tensor] = {}
-    for one in sorted(chain):
-        known[one] = compute_known(one, known.__getitem__)
-    return [int(index) for index in known[node]]
+        chain += [source for source in link.all_input_nodes if source not in chain]
+    results: dict[fx.Node, torch.Tensor] = {}
+    for link in sorted(chain):
+        results[link] = compute_known(link, results.__getitem__)
+    return [int(index) for index in results[node]]
 
 
 def _flip(e: Emission, x: Tracked, call: Call) -> Tracked:

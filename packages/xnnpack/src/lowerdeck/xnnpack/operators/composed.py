@@ -30,7 +30,9 @@ def _addcmul(e: Emission, base: Tracked, call: Call) -> Tracked:
     left, right = (e.of(call.args[name]) for name in ("tensor1", "tensor2"))
     if call.args["value"] != 1:
         # Scaling a constant costs nothing, and the smaller of two less than the larger.
-        left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
+        left, right = sorted(
+            (left, right), key=lambda operand: (not operand.is_constant, len(operand.shape))
+        )
         left = scaled(e, left, float(call.args["value"]))
     shape, sizes = call.result, broadcast(left.shape, right.shape)
     wide = (*(1,) * (len(shape) - len(sizes)), *sizes)
@@ -98,7 +100,7 @@ def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
     x = e.view(x, (*(1,) * (len(times) - len(x.shape)), *x.shape))
     for axis, many in enumerate(times):
         if many > 1:
-            x = _repeated(e, x, axis, many, each=False)
+            x = _repeated(e, x, axis, many, interleaved=False)
     return x
 
 
@@ -109,17 +111,19 @@ def _times_repeated(call: Call) -> list[int]:
 
 def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
     many = int(call.args["repeats"])
-    return e.plain(_repeated(e, x, call.axis(), many, each=True) if many > 1 else x)
+    return e.plain(_repeated(e, x, call.axis(), many, interleaved=True) if many > 1 else x)
 
 
 def _repeated(
-    emission: Emission, tracked: Tracked, axis: int, many: int, *, each: bool
+    emission: Emission, tracked: Tracked, axis: int, many: int, *, interleaved: bool
 ) -> Tracked:
     """Return a tensor of which one dimension is repeated, as a whole or each index of it."""
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
-    ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
+    apart = emission.view(
+        tracked, (before, size, 1, after) if interleaved else (before, 1, size, after)
+    )
+    ones = torch.ones([1, 1, many, 1] if interleaved else [1, many, 1, 1])
     wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked.of(ones))
     return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 

@@ -99,11 +99,11 @@ def first_of(*refusals: Refusal) -> Refusal:
     return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
 
 
-def constants(*names: str, what: str = "weight or bias") -> Refusal:
+def constants(*names: str, subject: str = "weight or bias") -> Refusal:
     """Return a refusal of calls whose arguments of some names are not constant."""
-    known = "is" if " or " in what or not what.endswith("s") else "are"
+    verb = "is" if " or " in subject or not subject.endswith("s") else "are"
     return lambda call: (
-        None if all(map(call.is_constant, names)) else f"its {what} {known} not constant"
+        None if all(map(call.is_constant, names)) else f"its {subject} {verb} not constant"
     )
 
 

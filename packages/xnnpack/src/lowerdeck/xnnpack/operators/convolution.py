@@ -75,9 +75,9 @@ class Convolution:
             same = args["padding"] == "same"
             reach = [step * (size - 1) * same for size, step in zip(kernel, dilation, strict=True)]
             # torch puts the odd row and column at the end
-            sides = [(one // 2, one - one // 2) for one in reach]
+            sides = [(total // 2, total - total // 2) for total in reach]
         else:
-            sides = [(one, one) for one in spatial(args["padding"], rank, 0)]
+            sides = [(amount, amount) for amount in spatial(args["padding"], rank, 0)]
         return cls(
             tuple(
                 Window(size, step, *around, reach)
@@ -146,9 +146,9 @@ def _depth_as_channels(
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
         tracked = emission.padded(tracked, (0, 0, padding, 0, 0), (0, 0, end, 0, 0), layout=_LAST)
-    each = int(channels) // settings.groups
+    group_channels = int(channels) // settings.groups
     volume = emission.tracked(_LAST.arrange(tracked.shape), emission.id_of(tracked, _LAST))
-    image = (batch * results, height, width, settings.groups, each)
+    image = (batch * results, height, width, settings.groups, group_channels)
     parts: list[Tracked] = []
     for number in range(kernel):
         part = emission.stretch(volume, 1, number * dilation, results * stride)
@@ -211,9 +211,9 @@ def _filter_encoding(
 
 def _integer_filters(weight: Quantized, settings: Convolution, *, depthwise: bool) -> Filters:
     """Return integer filters in XNNPACK's order."""
-    found, transposed = symmetric(weight), settings.transposed
-    scales = output_scales(found, int(transposed), settings.groups if transposed else 1)
-    filters, _ = _filters(found.data, None, settings, None, depthwise=depthwise)
+    quantized, transposed = symmetric(weight), settings.transposed
+    scales = output_scales(quantized, int(transposed), settings.groups if transposed else 1)
+    filters, _ = _filters(quantized.data, None, settings, None, depthwise=depthwise)
     in_depth = depthwise and _is_depthwise(settings, filters)
     return Filters(filters, scales, 3 if in_depth else 0)
 

@@ -270,7 +270,7 @@ def _pow_int8_refusal(call: Call) -> str | None:
     return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
 
 
-_SLOPE = constants("weight", what="slope")
+_SLOPE = constants("weight", subject="slope")
 ELEMENTWISE: Table = table(
     {
         **{name: _direct(kind) for name, kind in _DIRECT.items()},

@@ -41,7 +41,9 @@ def _fully_connected(
             return
     if emission.writes.is_int8:
         raise FloatNeededError("its weight is not quantised, or its bias is not constant")
-    constants = [emission.of(one).is_constant for one in (filters, bias) if one is not None]
+    constants = [
+        emission.of(source).is_constant for source in (filters, bias) if source is not None
+    ]
     affine = None
     if all(constants) and len(shape_of(node)) == 2:
         affine = following_batch_norm(node, emission)

@@ -85,7 +85,10 @@ def _known(data: torch.Tensor, many: int) -> Mask:
         data, kept = data.masked_fill(empty, 0.0), (~empty).float()
     added = data if bool(data.any()) else None
     return Mask(
-        *(None if one is None else Tracked.of(_spread(one, many)) for one in (added, kept))
+        *(
+            None if tensor is None else Tracked.of(_spread(tensor, many))
+            for tensor in (added, kept)
+        )
     )
 
 
@@ -150,7 +153,7 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     share = emission.add(
         XnnOperator.GLOBAL_AVG_POOLING_2D, (*batch, rows), input_id=emission.id_of(turned)
     )
-    found = emission.binary(
+    ones = emission.binary(
         XnnOperator.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
     )
-    return resized(emission, found, (*batch, rows, 1))
+    return resized(emission, ones, (*batch, rows, 1))

@@ -33,8 +33,8 @@ def _pad_refusal(call: Call) -> str | None:
 
 
 def _amounts_refusal(call: Call) -> str | None:
-    known = all(isinstance(amount, int) and amount >= 0 for amount in _amounts(call))
-    return None if known else "an amount of padding is negative or symbolic"
+    fixed = all(isinstance(amount, int) and amount >= 0 for amount in _amounts(call))
+    return None if fixed else "an amount of padding is negative or symbolic"
 
 
 def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:

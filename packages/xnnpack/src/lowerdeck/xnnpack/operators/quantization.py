@@ -132,12 +132,12 @@ def _dequantize_refusal(call: Call) -> str | None:
         return None
     if call.args["dtype"] != torch.int8:
         return f"it dequantises {call.args['dtype']} where int8 is needed"
-    wanted = static_encoding(call.node)
+    encoding = static_encoding(call.node)
     others = [source] if name_of(source) == QUANTIZE else []
     # All agree if each agrees with the first; a tensor may have thousands of readers.
     others.append(next(user for user in source.users if name_of(user) == DEQUANTIZE))
     for other in others:
-        if static_encoding(other) != wanted:
+        if static_encoding(other) != encoding:
             raise QuantizationError(
                 f"{describe_node(call.node)} reads {source.name} with another scale or zero point "
                 f"than {other.name}; expected one for each tensor"
@@ -199,10 +199,10 @@ def _round_refusal(call: Call) -> str | None:
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
     chosen = chosen_by(call.args["scale" if "scale" in call.args else "scales"])
-    wanted = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
-    if _range_of(call.args) != wanted:
+    limits = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
+    if _range_of(call.args) != limits:
         low, high = _range_of(call.args)
-        return f"its integers are {low} to {high}, its scales for {wanted[0]} to {wanted[1]}"
+        return f"its integers are {low} to {high}, its scales for {limits[0]} to {limits[1]}"
     return _unrounded(call)
 
 
@@ -215,8 +215,8 @@ def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
 def _unround_refusal(call: Call) -> str | None:
     source = call.args["input"]
     if is_constant_source(source, call.constants):
-        known = all(call.is_weight(one) for one in call.node.all_input_nodes)
-        return None if known else "its scales are not constant"
+        constant = all(call.is_weight(node) for node in call.node.all_input_nodes)
+        return None if constant else "its scales are not constant"
     if name_of(source) not in _ROUND:
         return "it dequantises what nothing before it quantised"
     if not is_dynamic(call.node):

@@ -56,7 +56,7 @@ def _check_range(node: Node, args: Mapping[str, Any]) -> None:
     low, high = args.get("quant_min"), args.get("quant_max")
     least = limits.min if low is None else low
     most = limits.max if high is None else high
-    if not all(isinstance(one, (int, float)) for one in (least, most)):
+    if not all(isinstance(limit, (int, float)) for limit in (least, most)):
         return  # tensors, or numbers that vary
     if not limits.min <= least < most <= limits.max:
         raise QuantizationError(
@@ -84,8 +84,9 @@ def _check_blocks(node: Node, args: Mapping[str, Any]) -> None:
         return
     sizes = tuple(value.shape)
     fits = len(block) == len(sizes) and all(
-        not isinstance(one, int) or (one > 0 and (not isinstance(size, int) or size % one == 0))
-        for one, size in zip(block, sizes, strict=False)
+        not isinstance(length, int)
+        or (length > 0 and (not isinstance(size, int) or size % length == 0))
+        for length, size in zip(block, sizes, strict=False)
     )
     if not fits:
         raise QuantizationError(

@@ -76,8 +76,8 @@ def store_static(
     scale = float(products[0])
     encoding = XnnEncoding(XnnDatatype.QINT32, (_plain(scale),))
     if not single:
-        each = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
-        encoding = _per_channel(emission, XnnDatatype.QCINT32, each, 0)
+        steps = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
+        encoding = _per_channel(emission, XnnDatatype.QCINT32, steps, 0)
     return filter_id, emission.stored_constant(sums.to(torch.int32), encoding, packed=True)
 
 
@@ -155,10 +155,10 @@ def symmetric(weight: Quantized) -> Quantized:
     Raises:
         FloatNeededError: It has others, and without them it does not fit into 8 bits.
     """
-    found = weight.centred()
-    if found is None:
+    centred = weight.centred()
+    if centred is None:
         raise FloatNeededError("its weight's zero points are not 0")
-    return found
+    return centred
 
 
 _GROUP_STEP = 32
@@ -220,8 +220,8 @@ def _matrix(weight: Quantized) -> Filters:
     _check_groups(weight, rounds=False)
     if weight.axis not in (None, 0):
         raise FloatNeededError("its weight's scales run along another dimension than its outputs")
-    found = symmetric(weight)
-    return Filters(found.data, found.scales, 0, found.bits)
+    quantized = symmetric(weight)
+    return Filters(quantized.data, quantized.scales, 0, quantized.bits)
 
 
 def _dynamic(
@@ -229,20 +229,21 @@ def _dynamic(
 ) -> tuple[int, list[int], int]:
     if weight.group:
         _check_groups(weight, rounds=True)
-        filters = [store_groups(emission, one) for one in weight.summands()]
+        filters = [store_groups(emission, summand) for summand in weight.summands()]
     else:
         # The runtime knows no zero points of weights: a weight that does not fit into 8 bits
         # without them is the sum of some that do, and so are their products.
-        matrices = [_matrix(one) for one in weight.summands()]
-        if weight.data.shape[1] % 2 and any(one.bits == 4 for one in matrices):
+        matrices = [_matrix(summand) for summand in weight.summands()]
+        if weight.data.shape[1] % 2 and any(matrix.bits == 4 for matrix in matrices):
             # The runtime is silently wrong on an odd width; a 0 more changes neither sums nor
             # ranges.
             none = (0,) * (len(source.shape) - 1)
             source = emission.padded(emission.plain(source), (*none, 0), (*none, 1))
             matrices = [
-                replace(one, data=torch.nn.functional.pad(one.data, (0, 1))) for one in matrices
+                replace(matrix, data=torch.nn.functional.pad(matrix.data, (0, 1)))
+                for matrix in matrices
             ]
-        filters = [store_channels(emission, one) for one in matrices]
+        filters = [store_channels(emission, matrix) for matrix in matrices]
     value = emission.dynamic(emission.id_of(source), source.shape, Layout.PLAIN, PER_ROW)
     return value, filters, emission.packed(bias, FLOAT)
 

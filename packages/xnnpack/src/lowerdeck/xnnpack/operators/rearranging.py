@@ -55,10 +55,14 @@ def _pixel_unshuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
     number, channels, height, width = x.shape
     groups = int(call.args["groups"])
-    each = int(channels) // groups
+    group_channels = int(channels) // groups
     if x.preferred is _LAST:
-        return _permuted_apart(e, x, call, (number, height, width, groups, each), (0, 1, 2, 4, 3))
-    return _permuted_apart(e, x, call, (number, groups, each, height, width), (0, 2, 1, 3, 4))
+        return _permuted_apart(
+            e, x, call, (number, height, width, groups, group_channels), (0, 1, 2, 4, 3)
+        )
+    return _permuted_apart(
+        e, x, call, (number, groups, group_channels, height, width), (0, 2, 1, 3, 4)
+    )
 
 
 def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -90,8 +94,8 @@ _IMAGES = first_of(_rank_refusal, one_symbol, _CHANNELS)
 def _nearest_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
     # Sizes, since a factor of 2.5 may make twice as many pixels, but not each of them twice.
-    for size, wanted, scale in zip(before, after, scale_factors(call), strict=True):
-        times = _factor(size, wanted)
+    for size, target, scale in zip(before, after, scale_factors(call), strict=True):
+        times = _factor(size, target)
         if not times or scale not in (None, times):
             return "it does not repeat each pixel 1 to 5 times"
     return None

@@ -130,7 +130,7 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
         if args["batch_first"]:
             source = emission.transposed(source, (1, 0, 2))
         batch = source.shape[1]
-        states = [emission.of(one) for one in _hidden(call)]
+        states = [emission.of(state) for state in _hidden(call)]
         many = 4 if args["has_biases"] else 2
         last: list[list[Tracked]] = [[] for _ in states]
         directions = 2 if args["bidirectional"] else 1
@@ -139,10 +139,10 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
             for way in range(directions):
                 number = layer * directions + way
                 nodes = args["params"][number * many : (number + 1) * many]
-                weights = _merged([emission.constant(one) for one in nodes], merges=merges)
+                weights = _merged([emission.constant(node) for node in nodes], merges=merges)
                 cell = _Cell(emission, batch, int(weights[1].shape[1]), weights[1], weights[3])
                 shares = _layer(emission, source, weights[0], weights[2])
-                first = tuple(_state(emission, one, number) for one in states)
+                first = tuple(_state(emission, state, number) for state in states)
                 outputs, ends = _run(cell, step, shares, first, backwards=way == 1)
                 ways.append(outputs)
                 for kept, end in zip(last, ends, strict=True):
@@ -191,13 +191,13 @@ def _run(
 ) -> tuple[Tracked, tuple[Tracked, ...]]:
     """Return the hidden states of all steps as one tensor, and the last states."""
     emission, (steps, *share) = cell.emission, shares.shape
-    found: list[Tracked] = []
+    outputs: list[Tracked] = []
     ends: tuple[Tracked, ...] = ()
     for number in range(int(steps))[:: -1 if backwards else 1]:
-        one = emission.view(emission.stretch(shares, 0, number, 1), share)
-        states = ends = step(cell, one, states)
-        found.append(emission.view(ends[0], (1, cell.batch, cell.width)))
-    return joined(emission, found[::-1] if backwards else found, 0), ends
+        gates = emission.view(emission.stretch(shares, 0, number, 1), share)
+        states = ends = step(cell, gates, states)
+        outputs.append(emission.view(ends[0], (1, cell.batch, cell.width)))
+    return joined(emission, outputs[::-1] if backwards else outputs, 0), ends
 
 
 def _define(
@@ -206,7 +206,7 @@ def _define(
     for user in node.users:
         number = int(user.args[1])  # type: ignore[arg-type]  # the index of a getitem
         if number:
-            ends = [emission.view(one, (1, *one.shape)) for one in last[number - 1]]
+            ends = [emission.view(state, (1, *state.shape)) for state in last[number - 1]]
             emission.define(user, joined(emission, ends, 0))
         else:
             emission.define(user, result)
@@ -221,8 +221,8 @@ def _refusal(call: Call) -> str | None:
         return "its input needs 3 dimensions"
     if len(args["params"]) != many * args["num_layers"]:
         return "its states are projected"
-    if not all(isinstance(one, Node) for one in _hidden(call)) or not all(
-        one.name in call.constants for one in args["params"]
+    if not all(isinstance(state, Node) for state in _hidden(call)) or not all(
+        weight.name in call.constants for weight in args["params"]
     ):
         return "its weights are not constant"
     steps = call.shape("input")[1 if args["batch_first"] else 0]
@@ -235,14 +235,16 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
     """Return the emitter of a single cell; the arguments are those of ``_emitter``."""
 
     def emit(emission: Emission, call: Call) -> None:
-        weights = _merged([emission.optional(call.args[one]) for one in _NAMES], merges=merges)
+        weights = _merged([emission.optional(call.args[name]) for name in _NAMES], merges=merges)
         source = emission.plain(emission.of(call.args["input"]))
         width = int(weights[1].shape[1])
         cell = _Cell(emission, source.shape[0], width, weights[1], weights[3])
         share = _layer(emission, source, weights[0], weights[2])
-        states = [emission.of(one) for one in _hidden(call)]
+        states = [emission.of(state) for state in _hidden(call)]
         new = step(
-            cell, share, tuple(None if _is_zero(one) else emission.plain(one) for one in states)
+            cell,
+            share,
+            tuple(None if _is_zero(state) else emission.plain(state) for state in states),
         )
         if len(states) == 1:
             emission.define(call.node, new[0])
@@ -260,7 +262,7 @@ def _cell_refusal(call: Call) -> str | None:
     if call.rank("input") != 2:
         return "its input needs 2 dimensions"
     weights = [call.args[name] for name in _NAMES]
-    if not all(one is None or one.name in call.constants for one in weights):
+    if not all(weight is None or weight.name in call.constants for weight in weights):
         return "its weights are not constant"
     return None
 

@@ -34,10 +34,10 @@ _aten = torch.ops.aten
 
 def _axes(call: Call) -> list[int]:
     rank = call.rank("self")
-    given = call.args.get("dim")
-    if isinstance(given, int):
-        return [given % rank]
-    return sorted({int(axis) % rank for axis in (given or range(rank))})
+    axes = call.args.get("dim")
+    if isinstance(axes, int):
+        return [axes % rank]
+    return sorted({int(axis) % rank for axis in (axes or range(rank))})
 
 
 def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -54,7 +54,7 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
         if reader.target in _VIEWS:
             readers.extend(reader.users)
     differences = (_aten.sub.Tensor, _aten.rsub.Tensor)
-    return any(one.target in differences and source in one.args for one in readers)
+    return any(user.target in differences and source in user.args for user in readers)
 
 
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
@@ -209,13 +209,13 @@ def _variance(emission: Emission, call: Call) -> None:
 
 
 def _correction(call: Call) -> float:
-    given = call.args.get("correction", call.args.get("unbiased"))
-    return 1.0 if given is None else float(given)
+    correction = call.args.get("correction", call.args.get("unbiased"))
+    return 1.0 if correction is None else float(correction)
 
 
 def _results_refusal(call: Call) -> str | None:
     several = not isinstance(call.node.meta["val"], torch.Tensor)
-    if several and any(one.target is not operator.getitem for one in call.node.users):
+    if several and any(reader.target is not operator.getitem for reader in call.node.users):
         return "its results are used as a list"
     if not isinstance(call.args.get("correction"), (int, float, type(None))):
         return "its correction is no plain number"

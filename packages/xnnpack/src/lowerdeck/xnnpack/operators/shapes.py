@@ -27,7 +27,7 @@ _RESHAPED_FROM = "reshaped from"
 
 
 def _cast(e: Emission, x: Tracked, call: Call) -> Tracked:
-    before, after = (one.meta["val"].dtype for one in (call.args["self"], call.node))
+    before, after = (source.meta["val"].dtype for source in (call.args["self"], call.node))
     return e.twin(x, HALF) if before != after and after == torch.float16 else x
 
 
@@ -91,12 +91,12 @@ def _as_strided_refusal(call: Call) -> str | None:
     value = fake(call.args["self"])
     assert value is not None
     size, stride, first = (call.args[name] for name in ("size", "stride", "storage_offset"))
-    if not all(isinstance(one, int) for one in (*size, *stride, *value.shape, first or 0)):
+    if not all(isinstance(number, int) for number in (*size, *stride, *value.shape, first or 0)):
         return "its sizes are symbolic"
     expected, step = [], 1
-    for one in reversed(size):
+    for length in reversed(size):
         expected.append(step)
-        step *= one
+        step *= length
     fits = all(a == b or n == 1 for a, b, n in zip(stride, expected[::-1], size, strict=True))
     if not fits or step != value.numel() or first or not value.is_contiguous():
         return "it reads the memory in another order"
@@ -133,8 +133,8 @@ def _moved(call: Call) -> list[int]:
     """Return the order of ``movedim``: what is named goes where it is told, the rest follows."""
     rank = call.rank("self")
     sources, targets = (
-        [axis % rank for axis in ([given] if isinstance(given, int) else given)]
-        for given in (call.args["source"], call.args["destination"])
+        [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]
+        for axes in (call.args["source"], call.args["destination"])
     )
     others = iter([axis for axis in range(rank) if axis not in sources])
     places = dict(zip(targets, sources, strict=True))

@@ -47,15 +47,15 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
     """
     base = HALF if halves and not entry.wide and _is_half(call.node) else FLOAT
     tensors = [
-        one for one in call.node.all_input_nodes if _is_operand(call, entry, one, encoding_of)
+        node for node in call.node.all_input_nodes if _is_operand(call, entry, node, encoding_of)
     ]
-    inputs = [encoding_of(one) for one in tensors]
-    known = [one for one in inputs if one is not None]
-    if not any(one.is_int8 for one in known):
+    inputs = [encoding_of(node) for node in tensors]
+    encodings = [encoding for encoding in inputs if encoding is not None]
+    if not any(encoding.is_int8 for encoding in encodings):
         return Storage(base, base)
     reason = _input_refusal(entry, tensors, inputs)
     if reason is None:
-        return _integers(call, entry, known, base)
+        return _integers(call, entry, encodings, base)
     return Storage(base, base, reason)
 
 
@@ -136,7 +136,7 @@ def rounded_after(node: Node) -> XnnEncoding | None:
 
     What only moves elements may come between: a decomposed layer is a product between two views.
     """
-    found = {
+    encodings = {
         static_encoding(user)
         if name_of(user) == QUANTIZE
         else rounded_after(user)
@@ -144,7 +144,7 @@ def rounded_after(node: Node) -> XnnEncoding | None:
         else None
         for user in node.users
     }
-    return found.pop() if len(found) == 1 else None
+    return encodings.pop() if len(encodings) == 1 else None
 
 
 def _moves(node: Node) -> bool:

@@ -68,10 +68,10 @@ SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
 
 def entry_of(node: Node) -> Operator | None:
     """Return how a node's operator is emitted, None if XNNPACK does not take it."""
-    known = OPERATORS.get(node.target)
-    if known is None and node.op == "call_function":
-        known = QUANTIZATION.get(str(node.target))
-    return known
+    entry = OPERATORS.get(node.target)
+    if entry is None and node.op == "call_function":
+        entry = QUANTIZATION.get(str(node.target))
+    return entry
 
 
 def refusal(node: Node, constants: Collection[str]) -> str | None:
@@ -105,17 +105,19 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     if str(node.target) in QUANTIZATION:
         return _quantization_refusal(node, entry, constants)
     tensors = [
-        one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)
+        tensor
+        for tensor in node.all_input_nodes
+        if isinstance(tensor.meta.get("val"), torch.Tensor)
     ]
     if not tensors:
         return "it reads no tensor"
     truths = [arguments_of(node).get(name) for name in entry.truths]
-    for one in tensors:
+    for tensor in tensors:
         # What is known ahead of time is stored as the floats that eager would make of it.
-        dtypes = (*_FLOATS, torch.bool) if one in truths else _FLOATS
-        reason = None if one.name in constants else _tensor_refusal(one, dtypes)
+        dtypes = (*_FLOATS, torch.bool) if tensor in truths else _FLOATS
+        reason = None if tensor.name in constants else _tensor_refusal(tensor, dtypes)
         if reason:
-            return f"input {one.name}: {reason}"
+            return f"input {tensor.name}: {reason}"
     return _tensor_refusal(node) or entry.refusal(Call(node, arguments_of(node), constants))
 
 

@@ -64,16 +64,16 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, BINARY):
-        sources = [one for one in node.args if isinstance(one, Node)]
-        if not accepts(node) or not all(_is_float(one) for one in (node, *sources)):
+        sources = [operand for operand in node.args if isinstance(operand, Node)]
+        if not accepts(node) or not all(_is_float(operand) for operand in (node, *sources)):
             continue
-        if any(_is_too_large(one, graph_module) for one in sources):
+        if any(_is_too_large(operand, graph_module) for operand in sources):
             continue
         _annotate_with_last(node, dict.fromkeys(sources, specs.activation), specs, accepts)
     for node in _calls(graph_module, {_ATEN.cat.default}):
         joined: Any = node.args[0]
-        if accepts(node) and all(_is_float(one) for one in joined):
-            first = next((one for one in joined if _has_scale(one)), joined[0])
+        if accepts(node) and all(_is_float(operand) for operand in joined):
+            first = next((operand for operand in joined if _has_scale(operand)), joined[0])
             shared = SharedQuantizationSpec((first, node))
             _annotate(node, {**dict.fromkeys(joined, shared), first: specs.activation}, shared)
 

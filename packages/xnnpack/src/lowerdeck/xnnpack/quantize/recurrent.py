@@ -50,7 +50,7 @@ class UnrolledRecurrent(nn.Module):
             for number in range(layer.num_layers)
             for suffix in ("", "_reverse")[: self.directions]
         ]
-        self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, one) for one in ends)
+        self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, name) for name in ends)
 
     def flatten_parameters(self) -> None:
         """Do nothing: only layers on a GPU have their parameters in one piece."""
@@ -167,8 +167,8 @@ def _lstm_step(gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, t
 def _linear(layer: nn.Module, weight: str, bias: str | None) -> nn.Linear:
     matrix = getattr(layer, weight)
     vector = getattr(layer, bias, None) if bias else None
-    made = nn.Linear(matrix.shape[1], matrix.shape[0], bias=vector is not None, device="meta")
-    made.weight = matrix
+    linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=vector is not None, device="meta")
+    linear.weight = matrix
     if vector is not None:
-        made.bias = vector
-    return made.eval()
+        linear.bias = vector
+    return linear.eval()

@@ -25,7 +25,7 @@ _LIMITS = (torch.int8, *_INT8)
 
 def _layer(match: Match) -> Arguments | None:
     rows, weight, scale, bias = (
-        match.found.get(name) for name in ("rows", "weight", "scale", "bias")
+        match.bindings.get(name) for name in ("rows", "weight", "scale", "bias")
     )
     assert rows is not None
     real = rows.args[0] if name_of(rows) == _ROUNDED else rows
@@ -35,19 +35,19 @@ def _layer(match: Match) -> Arguments | None:
     count, width = integers.shape
     if (
         value.dtype != result.dtype
-        or order_of(match.found["turned"]) != [1, 0]
+        or order_of(match.bindings["turned"]) != [1, 0]
         or not same(result.shape, (*value.shape[:-1], count))
         or not same(value.shape[-1:], [width])
         or steps.numel() not in (1, count)
         or (bias is not None and not same(shape_of(bias), [count]))
-        or ("step" in match.found) != (real is not rows)
+        or ("step" in match.bindings) != (real is not rows)
         or (real is not rows and not _is_by_row(match, rows))
     ):
         return None
     block = [count if steps.numel() == 1 else 1, width]
     args = (weight, block, scale, None, *_LIMITS, value.dtype)
-    made = integers.new_empty(integers.shape, dtype=value.dtype, device="meta")
-    return (_real(rows, value), Prepared(_dequantize(), args, made, "weight"), bias)
+    weight_meta = integers.new_empty(integers.shape, dtype=value.dtype, device="meta")
+    return (_real(rows, value), Prepared(_dequantize(), args, weight_meta, "weight"), bias)
 
 
 def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
@@ -65,17 +65,17 @@ def _dequantize() -> OpOverload:
 
 def _is_by_row(match: Match, rows: Node) -> bool:
     """Return whether whole rows are quantised to integers of 8 bits, or of 7, that it scales."""
-    args, scale = arguments_of(rows), match.found["step"]
+    args, scale = arguments_of(rows), match.bindings["step"]
     if (
         scale is not args["scale"]
-        or match.found.get("zero", args["zero_point"]) is not (args["zero_point"])
+        or match.bindings.get("zero", args["zero_point"]) is not (args["zero_point"])
     ):
         return False
     choice = chosen_by(scale)
     # Without zero points in the product, what is chosen must have none.
     return (
         name_of(choice) == "torchao.choose_qparams_affine.default"
-        and ("zero" in match.found or str(choice.args[1]) == "SYMMETRIC")
+        and ("zero" in match.bindings or str(choice.args[1]) == "SYMMETRIC")
         and (args["quant_min"], args["quant_max"]) in _RANGES
         and same(args["block_size"][-1:], shape_of(args["input"])[-1:])
     )

@@ -123,20 +123,20 @@ class Match:
     """Where a pattern was found.
 
     Attributes:
-        found: Leaves, amounts and named calls.
+        bindings: Leaves, amounts and named calls.
         pieces: The calls, the last of all first.
     """
 
-    found: Mapping[str, Any]
+    bindings: Mapping[str, Any]
     pieces: tuple[Node, ...]
 
-    def with_found(self, name: str, value: object) -> Match:
+    def with_binding(self, name: str, value: object) -> Match:
         """Return the match with one more name."""
-        return Match({**self.found, name: value}, self.pieces) if name else self
+        return Match({**self.bindings, name: value}, self.pieces) if name else self
 
     def with_piece(self, node: Node) -> Match:
         """Return the match with one more call."""
-        return Match(self.found, (*self.pieces, node))
+        return Match(self.bindings, (*self.pieces, node))
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
@@ -144,14 +144,14 @@ def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
     if isinstance(pattern, Leaf):
         return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
-        return any(is_possible(one, targets) for one in pattern)
+        return any(is_possible(option, targets) for option in pattern)
     if isinstance(pattern, Laid):
         return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
         return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
     if isinstance(pattern, Piece):
         return not pattern.ops.isdisjoint(targets) and all(
-            is_possible(one, targets) for one in pattern.args
+            is_possible(argument, targets) for argument in pattern.args
         )
     return True
 
@@ -184,7 +184,9 @@ def _is_closed(match: Match) -> bool:
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
     # Truths and indices are computed on the way, and indices are given from outside by nobody.
     pieces = set(match.pieces)
-    leaves = [one for one in match.found.values() if isinstance(one, Node) and one not in pieces]
+    leaves = [
+        leaf for leaf in match.bindings.values() if isinstance(leaf, Node) and leaf not in pieces
+    ]
     return _are_of(match.pieces, {last.dtype, torch.bool, torch.int64}) and _are_of(
         leaves, {last.dtype, torch.bool}
     )
@@ -192,13 +194,13 @@ def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
 
 def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
     values = [fake(node) for node in nodes]
-    return all(one is not None and one.dtype in dtypes for one in values)
+    return all(tensor is not None and tensor.dtype in dtypes for tensor in values)
 
 
 def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
     if isinstance(pattern, tuple):
-        for one in pattern:
-            yield from _matches(one, value, match)
+        for option in pattern:
+            yield from _matches(option, value, match)
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):
             yield from _matches(pattern.second, value, begun)
@@ -207,13 +209,13 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
             yield from _matches(pattern, value.args[0], match.with_piece(value))
         yield from _matches(pattern.pattern, value, match)
     elif isinstance(pattern, Leaf):
-        if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
+        if isinstance(value, Node) and match.bindings.get(pattern.name, value) is value:
             tensor = fake(value) if pattern.dtype else None
             if pattern.dtype is None or (tensor is not None and tensor.dtype == pattern.dtype):
-                yield match.with_found(pattern.name, value)
+                yield match.with_binding(pattern.name, value)
     elif isinstance(pattern, Amount):
-        if _is_number(value) and match.found.get(pattern.name, float(value)) == value:
-            yield match.with_found(pattern.name, float(value))
+        if _is_number(value) and match.bindings.get(pattern.name, float(value)) == value:
+            yield match.with_binding(pattern.name, float(value))
     elif isinstance(pattern, Piece):
         if isinstance(value, Node):
             yield from _calls(pattern, value, match)
@@ -240,14 +242,14 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
     if target not in pattern.ops or not isinstance(target, OpOverload):
         return
     defaults = _defaults(target)
-    given = list(arguments_of(node).items())
-    mentioned = [value for _, value in given[: len(pattern.args)]]
+    arguments = list(arguments_of(node).items())
+    mentioned = [value for _, value in arguments[: len(pattern.args)]]
     if len(pattern.args) > len(defaults) or any(
         name not in _VALUELESS and (isinstance(value, Node) or value != defaults[name])
-        for name, value in given[len(pattern.args) :]
+        for name, value in arguments[len(pattern.args) :]
     ):
         return
-    begun = match.with_piece(node).with_found(pattern.name, node)
+    begun = match.with_piece(node).with_binding(pattern.name, node)
     orders = [mentioned]
     if pattern.commutes:
         orders.append([mentioned[1], mentioned[0], *mentioned[2:]])
@@ -258,7 +260,7 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
 @cache
 def _defaults(operator: OpOverload) -> dict[str, Any]:
     """Return the defaults of an operator's arguments by name, None for those that have none."""
-    return {one.name: one.default_value for one in schema_of(operator).arguments}
+    return {argument.name: argument.default_value for argument in schema_of(operator).arguments}
 
 
 def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator[Match]:
@@ -270,8 +272,8 @@ def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator
         if _is_last(value, node):
             yield from _all(others, node, match)
         return
-    for one in _matches(pattern, value, match):
-        yield from _all(others, node, one)
+    for extended in _matches(pattern, value, match):
+        yield from _all(others, node, extended)
 
 
 def _is_last(value: object, node: Node) -> bool:

@@ -26,23 +26,25 @@ _aten = torch.ops.aten
 
 
 def _channel_shuffle(match: Match) -> Arguments | None:
-    x, apart, joined = (shape_of(match.found[name]) for name in ("x", "apart", "together"))
+    x, apart, joined = (shape_of(match.bindings[name]) for name in ("x", "apart", "together"))
     if len(x) != 4 or len(apart) != 5 or not all(map(is_fixed, (*x[1:], *apart[1:]))):
         return None
     groups = int(apart[1])
     if not groups or int(x[1]) % groups:
         return None
-    wanted = (x[0], groups, int(x[1]) // groups, *x[2:])
-    if not same_sizes(apart, wanted) or not same_sizes(joined, x):
+    grouped = (x[0], groups, int(x[1]) // groups, *x[2:])
+    if not same_sizes(apart, grouped) or not same_sizes(joined, x):
         return None
     return (
-        (match.found["x"], groups) if order_of(match.found["turned"]) == [0, 2, 1, 3, 4] else None
+        (match.bindings["x"], groups)
+        if order_of(match.bindings["turned"]) == [0, 2, 1, 3, 4]
+        else None
     )
 
 
 def _joined_alone(match: Match) -> Arguments | None:
     tensors = arguments_of(match.pieces[0])["tensors"]
-    full = [one for one in tensors if not _is_made_of_nothing(one)]
+    full = [tensor for tensor in tensors if not _is_made_of_nothing(tensor)]
     return (full[0],) if len(full) == 1 else None
 
 

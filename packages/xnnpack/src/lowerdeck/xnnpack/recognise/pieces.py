@@ -80,7 +80,7 @@ def order_of(node: Node) -> list[int]:
     args = arguments_of(node)
     rank = len(shape_of(args["self"]))
     if "dims" in args:
-        return [int(one) % rank for one in args["dims"]]
+        return [int(dim) % rank for dim in args["dims"]]
     order = list(range(rank))
     if rank > 1:
         # `t` and `mT` have no dimensions; the last two are all that `t` has.

@@ -112,10 +112,12 @@ def _recognise(
     """Replace the pieces of operators, the last in the graph first."""
     survey = _Survey(graph)
     for node in reversed(list(graph.nodes)):
-        made: Node | None = node
+        whole_call: Node | None = node
         # What was made may be the last piece of something else.
-        while made is not None and made in survey.place:
-            made = _replaced(graph, wholes.get(made.target, ()), made, survey, sources, accepts)
+        while whole_call is not None and whole_call in survey.place:
+            whole_call = _replaced(
+                graph, wholes.get(whole_call.target, ()), whole_call, survey, sources, accepts
+            )
 
 
 def _replaced(
@@ -131,48 +133,50 @@ def _replaced(
         match, arguments = _found(whole, node) or (None, None)
         if match is None or arguments is None:
             continue
-        checks = (one for piece in match.pieces[1:] for one in piece.users)
-        found = {*match.pieces, *(one for one in checks if one.target is ASSERTION)}
-        pieces = sorted(found, key=survey.place.__getitem__)
+        checks = (user for piece in match.pieces[1:] for user in piece.users)
+        matched = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
+        pieces = sorted(matched, key=survey.place.__getitem__)
         if not survey.are_as_one(pieces, _nodes_in(arguments)):
             continue
         with graph.inserting_before(node):
-            made = _called(graph, whole.op, arguments, node.name)
-        made[-1].meta = dict(node.meta)
-        if not all(map(accepts, made)):
-            for one in reversed(made):
-                graph.erase_node(one)
+            new_nodes = _called(graph, whole.op, arguments, node.name)
+        new_nodes[-1].meta = dict(node.meta)
+        if not all(map(accepts, new_nodes)):
+            for new_node in reversed(new_nodes):
+                graph.erase_node(new_node)
             continue
-        node.replace_all_uses_with(made[-1])
-        survey.replace(pieces, made[-1])
+        node.replace_all_uses_with(new_nodes[-1])
+        survey.replace(pieces, new_nodes[-1])
         for piece in reversed(pieces):
             graph.erase_node(piece)
-        made[-1].name = node.name
-        sources.update(dict.fromkeys(made, ()))
-        sources[made[-1]] = tuple(one for piece in pieces for one in sources.pop(piece))
-        return made[-1]
+        new_nodes[-1].name = node.name
+        sources.update(dict.fromkeys(new_nodes, ()))
+        sources[new_nodes[-1]] = tuple(source for piece in pieces for source in sources.pop(piece))
+        return new_nodes[-1]
     return None
 
 
 def _called(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
     """Add a call, after those that make its arguments, and return all."""
-    made: list[Node] = []
-    for one in arguments:
-        if isinstance(one, Prepared):
-            call = graph.call_function(one.op, one.arguments)
-            call.name, call.meta["val"] = f"{name}_{one.name}", one.value
-            made.append(call)
-    prepared = iter(made)
-    given = tuple(next(prepared) if isinstance(one, Prepared) else one for one in arguments)
-    return [*made, graph.call_function(op, given)]
+    calls: list[Node] = []
+    for argument in arguments:
+        if isinstance(argument, Prepared):
+            call = graph.call_function(argument.op, argument.arguments)
+            call.name, call.meta["val"] = f"{name}_{argument.name}", argument.value
+            calls.append(call)
+    prepared = iter(calls)
+    operands = tuple(
+        next(prepared) if isinstance(argument, Prepared) else argument for argument in arguments
+    )
+    return [*calls, graph.call_function(op, operands)]
 
 
 def _nodes_in(arguments: Arguments) -> Iterator[Node]:
-    for one in arguments:
-        if isinstance(one, Prepared):
-            yield from _nodes_in(one.arguments)
-        elif isinstance(one, Node):
-            yield one
+    for argument in arguments:
+        if isinstance(argument, Prepared):
+            yield from _nodes_in(argument.arguments)
+        elif isinstance(argument, Node):
+            yield argument
 
 
 def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
@@ -200,7 +204,7 @@ class _Survey:
             self._writes.append(count)
             sources = node.all_input_nodes
             if not isinstance(node.meta.get("val"), torch.Tensor) and all(
-                one.op == "placeholder" or one in self._early for one in sources
+                source.op == "placeholder" or source in self._early for source in sources
             ):
                 self._early.add(node)
 
@@ -211,18 +215,18 @@ class _Survey:
         nothing else but sizes of inputs, and tensors without elements: sizes of what the same
         delegate computes would have to be known before it.
         """
-        first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
-        first += sum(one in self._writers for one in pieces[1:])
-        known = {*pieces, *arguments}
+        first, last = (self._writes[self.place[operand]] for operand in (pieces[0], pieces[-1]))
+        first += sum(operand in self._writers for operand in pieces[1:])
+        available = {*pieces, *arguments}
         return first == last and all(
-            one in known or one in self._early or is_empty(one)
+            operand in available or operand in self._early or is_empty(operand)
             for node in pieces
-            for one in node.all_input_nodes
+            for operand in node.all_input_nodes
         )
 
-    def replace(self, pieces: Sequence[Node], made: Node) -> None:
+    def replace(self, pieces: Sequence[Node], replacement: Node) -> None:
         """Note that one node stands for others, where the last of them was."""
-        self.place[made] = self.place[pieces[-1]]
+        self.place[replacement] = self.place[pieces[-1]]
         for piece in pieces:
             del self.place[piece]
 
