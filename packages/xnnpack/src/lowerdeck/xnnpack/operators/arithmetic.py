@@ -15,7 +15,7 @@ from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Tab
 _COARSEST = 2**11
 """From here on the runtime loses a step of its sums."""
 _FINEST_PRODUCT = 2**15
-"""From here on a product of two differences of 8 bits, in steps of the result, is no int32."""
+"""From here on a product of two differences of 8 bits, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14
 """From 2**20 on the runtime's sums are garbage."""
 _APART = 2**20
@@ -63,7 +63,7 @@ def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
 def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
     """Return a constant as small as the other operand's sizes let it be.
 
-    What is computed ahead of time is often one row many times, such as the kinds of all tokens.
+    Constants computed ahead of time often repeat one row, such as the token types of a sequence.
     """
     data = tracked.data
     if not isinstance(data, torch.Tensor) or other.is_constant:
@@ -96,7 +96,7 @@ def _refusal(call: Call) -> str | None:
         if not isinstance(operand, (Node, int, float)):
             return f"{name} is neither a tensor nor a plain number"
         if isinstance(operand, Node) and not isinstance(operand.meta.get("val"), torch.Tensor):
-            return f"{name} is a number that is known only at run time"
+            return f"{name} is not a constant number"
     if not isinstance(call.args.get("alpha", 1), (int, float)):
         return "alpha is not a plain number"
     return None

@@ -1,4 +1,4 @@
-"""Batch normalisation: with fixed statistics folded into what comes before, or two nodes."""
+"""Batch normalisation with fixed statistics: folded into the layer before it, or two nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NORMS = (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.d
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """What a batch norm with fixed statistics computes: ``x * scale + shift`` for each channel.
+    """Batch norm with fixed statistics, as ``x * scale + shift`` for each channel.
 
     Attributes:
         scale: Factor of each channel, in float64.
@@ -43,11 +43,11 @@ class Affine:
     def fold(
         self, filters: torch.Tensor, bias: torch.Tensor | None, channel_dim: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the filters and the bias of a layer that computes the batch norm as well.
+        """Return the filters and the bias of a layer with the batch norm folded in.
 
         Args:
             filters: Those of the layer before it.
-            channel_dim: Which dimension of the filters the output channels are.
+            channel_dim: The dimension of the output channels in the filters.
         """
         sizes = [-1 if dim == channel_dim else 1 for dim in range(filters.dim())]
         shift = self.shift if bias is None else bias.reshape(-1).double() * self.scale + self.shift
@@ -59,7 +59,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
 
     Args:
         node: A convolution or a linear layer.
-        emission: Where the constants of the batch norm are known.
+        emission: Looks up the constants of the batch norm.
 
     Returns:
         Its factors and summands, if its statistics are constants of the partition.

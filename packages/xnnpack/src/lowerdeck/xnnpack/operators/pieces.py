@@ -68,7 +68,7 @@ def _bounds(call: Call) -> tuple[int, int]:
 
 
 def _takes_all(call: Call) -> bool:
-    """Return whether a slice is all of its tensor, such as ``x[:]`` of a symbolic size."""
+    """Return whether a slice selects its whole tensor, such as ``x[:]`` of a symbolic size."""
     before, after = call.shape("self"), call.result
     return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
 

@@ -65,7 +65,7 @@ def _windows(call: Call) -> list[Window]:
 
 
 def _reach(window: Window, many: int) -> int:
-    """Return how many elements so many windows cover."""
+    """Return how many elements a number of windows covers."""
     return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
 
 
@@ -93,10 +93,10 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     area = rows.kernel * columns.kernel
     divisor = args.get("divisor_override") or area
     image = image_of(e, x)
-    # Neither torch nor the runtime counts what is beyond the padding.
+    # Neither torch nor the runtime counts elements beyond the padding.
     counted = args["count_include_pad"] or args.get("divisor_override")
     if counted and (rows.before or columns.before):
-        # The runtime divides by the number of true elements: make the padding true.
+        # The runtime divides by the number of elements without padding: pad explicitly.
         amounts = (0, 0, rows.before, columns.before)
         image = e.padded(image, amounts, amounts)
         rows, columns = (
@@ -213,14 +213,14 @@ def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _factor_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
     for size, target, factor in zip(before, after, scale_factors(call), strict=True):
-        # torch then steps by the factor it was given, the runtime by the ratio of the sizes
+        # torch then steps by its factor argument, the runtime by the ratio of the sizes
         if factor is not None and factor * size != target:
-            return f"a size of {size} times {factor} is no whole number"
+            return f"a size of {size} times {factor} is not an integer"
     return None
 
 
 def scale_factors(call: Call) -> Sequence[float | None]:
-    """Return the factors of height and width that an upsampling is called with, None for none."""
+    """Return the factors of height and width that an upsampling is called with, or None."""
     args = call.args
     return args.get("scale_factors") or (args.get("scales_h"), args.get("scales_w"))
 

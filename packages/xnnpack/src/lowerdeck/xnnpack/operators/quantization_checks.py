@@ -1,7 +1,6 @@
-"""Refuses operators of quantisation whose arguments contradict each other, or make no sense.
+"""Checks of quantisation operators: arguments that are invalid or contradict each other.
 
-XNNPACK never sees most of these arguments, so that it would compute something all the same where
-eager raises.
+XNNPACK does not get most of these arguments, so it would return a result where eager raises.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def check_quantization(nodes: Iterable[Node]) -> None:
-    """Look at all operators of quantisation, whoever will compute them.
+    """Check the arguments of all quantisation operators, delegated or not.
 
     Args:
         nodes: The calls of a program.
 
     Raises:
-        QuantizationError: The least integer is above the largest, or beyond the type; integers
-            are of another type than is said; blocks do not divide; a smallest scale is none.
+        QuantizationError: The least integer is above the largest, or beyond the type; the
+            dtype of integers is not the declared one; blocks do not divide the sizes; a smallest
+            scale is not a finite number.
     """
     for node in nodes:
         if name_of(node) in QUANTIZATION:
@@ -41,7 +41,7 @@ def check_quantization(nodes: Iterable[Node]) -> None:
 
 
 def _said(args: Mapping[str, Any]) -> object:
-    """Return the type that a call says its integers have."""
+    """Return the dtype that a call declares for its integers."""
     for name in ("input_dtype", "target_dtype", "dtype"):
         if name in args:
             return args[name]

@@ -1,4 +1,4 @@
-"""Folding of what is done to constant integers before they are used as weights."""
+"""Folding of operations on constant integers before their use as weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reader = Callable[[object], torch.Tensor]
 
 
 def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
-    """Return what a node that dequantises constant integers stands for.
+    """Return the quantised constant that a node dequantises.
 
     Args:
         node: Any node whose inputs are constant.
@@ -32,7 +32,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
 
     Raises:
         QuantizationError: The scales are not positive, finite and normal, or not as many as the
-            integers need; or integers lie beyond the limits that they are said to have.
+            integers need; or integers are outside of their declared limits.
     """
     name = name_of(node)
     if name not in WEIGHTS:
@@ -52,7 +52,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
 
 
 def stored_bits(args: Mapping[str, Any]) -> int:
-    """Return how many bits hold the integers of a weight by the program's own word: 4 or 8.
+    """Return the bits per integer of a weight that the program declares: 4 or 8.
 
     Args:
         args: Of the node that dequantises it.
@@ -81,7 +81,7 @@ def _with_scales(
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
     if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
         count = scales.numel()
-        # So few come of an observer that looked at nothing; that of a weight needs a call, too.
+        # A single scale comes from an observer that never ran; those of weights also need a call.
         cure = (
             ". Where PT2E made it: call what prepare_pt2e returned, with any inputs if quantised "
             "dynamically, before convert_pt2e"
@@ -137,7 +137,7 @@ def _check(node: Node, quantized: Quantized) -> None:
         )
     if quantized.bits == 4 and quantized.data.numel():
         low, high = map(int, quantized.data.aminmax())
-        # torch takes no notice of the limits where it dequantises; half a byte has no room.
+        # torch ignores the limits when it dequantises; 4 bits cannot store other integers.
         if low < -8 or high > 7:
             raise QuantizationError(
                 f"found integers of {low} to {high} in {describe_node(node)}, whose limits say "
@@ -146,10 +146,10 @@ def _check(node: Node, quantized: Quantized) -> None:
     zeros = quantized.zero_points
     if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):
         raise QuantizationError(
-            f"found zero points that are no whole numbers in {describe_node(node)}; the runtime "
-            "adds integers"
+            f"found zero points that are not integers in {describe_node(node)}; the runtime adds "
+            "integers"
         )
-    # NaN is the least and the most where there is one.
+    # aminmax returns NaN if there is one.
     for wrong in map(float, quantized.scales.aminmax()) if needed else ():
         if not (wrong >= _LEAST_SCALE and math.isfinite(wrong)):
             raise QuantizationError(
@@ -159,7 +159,7 @@ def _check(node: Node, quantized: Quantized) -> None:
 
 
 def permuted_constant(node: Node, source: Quantized) -> Quantized | None:
-    """Return constant integers as a node leaves them that only turns them, else None."""
+    """Return constant integers as permuted by a node, or None if it is not a permutation."""
     args = arguments_of(node)
     rank = source.data.dim()
     if node.target in (_aten.permute.default, _aten.permute_copy.default):

@@ -19,10 +19,10 @@ _INTO_CHANNELS = (0, 1, 3, 5, 2, 4)
 def _permuted_apart(
     e: Emission, x: Tracked, call: Call, apart: Sequence[Dim], order: Sequence[int]
 ) -> Tracked:
-    """Take dimensions apart, permute them and join them, in the order of memory.
+    """Split dimensions, permute them and merge them, in memory order.
 
-    The layout is that in which the tensor came to be, so that between convolutions nothing but
-    this one permutation moves a byte.
+    The layout is that of the producer, so that between convolutions only this permutation moves
+    data.
     """
     layout, shape = x.preferred, call.result
     value = e.reshaped(e.id_of(x, layout), apart)
@@ -66,7 +66,7 @@ def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Repeat each pixel along its row, then each row: both are joins of what lies in a row."""
+    """Repeat each pixel along its row, then each row: both are concatenations."""
     number, channels, height, width = x.shape
     *_, rows, columns = call.result
     with e.made_as(x.encoding if e.writes.is_int8 else None):
@@ -79,7 +79,7 @@ def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _factor(before: Dim, after: Dim) -> int:
-    """Return how often a size is repeated; 0 where that is no number of 1 to 5."""
+    """Return how often a size is repeated, from 1 to 5; 0 otherwise."""
     return next((times for times in range(1, 6) if str(before * times) == str(after)), 0)
 
 

@@ -25,10 +25,10 @@ class _Cell:
     """One layer in one direction.
 
     Attributes:
-        batch: How many sequences run side by side.
-        width: How many numbers a state has.
+        batch: The number of sequences.
+        width: The size of a state.
         recurrent: Multiplies the state: rows of outputs.
-        shift: Is added to that product; None for nothing.
+        shift: Added to that product; None for 0.
     """
 
     emission: Emission
@@ -38,17 +38,17 @@ class _Cell:
     shift: torch.Tensor | None
 
     def part(self, gates: Tracked, number: int) -> Tracked:
-        """Return what belongs to one gate."""
+        """Return the slice of one gate."""
         return self.emission.stretch(gates, 1, number * self.width, self.width)
 
     def product(self, state: Tracked | None) -> Tracked | None:
-        """Return what a state adds to the gates; None for nothing."""
+        """Return the contribution of a state to the gates; None for 0."""
         if state is None:
             return None
         return _layer(self.emission, state, self.recurrent, self.shift)
 
     def plus(self, gates: Tracked, other: Tracked | None) -> Tracked:
-        """Return a sum, of which nothing may be one summand."""
+        """Return a sum in which None counts as 0."""
         if other is None:
             return gates
         return self.emission.binary(XnnOperator.ADD, gates, other, shape=gates.shape)
@@ -56,7 +56,7 @@ class _Cell:
 
 _States = tuple[Tracked | None, ...]
 _Step = Callable[[_Cell, Tracked, _States], tuple[Tracked, ...]]
-"""From a cell, the gates' share of the input, and states (None for 0) to the next states."""
+"""Maps a cell, the input's contribution to the gates, and states (None for 0) to new states."""
 
 
 def _layer(
@@ -117,10 +117,10 @@ def _plain(kind: XnnOperator) -> _Step:
 
 
 def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
-    """Return what emits a recurrent layer.
+    """Return the emitter of a recurrent layer.
 
     Args:
-        step: What one cell computes.
+        step: Emits one step of a cell.
         merges: Whether the shifts of input and state are added to the same sums.
     """
 
@@ -158,13 +158,13 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
 def _merged(
     weights: Sequence[torch.Tensor | None], *, merges: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return what multiplies inputs and states of one cell, and what is added to each."""
+    """Return the weights of the inputs and states of one cell, and their biases."""
     inputs, states, *shifts = weights
     assert inputs is not None
     assert states is not None
     shift, state_shift = shifts or (None, None)
     if merges and state_shift is not None:
-        # A state of zeros adds nothing, and its bias would be left out with it.
+        # A zero state is skipped, and its bias must not be skipped with it.
         shift, state_shift = state_shift if shift is None else shift + state_shift, None
     return inputs, states, shift, state_shift
 
@@ -216,7 +216,7 @@ def _refusal(call: Call) -> str | None:
     args = call.args
     many = (4 if args["has_biases"] else 2) * (2 if args["bidirectional"] else 1)
     if args["train"] and args["dropout"]:
-        return "it drops out"
+        return "it applies dropout"
     if call.rank("input") != 3:
         return "its input needs 3 dimensions"
     if len(args["params"]) != many * args["num_layers"]:

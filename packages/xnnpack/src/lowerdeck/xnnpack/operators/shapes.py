@@ -75,10 +75,10 @@ def _reshape_refusal(call: Call) -> str | None:
 
 
 def reshape_int8_refusal(call: Call) -> str | None:
-    """Return why integers cannot be given the sizes of a call's result, or None.
+    """Return why integers cannot be reshaped to a call's result, or None.
 
     Args:
-        call: The call; of several results the first stands for all.
+        call: The call; of several results, only the first is checked.
     """
     value = call.node.meta["val"]
     tensor = value[0] if isinstance(value, (list, tuple)) else value
@@ -104,7 +104,7 @@ def _as_strided_refusal(call: Call) -> str | None:
 
 
 def _permute(order: Callable[[Call], Sequence[int]]) -> Operator:
-    """Return an operator that puts dimensions in another order."""
+    """Return an operator that permutes dimensions."""
 
     def build(e: Emission, x: Tracked, call: Call) -> Tracked:
         rank, layout = len(x.shape), x.preferred
@@ -130,7 +130,7 @@ def _turned_matrices(call: Call) -> list[int]:
 
 
 def _moved(call: Call) -> list[int]:
-    """Return the order of ``movedim``: what is named goes where it is told, the rest follows."""
+    """Return the order of ``movedim``: sources go to their destinations, the rest follows."""
     rank = call.rank("self")
     sources, targets = (
         [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]

@@ -1,4 +1,4 @@
-"""The pieces of attention."""
+"""Patterns of attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
 def _scaled(pattern: Pattern, name: str) -> Pattern:
-    """Return a tensor that may be multiplied by a number, or divided by one."""
+    """Return a tensor, possibly multiplied or divided by a number."""
     return (
         Piece(MUL, pattern, Amount(f"{name} times")),
         Piece(DIV, pattern, Amount(f"{name} by")),
@@ -48,7 +48,7 @@ def _number(number: float) -> Piece:
     return Piece("scalar_tensor", number)
 
 
-# Truths become numbers before they are added.
+# Bools become numbers before they are added.
 _MASK = (Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
@@ -66,7 +66,7 @@ def _scores(*, masked: bool) -> Pattern:
 
 
 def _weights(scores: Pattern) -> Pattern:
-    """Return a softmax, which torch takes apart with 0 instead of NaN where all is -inf."""
+    """Return a softmax; torch decomposes it with 0 instead of NaN in rows of only -inf."""
     plain = (
         Piece("_softmax", scores, LastAxis(), False),
         Piece("softmax.int", scores, LastAxis()),
@@ -101,12 +101,12 @@ def _attention(match: Match) -> Arguments | None:
 
 
 def _only_masks(match: Match, scores: Sequence[Dim]) -> bool:
-    """Return whether a mask is no larger than the scores, and empty rows of it become 0."""
+    """Return whether a mask is not larger than the scores, and its empty rows become 0."""
     return "safe" in match.bindings and same_sizes(shape_of(match.bindings["masked"]), scores)
 
 
 def _repeated(name: str) -> Piece:
-    """Return heads, each as often as it has queries."""
+    """Return heads, each repeated for the queries that share it."""
     single = Piece("unsqueeze", Leaf(name), 2)
     many = Piece("expand", single, ANY, name=f"many {name}")
     return view(many, f"all {name}")

@@ -1,4 +1,4 @@
-"""The pieces of functions of one tensor, and of norms."""
+"""Patterns of functions of one tensor, and of norms."""
 
 from __future__ import annotations
 

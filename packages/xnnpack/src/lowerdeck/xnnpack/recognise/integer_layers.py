@@ -1,4 +1,4 @@
-"""Linear layers of 8-bit integers as torchao's ``Int8Tensor`` writes them: products with no name.
+"""Linear layers of 8-bit integers as decomposed by torchao's ``Int8Tensor``.
 
 Rows are rounded, multiplied by ``_int_mm`` and scaled in about twenty calls; or floats are
 multiplied with integers that became floats, and scaled. Either is a linear layer of a weight that
@@ -64,7 +64,7 @@ def _dequantize() -> OpOverload:
 
 
 def _is_by_row(match: Match, rows: Node) -> bool:
-    """Return whether whole rows are quantised to integers of 8 bits, or of 7, that it scales."""
+    """Return whether whole rows are quantised to 8 or 7 bits with the matched scale."""
     args, scale = arguments_of(rows), match.bindings["step"]
     if (
         scale is not args["scale"]
@@ -72,7 +72,7 @@ def _is_by_row(match: Match, rows: Node) -> bool:
     ):
         return False
     choice = chosen_by(scale)
-    # Without zero points in the product, what is chosen must have none.
+    # Without zero points in the product, the quantisation must be symmetric.
     return (
         name_of(choice) == "torchao.choose_qparams_affine.default"
         and ("zero" in match.bindings or str(choice.args[1]) == "SYMMETRIC")
@@ -91,7 +91,7 @@ def _less(left: Pattern, right: Pattern) -> Piece:
 
 _ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
 _TURNED = Laid(turned(_INTEGERS, "turned"))
-# Processors may multiply unsigned integers faster: moved by 128, and moved back.
+# Some processors multiply unsigned integers faster: 128 is added, and subtracted after.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
 _SUMS = Laid(Piece("sum.dim_IntList", _TURNED, ([0], [-2]), ANY))
 _PRODUCT = (

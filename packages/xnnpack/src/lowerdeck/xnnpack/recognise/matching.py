@@ -1,4 +1,4 @@
-"""Patterns of calls, and where one matches: from its last call backwards."""
+"""Patterns of calls, matched from the last call backwards."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
-"""Arguments that change no number, seeing that the dtypes of results are compared."""
+"""Arguments that do not affect values, as the dtypes of results are compared."""
 _KEEPING = frozenset(
     named(
         "alias clone contiguous detach expand flatten.using_ints reshape slice.Tensor "
         "to.dtype _to_copy _unsafe_view view"
     )
 )
-"""Operators that change nothing where the sizes and the dtype stay."""
+"""Operators that are no-ops if sizes and dtype stay the same."""
 LAYING = frozenset(
     named(
         "view reshape _unsafe_view flatten.using_ints to.dtype _to_copy clone contiguous "
         "alias detach"
     )
 )
-"""What leaves numbers in their order, and those of integers as they are."""
+"""Operators that keep the order of elements, and the values of integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Any tensor, perhaps of one dtype; the same one wherever its name stands in a pattern."""
+    """Any tensor, optionally of one dtype; the same tensor at each use of its name."""
 
     name: str
     dtype: torch.dtype | None = None
@@ -43,14 +43,14 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A plain number; the same one wherever its name stands in a pattern."""
+    """A plain number; the same number at each use of the name in a pattern."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Whatever:
-    """Any argument that is no tensor; who recognises compares the shapes of results instead."""
+    """Any argument but a tensor; the callers check the shapes of results instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class LastAxis:
 
 
 class Piece:
-    """A call of one of some operators.
+    """A call of one of several operators.
 
     Args:
         ops: The names of the operators.
-        *args: What the arguments are, in the order of the schema. Those that are not mentioned
-            have their defaults.
-        commutes: Whether the first two may change places.
-        name: The name under which the call is found again, none by default.
+        *args: Patterns of the arguments, in the order of the schema. The others must have their
+            defaults.
+        commutes: Whether the first two may be swapped.
+        name: The name under which the match records the call, none by default.
     """
 
     def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """One value that is what two patterns say."""
+    """A value that matches two patterns."""
 
     first: Pattern
     second: Pattern
@@ -86,16 +86,16 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A tensor that may be laid out or cast otherwise, any number of times; of leaves the first.
+    """A tensor after any number of views, copies and casts; a leaf matches their source first.
 
-    Where such a pattern is the whole one, who recognises compares dtypes.
+    If it is the outermost pattern, the caller must check dtypes.
     """
 
     pattern: Pattern
 
     @property
     def ops(self) -> frozenset[object]:
-        """What its last call may be."""
+        """The operators of its last call."""
         assert isinstance(self.pattern, Piece)
         return LAYING | self.pattern.ops
 
@@ -115,15 +115,15 @@ Pattern: TypeAlias = (
     | bool
     | None
 )
-"""What is matched; of a tuple of patterns, the first that matches."""
+"""A pattern; a tuple lists alternatives, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a pattern was found.
+    """Match of a pattern.
 
     Attributes:
-        bindings: Leaves, amounts and named calls.
+        bindings: Leaves, amounts and named calls, by name.
         pieces: The calls, the last of all first.
     """
 
@@ -131,16 +131,16 @@ class Match:
     pieces: tuple[Node, ...]
 
     def with_binding(self, name: str, value: object) -> Match:
-        """Return the match with one more name."""
+        """Return the match with an additional binding."""
         return Match({**self.bindings, name: value}, self.pieces) if name else self
 
     def with_piece(self, node: Node) -> Match:
-        """Return the match with one more call."""
+        """Return the match with an additional call."""
         return Match(self.bindings, (*self.pieces, node))
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
-    """Return whether a graph of no other operators and dtypes may match a pattern."""
+    """Return whether a graph of these operators and dtypes may match a pattern."""
     if isinstance(pattern, Leaf):
         return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
@@ -157,14 +157,14 @@ def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
 
 
 def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
-    """Yield the ways in which a pattern ends with a node.
+    """Yield the matches of a pattern that end with a node.
 
-    What changes nothing (a clone, a view to the same sizes, a dropout in evaluation) may stand
-    between any two calls of the pattern. All values have the dtype of the last; only truths and
-    indices may be computed on the way.
+    No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between any two
+    calls of the pattern. All values have the dtype of the last, except intermediate bools and
+    indices.
 
     Args:
-        node: A call; it is not passed over itself.
+        node: A call; it is not skipped as a no-op itself.
     """
     last = fake(node)
     if last is not None:
@@ -175,14 +175,14 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
 
 
 def _is_closed(match: Match) -> bool:
-    """Return whether nobody else reads what is computed on the way."""
+    """Return whether no other node reads an intermediate result."""
     inside = set(match.pieces)
     readers = (user for node in match.pieces[1:] for user in node.users)
     return all(user in inside or user.target is ASSERTION for user in readers)
 
 
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
-    # Truths and indices are computed on the way, and indices are given from outside by nobody.
+    # Intermediate results may be bools or indices; leaves are never indices.
     pieces = set(match.pieces)
     leaves = [
         leaf for leaf in match.bindings.values() if isinstance(leaf, Node) and leaf not in pieces
@@ -292,7 +292,7 @@ def _is_last(value: object, node: Node) -> bool:
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether a node is a tensor that is known to have no element."""
+    """Return whether a node is a tensor that provably has no elements."""
     value = fake(node)
     return value is not None and any(isinstance(size, int) and not size for size in value.shape)
 
@@ -314,7 +314,7 @@ def changes_nothing(node: Node) -> bool:
 
 
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Return whether sizes are known to be the same, without a guard on symbolic ones."""
+    """Return whether sizes are provably equal, without adding guards on symbolic ones."""
     return len(left) == len(right) and all(
         expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The pieces of linear layers and of products of matrices."""
+"""Patterns of linear layers and matrix products."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rows_times_matrix_and_bias(match: Match) -> Arguments | None:
 
 
 def _is_row_by_row(match: Match, columns: Dim) -> bool:
-    """Return whether rows are laid out as one matrix, and what comes of them back again."""
+    """Return whether rows are flattened to one matrix, and the result is unflattened."""
     shape = shape_of(match.bindings["x"])
     if not shape or not same_sizes(shape_of(match.pieces[0]), (*shape[:-1], columns)):
         return False
@@ -99,7 +99,7 @@ PRODUCTS = (
 
 
 def _layer(match: Match) -> Arguments | None:
-    """Return the arguments of a linear layer whose input lies in another order in memory."""
+    """Return the arguments of a linear layer whose input is not contiguous."""
     x, w, b = (match.bindings.get(name) for name in ("x", "w", "b"))
     shape, weight = shape_of(x), shape_of(w)  # type: ignore[arg-type]  # leaves
     if len(weight) != 2 or not swaps_last_two(match.bindings["turned"]):

@@ -1,4 +1,4 @@
-"""A program's graph with whole operators in place of their pieces."""
+"""Replacement of decomposed operators in a program's graph."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ _STAGES: tuple[tuple[Whole, ...], ...] = (
     (*LAYERS, *ATTENTION),
     GROUPS,
 )
-"""What is recognised, in order: later ones are made of what earlier ones found."""
+"""Patterns in order; later stages build on the results of earlier ones."""
 Accepts = Callable[[Node], bool]
 _ByLast = Mapping[object, Sequence[Whole]]
-"""Operators by the last of their pieces."""
+"""Operators by the targets of their last pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A graph in which operators are whole.
+    """A graph with restored operators.
 
     Attributes:
         graph: The program's own graph where nothing was recognised, else a copy.
-        sources: For each node of a copy: the program's nodes that it stands for, in order; none
-            for what only prepares what such a node reads.
+        sources: For each node of a copy: the program's nodes that it replaces, in order; none
+            for a node that only prepares an argument.
     """
 
     graph: Graph
     sources: Mapping[Node, tuple[Node, ...]]
 
     def sources_of(self, node: Node) -> tuple[Node, ...]:
-        """Return the program's nodes that a node stands for."""
+        """Return the program's nodes that a node replaces."""
         return self.sources.get(node, (node,))
 
 
 def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
-    """Return a program's graph with whole operators in place of their pieces.
+    """Return a program's graph with whole operators in place of their decompositions.
 
     Args:
         module: The program, which is not changed.
@@ -65,14 +65,14 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
     stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return Recognised(module.graph, {})
-    graph, sources = _copied(module)
+    graph, sources = _copy_graph(module)
     for stage in filter(None, stages):
         _recognise(graph, stage, sources, accepts)
     return Recognised(graph, sources)
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
-    """Return the operators of each stage whose pieces a graph has, or earlier stages make."""
+    """Return the operators of each stage whose pieces are in the graph or in earlier stages."""
     stages: list[_ByLast] = []
     for stage in _STAGES:
         possible = [whole for whole in stage if is_possible(whole.pieces, targets)]
@@ -89,16 +89,18 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
 def _ends_something(node: Node, stages: Sequence[_ByLast]) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
     return node.op == "call_function" and any(
-        _found(whole, node) is not None for stage in stages for whole in stage.get(node.target, ())
+        _first_match(whole, node) is not None
+        for stage in stages
+        for whole in stage.get(node.target, ())
     )
 
 
-def _copied(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
+def _copy_graph(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
     graph = Graph(owning_module=module)
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        # The namespace of a new graph avoids names that export gives, such as "input".
+        # The namespace of a new graph avoids names that export uses, such as "input".
         copies[node].name = node.name
     return graph, {copy: (node,) for node, copy in copies.items()}
 
@@ -113,14 +115,14 @@ def _recognise(
     survey = _Survey(graph)
     for node in reversed(list(graph.nodes)):
         whole_call: Node | None = node
-        # What was made may be the last piece of something else.
+        # The new call may be the last piece of another operator.
         while whole_call is not None and whole_call in survey.place:
-            whole_call = _replaced(
+            whole_call = _replace(
                 graph, wholes.get(whole_call.target, ()), whole_call, survey, sources, accepts
             )
 
 
-def _replaced(
+def _replace(
     graph: Graph,
     wholes: Sequence[Whole],
     node: Node,
@@ -128,9 +130,9 @@ def _replaced(
     sources: dict[Node, tuple[Node, ...]],
     accepts: Accepts,
 ) -> Node | None:
-    """Replace the pieces of which a node is the last, and return what stands for them."""
+    """Replace the pieces of which a node is the last, and return their replacement."""
     for whole in wholes:
-        match, arguments = _found(whole, node) or (None, None)
+        match, arguments = _first_match(whole, node) or (None, None)
         if match is None or arguments is None:
             continue
         checks = (user for piece in match.pieces[1:] for user in piece.users)
@@ -139,7 +141,7 @@ def _replaced(
         if not survey.are_as_one(pieces, _nodes_in(arguments)):
             continue
         with graph.inserting_before(node):
-            new_nodes = _called(graph, whole.op, arguments, node.name)
+            new_nodes = _add_call(graph, whole.op, arguments, node.name)
         new_nodes[-1].meta = dict(node.meta)
         if not all(map(accepts, new_nodes)):
             for new_node in reversed(new_nodes):
@@ -156,8 +158,8 @@ def _replaced(
     return None
 
 
-def _called(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
-    """Add a call, after those that make its arguments, and return all."""
+def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
+    """Add a call, after those of its prepared arguments, and return all."""
     calls: list[Node] = []
     for argument in arguments:
         if isinstance(argument, Prepared):
@@ -179,7 +181,7 @@ def _nodes_in(arguments: Arguments) -> Iterator[Node]:
             yield argument
 
 
-def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
+def _first_match(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
     for match in matches(whole.pieces, node):
         arguments = whole.arguments(match)
         if arguments is not None:
@@ -188,7 +190,7 @@ def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
 
 
 class _Survey:
-    """What is known of all nodes of a graph before the first of them is replaced."""
+    """Positions and side effects of all nodes, before the first is replaced."""
 
     def __init__(self, graph: Graph) -> None:
         self.place: dict[Node, int] = {}
@@ -209,11 +211,11 @@ class _Survey:
                 self._early.add(node)
 
     def are_as_one(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
-        """Return whether pieces may be computed where the last of them is, of some arguments.
+        """Return whether pieces may be computed at the last of them, from some arguments.
 
-        They are, if nothing is overwritten between them but by themselves, and if they read
-        nothing else but sizes of inputs, and tensors without elements: sizes of what the same
-        delegate computes would have to be known before it.
+        They may if no other node mutates a tensor between them, and if they read nothing else but
+        sizes of inputs and tensors without elements. Sizes of results of the same delegate would
+        be needed before it runs.
         """
         first, last = (self._writes[self.place[operand]] for operand in (pieces[0], pieces[-1]))
         first += sum(operand in self._writers for operand in pieces[1:])
@@ -225,14 +227,14 @@ class _Survey:
         )
 
     def replace(self, pieces: Sequence[Node], replacement: Node) -> None:
-        """Note that one node stands for others, where the last of them was."""
+        """Record that a node replaces others, at the position of the last of them."""
         self.place[replacement] = self.place[pieces[-1]]
         for piece in pieces:
             del self.place[piece]
 
 
 def _may_write(node: Node) -> bool:
-    """Return whether what was read before a node may be another value after it."""
+    """Return whether a node may mutate a tensor that was read before it."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     if isinstance(node.target, OpOverload):
