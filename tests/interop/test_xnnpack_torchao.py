@@ -302,7 +302,7 @@ CONFIGURATIONS: dict[str, tuple[Callable[[], Any], set[str], str]] = {
         lambda: torchao.Int8WeightOnlyConfig(granularity=torchao.PerGroup(32)),
         *(set(), "its weight has groups, which the runtime multiplies only with inputs"),
     ),
-    "static": (static, set(), "XNNPACK multiplies integers in layers alone"),
+    "static": (static, set(), "XNNPACK multiplies integers only in layers"),
     "float8": (torchao.Float8WeightOnlyConfig, set(), ""),
 }
 

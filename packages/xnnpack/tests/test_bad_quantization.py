@@ -234,7 +234,7 @@ def test_tensors_that_do_not_fit_any_more_are_one_error_with_the_node(
 def test_zero_points_that_are_no_whole_numbers_are_one_error_with_the_node() -> None:
     weight = IntegerWeight(32, 64)
     weight.zeros = torch.full((32,), 0.5)
-    with pytest.raises(LoweringError, match=r"no whole numbers in .*dequantize_per_channel"):
+    with pytest.raises(LoweringError, match=r"not integers in .*dequantize_per_channel"):
         lower(Function(lambda x, w: F.linear(x, w()), weight), ROWS)
 
 

@@ -15,7 +15,7 @@ from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Tab
 _COARSEST = 2**11
 """From here on the runtime loses a step of its sums."""
 _FINEST_PRODUCT = 2**15
-"""From here on a product of two differences of 8 bits, in steps of the result, is no int32."""
+"""From here on a product of two differences of 8 bits, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14
 """From 2**20 on the runtime's sums are garbage."""
 _APART = 2**20
@@ -46,7 +46,7 @@ def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
     """Return why XNNPACK computes a call wrongly on integers with these scales, or None."""
     if call.args.get("alpha", 1) != 1:
         return "it has an alpha"
-    steps = [one.scale for one in scales.inputs]
+    steps = [encoding.scale for encoding in scales.inputs]
     if kind is XnnOperator.MULTIPLY:
         if math.prod(steps) > _FINEST_PRODUCT * scales.result.scale:
             return f"its result is more than {_FINEST_PRODUCT} times finer than its product"
@@ -55,20 +55,20 @@ def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
             return f"its result is more than {_FINEST_SUM} times finer than an input"
         if max(steps) > _APART * min(steps):
             return f"its inputs' scales are more than {_APART} times apart"
-    if scales.result.scale > _COARSEST * min(one.scale for one in scales.inputs):
+    if scales.result.scale > _COARSEST * min(encoding.scale for encoding in scales.inputs):
         return f"its result is more than {_COARSEST} times coarser than an input"
     return None
 
 
-def _without_repeats(one: Tracked, other: Tracked) -> Tracked:
+def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
     """Return a constant as small as the other operand's sizes let it be.
 
-    What is computed ahead of time is often one row many times, such as the kinds of all tokens.
+    Constants computed ahead of time often repeat one row, such as the token types of a sequence.
     """
-    data = one.data
+    data = tracked.data
     if not isinstance(data, torch.Tensor) or other.is_constant:
-        return one
-    for dim in range(-min(len(one.shape), len(other.shape)), 0):
+        return tracked
+    for dim in range(-min(len(tracked.shape), len(other.shape)), 0):
         size = other.shape[dim]
         if not is_fixed(size) or size == 1 or data.shape[dim] != size:
             continue
@@ -77,7 +77,7 @@ def _without_repeats(one: Tracked, other: Tracked) -> Tracked:
         # By their bits: a zero of another sign is another number to divide by.
         if bool((data.view(bits) == first.view(bits)).all()):
             data = first
-    return one if data is one.data else Tracked.of(data)
+    return tracked if data is tracked.data else Tracked.of(data)
 
 
 def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
@@ -96,7 +96,7 @@ def _refusal(call: Call) -> str | None:
         if not isinstance(operand, (Node, int, float)):
             return f"{name} is neither a tensor nor a plain number"
         if isinstance(operand, Node) and not isinstance(operand.meta.get("val"), torch.Tensor):
-            return f"{name} is a number that is known only at run time"
+            return f"{name} is not a constant number"
     if not isinstance(call.args.get("alpha", 1), (int, float)):
         return "alpha is not a plain number"
     return None

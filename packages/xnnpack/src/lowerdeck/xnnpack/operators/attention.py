@@ -1,4 +1,4 @@
-"""Softmax, and attention, which the runtime knows only in its parts."""
+"""Softmax, and attention composed of the nodes that the runtime has."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ def _attention(emission: Emission, call: Call) -> None:
     scale = call.args["scale"]
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
-    if many > 1 and any(symbols_refusal(one.shape) for one in (query, key, value)):
-        # A dimension of their own for heads that share a key would need more copies.
-        key, value = (_repeated(emission, one, many) for one in (key, value))
+    if many > 1 and any(symbols_refusal(operand.shape) for operand in (query, key, value)):
+        # A separate dimension for heads that share a key would need more copies.
+        key, value = (_repeat_heads(emission, operand, many) for operand in (key, value))
         many = 1
     mask = mask_of(emission, call, many)
-    query, key, value = (emission.plain(one) for one in (query, key, value))
+    query, key, value = (emission.plain(operand) for operand in (query, key, value))
     batch = call.result[:-1]
     if many > 1:
-        # Heads that share a key broadcast against it, in a dimension of their own.
+        # Heads that share a key broadcast against it, in a separate dimension.
         query, key, value = (
-            _apart(emission, one, each) for one, each in ((query, many), (key, 1), (value, 1))
+            _split_heads(emission, operand, group)
+            for operand, group in ((query, many), (key, 1), (value, 1))
         )
         batch = query.shape[:-1]
     product = XnnOperator.BATCH_MATRIX_MULTIPLY
@@ -67,16 +68,16 @@ def _attention(emission: Emission, call: Call) -> None:
     emission.define(call.node, result)
 
 
-def _apart(emission: Emission, tracked: Tracked, many: int) -> Tracked:
-    """Return a tensor of heads with each ``many`` of them in a dimension of their own."""
+def _split_heads(emission: Emission, tracked: Tracked, many: int) -> Tracked:
+    """Split the heads into groups of ``many``, which become a separate dimension."""
     *batch, heads, rows, columns = tracked.shape
     return emission.view(tracked, (*batch, int(heads) // many, many, rows, columns))
 
 
-def _repeated(emission: Emission, tracked: Tracked, many: int) -> Tracked:
-    """Return heads, each ``many`` times."""
+def _repeat_heads(emission: Emission, tracked: Tracked, many: int) -> Tracked:
+    """Return the tensor with each head repeated ``many`` times."""
     heads = [emission.stretch(tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
-    return joined(emission, [one for one in heads for _ in range(many)], 1)
+    return joined(emission, [tensor for tensor in heads for _ in range(many)], 1)
 
 
 def _heads_per_group(call: Call) -> int:
@@ -89,7 +90,7 @@ def _heads_per_group(call: Call) -> int:
 def _attention_refusal(call: Call) -> str | None:
     args = call.args
     if args["dropout_p"]:
-        return "it drops out"
+        return "it applies dropout"
     if min(call.rank(name) for name in _TENSORS) < 3:
         return "it has fewer than 3 dimensions"
     if not is_fixed(call.shape("query")[-1]):
@@ -104,7 +105,7 @@ def _group_refusal(call: Call) -> str | None:
     if not call.args.get("enable_gqa"):
         return None
     query, key, value = (call.shape(name) for name in _TENSORS)
-    if any(len(one) != 4 or not is_fixed(one[1]) for one in (query, key, value)):
+    if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in (query, key, value)):
         return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
     return None if key[1] == value[1] else "its keys and values are grouped differently"
 
@@ -118,7 +119,7 @@ ATTENTION: Table = table(
             _attention,
             first_of(_attention_refusal, mask_refusal, _group_refusal),
             wide=True,
-            truths=("attn_mask",),
+            bools=("attn_mask",),
         ),
     }
 )

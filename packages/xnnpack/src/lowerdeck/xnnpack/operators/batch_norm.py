@@ -1,4 +1,4 @@
-"""Batch normalisation: with fixed statistics folded into what comes before, or two nodes."""
+"""Batch normalisation with fixed statistics: folded into the layer before it, or two nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NORMS = (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.d
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """What a batch norm with fixed statistics computes: ``x * scale + shift`` for each channel.
+    """Batch norm with fixed statistics, as ``x * scale + shift`` for each channel.
 
     Attributes:
         scale: Factor of each channel, in float64.
@@ -43,13 +43,13 @@ class Affine:
     def fold(
         self, filters: torch.Tensor, bias: torch.Tensor | None, channel_dim: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the filters and the bias of a layer that computes the batch norm as well.
+        """Return the filters and the bias of a layer with the batch norm folded in.
 
         Args:
             filters: Those of the layer before it.
-            channel_dim: Which dimension of the filters the output channels are.
+            channel_dim: The dimension of the output channels in the filters.
         """
-        sizes = [-1 if one == channel_dim else 1 for one in range(filters.dim())]
+        sizes = [-1 if dim == channel_dim else 1 for dim in range(filters.dim())]
         shift = self.shift if bias is None else bias.reshape(-1).double() * self.scale + self.shift
         return (filters.double() * self.scale.reshape(sizes)).float(), shift.float()
 
@@ -59,7 +59,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
 
     Args:
         node: A convolution or a linear layer.
-        emission: Where the constants of the batch norm are known.
+        emission: Looks up the constants of the batch norm.
 
     Returns:
         Its factors and summands, if its statistics are constants of the partition.
@@ -73,10 +73,10 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
     weight, bias, *running = (args[name] for name in _NAMES)
     if args.get("training") or None in running or args["input"] is not node:
         return None
-    read = [one for one in (weight, bias, *running) if one is not None]
-    known = all(one in emission and emission.of(one).is_constant for one in read)
+    read = [source for source in (weight, bias, *running) if source is not None]
+    all_constant = all(source in emission and emission.of(source).is_constant for source in read)
     alone = first_result_refusal(Call(user, args, ())) is None
-    return _affine(user, emission) if known and alone else None
+    return _affine(user, emission) if all_constant and alone else None
 
 
 _NAMES = ("weight", "bias", "running_mean", "running_var")

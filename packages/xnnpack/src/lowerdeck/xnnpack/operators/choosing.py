@@ -1,4 +1,4 @@
-"""Elements of a dimension that are chosen by indices known ahead of time: index, and flips."""
+"""Indexing of a dimension with constant indices, and flips."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Table, move, table
 
 _MOST_PIECES = 64
-"""Pieces of a dimension that may each take a node; the runtime has no other way to choose."""
+"""Most slices that an index may take, a node each; the runtime has no gather."""
 _FEW = 4
-"""Indices that are turned round one by one."""
+"""Most indices that are reversed one by one."""
 _MOST_INDICES = 1 << 16
-"""Indices that are computed to see how many pieces they are."""
+"""Most indices that are evaluated to count the slices they need."""
 Run = tuple[int, int, int]
 
 
 def runs(indices: Sequence[int]) -> Iterator[Run]:
-    """Yield stretches of indices: the first one, their number, and the step of 1, -1 or 0."""
+    """Yield runs of indices as (first index, count, step), with a step of 1, -1 or 0."""
     start = 0
     while start < len(indices):
         end, step = start + 1, 1
@@ -38,30 +38,30 @@ def runs(indices: Sequence[int]) -> Iterator[Run]:
 
 
 def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
-    """Return why indices of a dimension cannot be chosen, or None.
+    """Return why indices of a dimension cannot be selected, or None.
 
     Args:
         shape: The sizes of the tensor.
-        indices: What is chosen of one of its dimensions.
+        indices: The indices of one of its dimensions.
     """
     few = {1: 0.0, 0: _FEW, -1: _few(shape)}
     pieces = sum(count if count <= few[step] else 1 for _, count, step in runs(indices))
     if pieces > _MOST_PIECES:
-        return f"it chooses more than {_MOST_PIECES} pieces, each of which takes a node"
+        return f"it selects more than {_MOST_PIECES} pieces, each of which takes a node"
     return None
 
 
 def _few(shape: Sequence[Dim]) -> float:
-    """Return how many indices are turned round one by one; others are reshaped."""
+    """Return how many indices are reversed one by one; others are reshaped."""
     return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
 
 
 def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[int]) -> Tracked:
-    """Return a tensor of some indices of a dimension, those that follow each other at once.
+    """Select indices of a dimension; consecutive ones take one slice.
 
     Args:
         axis: The dimension, of a fixed size.
-        indices: What is taken of it, none negative.
+        indices: The selected indices, none negative.
     """
     layout, few = tracked.preferred, _few(tracked.shape)
     parts: list[Tracked] = []
@@ -71,28 +71,30 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
         elif step == 0:
             parts += _copies(emission, emission.stretch(tracked, axis, start, 1), axis, count)
         elif count <= few:
-            parts += [emission.stretch(tracked, axis, start - one, 1) for one in range(count)]
+            parts += [
+                emission.stretch(tracked, axis, start - offset, 1) for offset in range(count)
+            ]
         else:
             piece = emission.stretch(tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
     return joined(emission, parts, axis, layout)
 
 
-def _copies(emission: Emission, one: Tracked, axis: int, count: int) -> list[Tracked]:
-    """Return tensors that are a single element of a dimension so many times together."""
+def _copies(emission: Emission, part: Tracked, axis: int, count: int) -> list[Tracked]:
+    """Return tensors that together repeat a single element of a dimension ``count`` times."""
     if count <= _FEW:
-        return [one] * count
-    parts = [one] * (count % 2)
+        return [part] * count
+    parts = [part] * (count % 2)
     size = 2
     while size <= count:
-        one = joined(emission, [one] * 2, axis, one.preferred)
-        parts += [one] * (count // size % 2)
+        part = joined(emission, [part] * 2, axis, part.preferred)
+        parts += [part] * (count // size % 2)
         size *= 2
     return parts
 
 
 def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
-    """Return a tensor whose dimension of a fixed size is turned round."""
+    """Return a tensor with a dimension of fixed size reversed."""
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), int(shape[axis]), math.prod(shape[axis + 1 :])
     flat = (before, size, after)
@@ -100,10 +102,10 @@ def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
 
 
 def _turned(emission: Emission, tracked: Tracked) -> Tracked:
-    """Return a tensor of three dimensions whose second is turned round.
+    """Return a tensor of three dimensions with the second reversed.
 
-    Halves change places, and then the halves of all halves at once: the nodes are as many as the
-    logarithm of the size, and the numbers only move.
+    Swap the halves, then the halves of all halves at once: this takes as many nodes as the
+    logarithm of the size, and only moves elements.
     """
     before, size, after = tracked.shape
     half, rest = divmod(int(size), 2)
@@ -112,7 +114,7 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
         return emission.stretch(tracked, 1, start, count)
 
     if size <= _FEW:
-        return joined(emission, [piece(one, 1) for one in range(int(size))[::-1]], 1)
+        return joined(emission, [piece(index, 1) for index in range(int(size))[::-1]], 1)
     if rest:
         turned = _turned(emission, piece(0, 2 * half))
         return joined(emission, [piece(2 * half, 1), turned], 1)
@@ -124,37 +126,37 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
 def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = _chosen_axis(call)
     size = int(x.shape[axis])
-    indices = [int(one) for one in e.constant(_indices(call))]
-    if any(not -size <= one < size for one in indices):
+    indices = [int(index) for index in e.constant(_indices(call))]
+    if any(not -size <= index < size for index in indices):
         raise UnsupportedNodeError(
             f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
         )
-    return chosen(e, x, axis, [one % size for one in indices])
+    return chosen(e, x, axis, [index % size for index in indices])
 
 
 def _indices(call: Call) -> fx.Node:
-    """Return the node that holds the indices, of which there is one where a call is taken."""
-    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
-    found: fx.Node = next(one for one in given if one is not None)
-    return found
+    """Return the node of the indices; a supported call has exactly one."""
+    arguments = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    indices: fx.Node = next(argument for argument in arguments if argument is not None)
+    return indices
 
 
 def _chosen_axis(call: Call) -> int:
     if "index" in call.args:
         return call.axis()
-    return next(axis for axis, one in enumerate(call.args["indices"]) if one is not None)
+    return next(axis for axis, argument in enumerate(call.args["indices"]) if argument is not None)
 
 
 def _choose_refusal(call: Call) -> str | None:
-    given = [call.args["index"]] if "index" in call.args else call.args["indices"]
-    tensors = [one for one in given if one is not None]
+    arguments = [call.args["index"]] if "index" in call.args else call.args["indices"]
+    tensors = [argument for argument in arguments if argument is not None]
     if len(tensors) != 1 or not isinstance(tensors[0], fx.Node):
-        return "it chooses along several dimensions"
+        return "it indexes several dimensions"
     value, shape = tensors[0].meta["val"], call.shape("self")
     if tensors[0].name not in call.constants:
-        return "its indices are known only at run time"
+        return "its indices are not constant"
     if value.dim() != 1 or value.dtype not in (torch.int32, torch.int64):
-        return "its indices are no list of numbers"
+        return "its indices are not a one-dimensional integer tensor"
     size = shape[_chosen_axis(call)] if shape else None
     if not isinstance(size, int):
         return "it cuts a symbolic size"
@@ -162,24 +164,24 @@ def _choose_refusal(call: Call) -> str | None:
         return None
     indices = _computed(tensors[0])
     if indices is None:
-        return f"it chooses more than {_MOST_PIECES} indices, each of which takes a node"
-    return choice_refusal(shape, [one % size for one in indices])
+        return f"it selects more than {_MOST_PIECES} indices, each of which takes a node"
+    return choice_refusal(shape, [index % size for index in indices])
 
 
 def _computed(node: fx.Node) -> list[int] | None:
-    """Return indices that are computed of numbers alone, None where constants are read."""
+    """Return indices that are computed from plain numbers only, or None if they read constants."""
     chain = [node]
-    for one in chain:
-        value = one.meta.get("val")
-        if one.op != "call_function" or not isinstance(value, torch.Tensor):
+    for link in chain:
+        value = link.meta.get("val")
+        if link.op != "call_function" or not isinstance(value, torch.Tensor):
             return None
         if len(chain) > _MOST_PIECES or value.numel() > _MOST_INDICES:
             return None
-        chain += [source for source in one.all_input_nodes if source not in chain]
-    known: dict[fx.Node, torch.Tensor] = {}
-    for one in sorted(chain):
-        known[one] = fold_node(one, known.__getitem__)
-    return [int(index) for index in known[node]]
+        chain += [source for source in link.all_input_nodes if source not in chain]
+    results: dict[fx.Node, torch.Tensor] = {}
+    for link in sorted(chain):
+        results[link] = fold_node(link, results.__getitem__)
+    return [int(index) for index in results[node]]
 
 
 def _flip(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -189,7 +191,7 @@ def _flip(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _flipped(call: Call) -> list[int]:
-    """Return the dimensions that are turned round, of those that have more than one index."""
+    """Return the flipped dimensions that have more than one index."""
     shape = call.shape("self")
     axes = [int(axis) % len(shape) for axis in call.args["dims"]] if shape else []
     return [axis for axis in axes if not is_one(shape[axis])]
@@ -199,7 +201,7 @@ def _flip_refusal(call: Call) -> str | None:
     shape = call.shape("self")
     sizes = [shape[axis] for axis in _flipped(call)]
     if not all(map(is_fixed, sizes)):
-        return "it turns a symbolic size round"
+        return "it flips a symbolic size"
     refusals = (choice_refusal(shape, range(int(size))[::-1]) for size in sizes)
     return next(filter(None, refusals), None)
 

@@ -1,4 +1,4 @@
-"""Operators that XNNPACK lacks, written with those that it has."""
+"""Operators that XNNPACK lacks, composed of those that it has."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ from lowerdeck.xnnpack.operators.normalization import weighted_sums
 def _addcmul(e: Emission, base: Tracked, call: Call) -> Tracked:
     left, right = (e.of(call.args[name]) for name in ("tensor1", "tensor2"))
     if call.args["value"] != 1:
-        # Scaling a constant costs nothing, and the smaller of two less than the larger.
-        left, right = sorted((left, right), key=lambda one: (not one.is_constant, len(one.shape)))
+        # Scaling a constant is free, and scaling the smaller operand is cheaper.
+        left, right = sorted(
+            (left, right), key=lambda operand: (not operand.is_constant, len(operand.shape))
+        )
         left = scaled(e, left, float(call.args["value"]))
     shape, sizes = call.result, broadcast(left.shape, right.shape)
     wide = (*(1,) * (len(shape) - len(sizes)), *sizes)
@@ -85,7 +87,7 @@ def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, 1/512, times what it is multiplied by, must be less than a step
+    # Half a step of the sigmoid, 1/512, times its other factor, must be less than a step
     # of the result: the two then round to neighbours at most.
     if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
         return "its result is much finer than its input is wide"
@@ -93,12 +95,12 @@ def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
 
 
 def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Repeat along one dimension after the other: only arithmetic repeats, by broadcasting."""
+    """Repeat along one dimension after the other, by arithmetic that broadcasts."""
     times = _times_repeated(call)
     x = e.view(x, (*(1,) * (len(times) - len(x.shape)), *x.shape))
     for axis, many in enumerate(times):
         if many > 1:
-            x = _repeated(e, x, axis, many, each=False)
+            x = _repeated(e, x, axis, many, interleaved=False)
     return x
 
 
@@ -109,24 +111,26 @@ def _times_repeated(call: Call) -> list[int]:
 
 def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
     many = int(call.args["repeats"])
-    return e.plain(_repeated(e, x, call.axis(), many, each=True) if many > 1 else x)
+    return e.plain(_repeated(e, x, call.axis(), many, interleaved=True) if many > 1 else x)
 
 
 def _repeated(
-    emission: Emission, tracked: Tracked, axis: int, many: int, *, each: bool
+    emission: Emission, tracked: Tracked, axis: int, many: int, *, interleaved: bool
 ) -> Tracked:
-    """Return a tensor of which one dimension is repeated, as a whole or each index of it."""
+    """Repeat one dimension: each index of it if ``interleaved``, else as a whole."""
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    apart = emission.view(tracked, (before, size, 1, after) if each else (before, 1, size, after))
-    ones = torch.ones([1, 1, many, 1] if each else [1, many, 1, 1])
+    apart = emission.view(
+        tracked, (before, size, 1, after) if interleaved else (before, 1, size, after)
+    )
+    ones = torch.ones([1, 1, many, 1] if interleaved else [1, many, 1, 1])
     wide = emission.binary(XnnOperator.MULTIPLY, apart, Tracked.of(ones))
     return emission.view(wide, (*shape[:axis], size * many, *shape[axis + 1 :]))
 
 
 def _flat_refusal(call: Call) -> str | None:
     flat = call.args["dim"] is None or not call.rank()
-    return "it flattens what it repeats" if flat else None
+    return "it flattens its input before repeating it" if flat else None
 
 
 _TIMES = "it repeats elements a symbolic number of times"

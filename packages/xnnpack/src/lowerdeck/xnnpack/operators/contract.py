@@ -1,4 +1,4 @@
-"""Operators of torch and how each becomes nodes of XNNPACK."""
+"""Descriptions of how operators of torch become nodes of XNNPACK."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lowerdeck.xnnpack.operators.results import (
 )
 
 ASSERTION = torch.ops.aten._assert_tensor_metadata.default
-"""What the export saw of a tensor's dtype and device."""
+"""Asserts the dtype and device that a tensor had at export."""
 INNER_TENSOR = "export.access_subclass_inner_tensor.default"
-"""What reads a tensor of those that a subclass of tensors, torchao's for one, is made of."""
+"""Operator that reads an inner tensor of a tensor subclass, such as torchao's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """How the integers of one call are stored.
+    """Encodings of the integers of one call.
 
     Attributes:
-        inputs: Those that it reads, without its weights.
-        result: Those that it makes.
+        inputs: Encodings of its inputs, without the weights.
+        result: Encoding of its result.
     """
 
     inputs: tuple[XnnEncoding, ...]
@@ -37,11 +37,11 @@ class Scales:
 
 
 class FloatNeededError(Exception):
-    """An emitter, before it added anything, finds that integers cannot hold the result."""
+    """Raised by an emitter, before it adds a node, if integers cannot represent the result."""
 
 
 class Integers(Enum):
-    """What an operator does with 8-bit integers whose scales are known ahead of time."""
+    """How an operator handles 8-bit integers with constant scales."""
 
     NEVER = auto()
     """It computes floats only."""
@@ -50,7 +50,7 @@ class Integers(Enum):
     JOINS = auto()
     """Its inputs are all stored as its result is."""
     CHOOSES = auto()
-    """Its result may be stored with any scale, which must be known."""
+    """Its result may be stored with any scale, which must be constant."""
 
 
 Emit: TypeAlias = Callable[[Emission, Call], None]
@@ -61,21 +61,21 @@ Refusal: TypeAlias = Callable[[Call], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """How one operator of torch becomes nodes of XNNPACK.
+    """Describes how an operator of torch becomes nodes of XNNPACK.
 
     Attributes:
         emit: Adds the nodes and defines the call's result.
-        refusal: Returns why XNNPACK cannot take a call, or None where it can. That all tensors
-            are floats, not empty and of at most six dimensions has been seen to before.
-        computes: Whether the operator is worth a delegate by itself, which moving data is not.
-        integers: What it does with 8-bit integers.
+        refusal: Returns why XNNPACK cannot take a call, or None where it can. All tensors are
+            already checked to be floats, not empty and of at most six dimensions.
+        computes: Whether the operator is worth a delegate by itself; data movement is not.
+        integers: How it handles 8-bit integers.
         int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
         scale_refusal: Returns why it cannot with these scales, or None.
         wide: Whether a call on float16 is computed in float32, as eager does: sums of squares
             exceed float16 where the result does not.
-        clamps: Whether a clamp that follows is taken into the node.
-        packs: Names of the arguments that are weights, which need no scale of their own.
-        truths: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
+        clamps: Whether a following clamp is fused into the node.
+        packs: Names of the arguments that are weights, which need no separate scale.
+        bools: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
     """
 
     emit: Emit
@@ -87,7 +87,7 @@ class Operator:
     wide: bool = False
     clamps: bool = False
     packs: tuple[str, ...] = ()
-    truths: tuple[str, ...] = ()
+    bools: tuple[str, ...] = ()
 
 
 Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
@@ -95,25 +95,25 @@ Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
 
 
 def first_of(*refusals: Refusal) -> Refusal:
-    """Return a refusal for the first of some reasons."""
+    """Return a refusal that gives the first reason of several refusals."""
     return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
 
 
-def constants(*names: str, what: str = "weight or bias") -> Refusal:
-    """Return a refusal of calls whose arguments of some names are not constant."""
-    known = "is" if " or " in what or not what.endswith("s") else "are"
+def constants(*names: str, subject: str = "weight or bias") -> Refusal:
+    """Return a refusal of calls whose named arguments are not constant."""
+    verb = "is" if " or " in subject or not subject.endswith("s") else "are"
     return lambda call: (
-        None if all(map(call.is_constant, names)) else f"its {what} {known} not constant"
+        None if all(map(call.is_constant, names)) else f"its {subject} {verb} not constant"
     )
 
 
 def fixed(sizes: Callable[[Call], Iterable[object]], reason: str) -> Refusal:
-    """Return a refusal, for a reason, of calls of which some sizes or numbers are symbolic."""
+    """Return a refusal of calls with symbolic sizes or numbers."""
     return lambda call: None if all(map(is_fixed, sizes(call))) else reason
 
 
 def one_symbol(call: Call) -> str | None:
-    """Refuse operands that a reshape cannot make."""
+    """Refuse operands that a reshape cannot produce."""
     return symbols_refusal(call.shape())
 
 
@@ -128,7 +128,7 @@ def has_dimensions(call: Call) -> str | None:
 
 
 def keeps_dtype(call: Call) -> str | None:
-    """Refuse calls that are told to compute another dtype than their input's or float32."""
+    """Refuse calls whose ``dtype`` is neither their input's nor float32."""
     dtype, own = call.args.get("dtype"), call.args[call.operand].meta["val"].dtype
     changes = call.args.get("half_to_float") or dtype not in (None, torch.float32, own)
     return "it changes the dtype" if changes else None
@@ -161,9 +161,9 @@ def move(build: Build, *refusals: Refusal, **options: Any) -> Operator:
 MOVES: Mapping[str, Any] = {"computes": False, "integers": Integers.KEEPS}
 """The options of operators that only move elements."""
 Table: TypeAlias = Mapping[object, Operator]
-"""Operators of torch (``torch.ops.aten...``) and how each is emitted."""
+"""Maps operators of torch (``torch.ops.aten...``) to their emitters."""
 
 
 def table(entries: Mapping[str, Operator]) -> Table:
-    """Return how operators are emitted whose names, see :func:`named`, are grouped by that."""
+    """Return a table of operators from names (see :func:`named`) grouped by operator."""
     return {op: entry for names, entry in entries.items() for op in named(names)}

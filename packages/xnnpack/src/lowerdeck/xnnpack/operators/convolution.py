@@ -1,7 +1,7 @@
 """Convolutions: over one to three dimensions, depthwise and transposed.
 
-Memory holds volumes as N, D, H, W, C. A convolution's kernel in depth becomes channels: slices
-that lie one after the other are joined beside each other, and are images.
+Memory holds volumes as N, D, H, W, C. A convolution's kernel in depth becomes channels:
+consecutive slices are concatenated along the channels, and are images.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _LAST = Layout.CHANNELS_LAST
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution's settings, whichever operator it was written with.
+    """Settings of a convolution, independent of its operator.
 
     Attributes:
-        windows: How its kernel lies along height and width, and along depth before these.
+        windows: Kernel windows along height and width, preceded by depth if there is one.
         transposed: Whether it is a transposed convolution.
         adjustment: Rows and columns to add to a transposed convolution's result.
     """
@@ -75,9 +75,9 @@ class Convolution:
             same = args["padding"] == "same"
             reach = [step * (size - 1) * same for size, step in zip(kernel, dilation, strict=True)]
             # torch puts the odd row and column at the end
-            sides = [(one // 2, one - one // 2) for one in reach]
+            sides = [(total // 2, total - total // 2) for total in reach]
         else:
-            sides = [(one, one) for one in spatial(args["padding"], rank, 0)]
+            sides = [(amount, amount) for amount in spatial(args["padding"], rank, 0)]
         return cls(
             tuple(
                 Window(size, step, *around, reach)
@@ -127,7 +127,7 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
 
 
 def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
-    """Return what is convolved as images; slices of volumes are moved as the integers they are."""
+    """Return the input as images; slices of volumes are moved as stored, without dequantising."""
     tracked = emission.of(call.args["input"])
     if len(settings.windows) == 2:
         return image_of(emission, tracked)
@@ -142,18 +142,18 @@ def _depth_as_channels(
     """Return images, one for each result in depth, with all channels that its window reads."""
     batch, channels, depth, height, width = tracked.shape
     kernel, stride, padding, _, dilation = settings.windows[0]
-    # Each slice is as long as its results have steps, the last one's included.
+    # Each slice covers the steps of all results, the last one included.
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
         tracked = emission.padded(tracked, (0, 0, padding, 0, 0), (0, 0, end, 0, 0), layout=_LAST)
-    each = int(channels) // settings.groups
+    group_channels = int(channels) // settings.groups
     volume = emission.tracked(_LAST.arrange(tracked.shape), emission.id_of(tracked, _LAST))
-    image = (batch * results, height, width, settings.groups, each)
+    image = (batch * results, height, width, settings.groups, group_channels)
     parts: list[Tracked] = []
     for number in range(kernel):
         part = emission.stretch(volume, 1, number * dilation, results * stride)
         if stride > 1:
-            # Those that are left out become rows below the image, and are cut off.
+            # The skipped slices become rows below the image, and are cut off.
             tall = emission.view(part, (batch, results, stride * int(height), width, channels))
             part = emission.stretch(tall, 2, 0, int(height))
         parts.append(emission.view(part, image) if kernel > 1 else part)
@@ -211,9 +211,9 @@ def _filter_encoding(
 
 def _integer_filters(weight: Quantized, settings: Convolution, *, depthwise: bool) -> Filters:
     """Return integer filters in XNNPACK's order."""
-    found, transposed = symmetric(weight), settings.transposed
-    scales = output_scales(found, int(transposed), settings.groups if transposed else 1)
-    filters, _ = _filters(found.data, None, settings, None, depthwise=depthwise)
+    quantized, transposed = symmetric(weight), settings.transposed
+    scales = output_scales(quantized, int(transposed), settings.groups if transposed else 1)
+    filters, _ = _filters(quantized.data, None, settings, None, depthwise=depthwise)
     in_depth = depthwise and _is_depthwise(settings, filters)
     return Filters(filters, scales, 3 if in_depth else 0)
 
@@ -230,7 +230,7 @@ def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: 
 def _emit_dynamic(
     emission: Emission, call: Call, settings: Convolution, weight: Quantized
 ) -> None:
-    # Beside integers whose scales are found at run time there is no depthwise convolution.
+    # XNNPACK has no depthwise convolution for inputs whose scales are computed at run time.
     filter_id = store_channels(emission, _integer_filters(weight, settings, depthwise=False))
     last, limits = following_clamp(call.node)
     kind = XnnOperator.CONV_TRANSPOSE_2D if settings.transposed else XnnOperator.CONV2D
@@ -252,7 +252,7 @@ def _scaled_pixels(
     bias: torch.Tensor | None,
     limits: Range | None,
 ) -> Tracked:
-    # The runtime lets a pixel that is not finite leak into others when one channel makes one.
+    # With one input and one output channel, a non-finite pixel leaks into others in the runtime.
     first = limits if bias is None else None
     pixels = emission.binary(XnnOperator.MULTIPLY, pixels, float(filters), first)
     if bias is None:

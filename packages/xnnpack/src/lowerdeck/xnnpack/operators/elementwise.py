@@ -45,7 +45,7 @@ _DIRECT: Mapping[str, XnnOperator] = {
         *("log", "sigmoid", "sin", "square", "tanh"),
     )
 } | {"ceil": XnnOperator.CEILING, "neg": XnnOperator.NEGATE}
-"""Functions that are one node."""
+"""Functions that map to one node."""
 
 
 def _direct(kind: XnnOperator) -> Operator:
@@ -71,9 +71,9 @@ def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
 
 def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, 1/512, times an input whose result is no end of the range, must
+    # Half a step of the sigmoid, 1/512, times an input whose result is not saturated, must
     # be less than a step of the result: the two then round to neighbours at most. Inputs above
-    # 255 steps of it are such an end, those below are not.
+    # 255 steps of it saturate, those below do not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
     return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
@@ -88,7 +88,7 @@ def _hardsigmoid(e: Emission, x: Tracked, _: Call) -> Tracked:
 def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
     if result.scale < _HALF_UNIT.scale:
-        return "its result is finer than what it is computed of"
+        return "its result has a finer scale than its intermediate"
     sixth, half = int8(1 / 6 / 127), int8(0.5 / 127)
     return scale_refusal(
         XnnOperator.MULTIPLY, call, Scales((source, sixth), _HALF_UNIT)
@@ -103,12 +103,12 @@ def _elu(e: Emission, x: Tracked, call: Call) -> Tracked:
     alpha, scale, within = _elu_numbers(call)
     scaled = x if within == 1 else e.binary(_mul, x, within)
     value = e.unary(XnnOperator.ELU, scaled, alpha=alpha * within)
-    # What is positive was multiplied by the scale of the exponent, too.
+    # Positive values were also multiplied by the scale of the exponent.
     return value if scale == within else e.binary(_mul, value, scale / within)
 
 
 def _elu_numbers(call: Call) -> tuple[float, float, float]:
-    """Return the factor of what is negative, that of all, and that of the exponent."""
+    """Return the factors of negative values, of all values, and of the exponent."""
     args = call.args
     if "selu" in str(call.node.target):
         return 1.6732632423543772, 1.0507009873554805, 1.0
@@ -140,7 +140,7 @@ def _softplus(e: Emission, x: Tracked, call: Call) -> Tracked:
     scaled = x if beta == 1 else e.binary(_mul, x, beta)
     t = e.unary(XnnOperator.EXP, e.unary(XnnOperator.NEGATE, e.unary(XnnOperator.ABS, scaled)))
     # log(1 + t) = 2 (z + z^3/3 + z^5/5 ...) with z = t / (2 + t), at most a third: the logarithm
-    # of a sum with 1 would lose what is small.
+    # of a sum with 1 would lose small values.
     z = e.binary(XnnOperator.DIV, t, e.binary(_add, t, 2.0))
     square = e.unary(XnnOperator.SQUARE, z)
     series = e.binary(_mul, square, 1 / 13)
@@ -165,15 +165,15 @@ def _sqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _rsqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
-    # XNNPACK's own gives NaN for 0, of which models take the infinity out again (a node of a
-    # graph without neighbours); norms keep 0 away by a small number, and the one node.
+    # XNNPACK's own node gives NaN for 0. Models rely on infinity there and replace it (a node of
+    # a graph without neighbours); norms add a small number to avoid 0, and keep the single node.
     if _is_above_zero(call.node.args[0]):
         return e.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, x)
     return e.binary(XnnOperator.DIV, e.plain(e.scalar(1.0)), _sqrt(e, x, call))
 
 
 def _is_above_zero(node: object) -> bool:
-    """Return whether a node adds a positive number to what is never negative."""
+    """Return whether a node adds a positive number to a value that is never negative."""
     if not isinstance(node, Node) or node.target not in _ADDITIONS or len(node.args) < 2:
         return False
     source, number = node.args[:2]
@@ -200,9 +200,9 @@ def is_square(node: Node, *others: object) -> bool:
 _LINEAR = 17
 """From here on a softplus is its input, in float32."""
 UNIT = int8(1 / 256, -128)
-"""How numbers from 0 to 1 are stored as integers."""
+"""Encoding of numbers from 0 to 1 as integers."""
 _HALF_UNIT = int8(1 / 256)
-"""How numbers from -0.5 to 0.5 are stored: what is beyond becomes the ends."""
+"""Encoding of numbers from -0.5 to 0.5; values outside saturate."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Build] = {
@@ -244,7 +244,7 @@ def _prelu(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _slope_encoding(
     emission: Emission, tracked: Tracked, slope: torch.Tensor
 ) -> XnnEncoding | None:
-    """Return how slopes are stored beside integers; None beside floats, as these are."""
+    """Return the encoding of slopes for an integer input; None for a float input."""
     if not emission.writes.is_int8:
         return None
     source, largest = tracked.encoding, float(slope.abs().max())
@@ -270,7 +270,7 @@ def _pow_int8_refusal(call: Call) -> str | None:
     return None if call.args["exponent"] in (2, 0.5) else "it takes several nodes"
 
 
-_SLOPE = constants("weight", what="slope")
+_SLOPE = constants("weight", subject="slope")
 ELEMENTWISE: Table = table(
     {
         **{name: _direct(kind) for name, kind in _DIRECT.items()},

@@ -1,6 +1,6 @@
 """Tensors as images of height and width, with their pools and padding.
 
-Lines of one dimension are images of one row; so are rows of which the largest number is sought.
+Lines of one dimension are images of one row; so are rows that are reduced to their maximum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowerdeck.xnnpack.payload import Layout
 
 
 class Window(NamedTuple):
-    """How windows lie along one dimension."""
+    """Windows of a kernel along one dimension."""
 
     kernel: int = 1
     stride: int = 1
@@ -34,11 +34,11 @@ class Window(NamedTuple):
 
 
 def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
-    """Return an argument for each dimension behind the channels; for lines as for images.
+    """Return an argument for each spatial dimension; lines are treated as images.
 
     Args:
         rank: The dimensions of the tensor; of 3, the argument is that of the width alone.
-        other: What holds for the height then.
+        other: The value for the height in that case.
     """
     values = [value] if isinstance(value, int) else list(value)
     values = values * (rank - 2) if len(values) == 1 else values
@@ -94,8 +94,8 @@ def window_fields(rows: Window, columns: Window, kernel: str, stride: str) -> di
     Args:
         rows: The windows along the height.
         columns: The windows along the width.
-        kernel: What the node calls their sizes.
-        stride: What the node calls their steps.
+        kernel: Field names of the kernel sizes.
+        stride: Field names of the strides.
     """
     fields = {"padding_top": rows.before, "padding_right": columns.after}
     fields |= {"padding_bottom": rows.after, "padding_left": columns.before}
@@ -145,7 +145,7 @@ def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
 
 
 def line_refusal(call: Call) -> str | None:
-    """Return why a tensor is no batch of lines that become images, or None."""
+    """Return why a tensor cannot be treated as a batch of lines, or None."""
     shape = call.shape()
     if len(shape) != 3:
         return "its input needs 3 dimensions"
@@ -153,10 +153,10 @@ def line_refusal(call: Call) -> str | None:
 
 
 def volume_refusal(call: Call) -> str | None:
-    """Return why the operand of a call is no batch of volumes of fixed sizes, or None."""
+    """Return why the operand of a call is not a batch of volumes of fixed sizes, or None."""
     shape = call.shape()
     if len(shape) != 5:
         return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
     if not all(is_fixed(size) for size in shape[1:]):
-        return "a symbolic size beside the batch's"
+        return "a symbolic size other than the batch size"
     return None

@@ -41,14 +41,16 @@ def _fully_connected(
             return
     if emission.writes.is_int8:
         raise FloatNeededError("its weight is not quantised, or its bias is not constant")
-    constants = [emission.of(one).is_constant for one in (filters, bias) if one is not None]
+    constants = [
+        emission.of(source).is_constant for source in (filters, bias) if source is not None
+    ]
     affine = None
     if all(constants) and len(shape_of(node)) == 2:
         affine = following_batch_norm(node, emission)
     last, limits = following_clamp(node if affine is None else affine.last)
     shape = shape_of(last)
-    # The runtime frees what is constant of the two after the first packing, and packs again at
-    # every call if the other is computed: a file that is mapped from a path dies of it.
+    # If only one of the two is constant, the runtime frees it after the first packing but packs
+    # again at every call: this crashes with a file that is mapped from a path.
     apart = bias is not None and len(set(constants)) > 1
     ids = _weights(emission, filters, None if apart else bias, flags, affine)
     rows = emission.id_of(emission.of(source))
@@ -60,7 +62,7 @@ def _fully_connected(
 
 
 def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None:
-    """Return constant integer weights as rows of outputs, None where they are none."""
+    """Return constant integer weights as rows of outputs, or None for other weights."""
     data = emission.of(filters).data
     if not isinstance(data, Quantized):
         return None
@@ -79,7 +81,7 @@ def _weights(
 
 
 def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
-    """Return how a float filter is stored: as the program has it, or as halves where asked."""
+    """Return how a float filter is stored: as in the program, or as halves if enabled."""
     data = None if filters is None else emission.of(filters).data
     if isinstance(data, torch.Tensor) and data.dtype == torch.float16:
         return HALF
@@ -96,7 +98,7 @@ def _packed(
     data = tracked.data
     if data is None:
         return emission.id_of(tracked)
-    # Halves stay what they are: they become what is wanted piece by piece.
+    # Halves are kept as they are; they are converted piece by piece.
     tensor = data if isinstance(data, torch.Tensor) else emission.constant(node)
     tensor = tensor.reshape(-1) if flat else tensor
     return emission.packed(tensor, encoding)
@@ -104,25 +106,25 @@ def _packed(
 
 def _linear_refusal(call: Call) -> str | None:
     if call.rank("weight") != 2 or call.rank("input") < 1:
-        return "its weight is no matrix"
+        return "its weight is not a matrix"
     if call.args["bias"] is None:
         return None
     if call.rank("bias") != 1:
-        return "its bias is no vector"
+        return "its bias is not a vector"
     same = str(call.shape("bias")[0]) == str(call.shape("weight")[0])
-    return None if same else "its bias is not one number for each output"
+    return None if same else "its bias does not have one element for each output"
 
 
 def _addmm_refusal(call: Call) -> str | None:
     if call.args["alpha"] != 1 or call.args["beta"] != 1:
         return "alpha and beta must be 1"
-    # The rows may be in several dimensions where it was recognised with the views around it.
+    # The rows may have several dimensions if the pattern included the views around it.
     columns = call.result[-1]
     shape = call.shape("self")
     if len(shape) > 2 or shape[-1:] != (columns,) or (len(shape) == 2 and shape[0] != 1):
-        return "what it adds is not one row"
+        return "its addend is not a single row"
     if len(shape) == 2 and not call.is_constant("self"):
-        return "what it adds is a matrix of one row that is known only at run time"
+        return "its addend is a matrix of one row that is not constant"
     return None
 
 
@@ -149,7 +151,7 @@ def _product_refusal(call: Call) -> str | None:
 def _product_int8_refusal(call: Call) -> str | None:
     right = _factors(call)[1]
     if call.is_weight(right) and len(shape_of(right)) != 2:
-        return "its weight is no matrix"
+        return "its weight is not a matrix"
     return None
 
 
@@ -158,7 +160,7 @@ def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
     if call.is_weight(right):
         return None
     if scales.inputs[-1].zero_point != 0:
-        return "its second factor's zero point is not 0, the only one that XNNPACK multiplies"
+        return "its second factor's zero point is not 0, which XNNPACK needs"
     product = scales.inputs[0].scale * scales.inputs[-1].scale
     if product / scales.result.scale >= MOST_COARSE:
         return f"its sums are {MOST_COARSE} or more times coarser than its result"
@@ -166,18 +168,18 @@ def _product_scale_refusal(call: Call, scales: Scales) -> str | None:
 
 
 def _layer(refusal: Refusal, source: str, weight: str, bias: str, flags: int = 0) -> Operator:
-    """Return a linear layer whose arguments have some names."""
+    """Return the operator of a linear layer with these argument names."""
 
     def emit(emission: Emission, call: Call) -> None:
         rows, filters, shift = (call.args[name] for name in (source, weight, bias))
         _fully_connected(emission, call.node, rows, filters, shift, flags)
 
     def int8_refusal(call: Call) -> str | None:
-        """Return why a layer of integers is computed in float."""
+        """Return why an integer layer is computed in float."""
         factor = call.args[weight]
         if not call.is_weight(factor):
             return "its weight is not constant"
-        return None if len(shape_of(factor)) == 2 else "its weight is no matrix"
+        return None if len(shape_of(factor)) == 2 else "its weight is not a matrix"
 
     packs = (weight, bias)
     return Operator(emit, refusal, int8_refusal=int8_refusal, packs=packs, **_OPTIONS)

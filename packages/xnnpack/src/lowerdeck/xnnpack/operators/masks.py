@@ -1,4 +1,4 @@
-"""Masks of attention: known ahead of time, or given at run time as floats or truths."""
+"""Attention masks: constants, or run-time tensors of floats or bools."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LARGEST = float(torch.finfo(torch.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a mask does to an attention.
+    """Effect of a mask on an attention.
 
     Attributes:
-        added: What is added to the scores; None where that is 0.
-        kept: 0 for each row of which the mask leaves nothing, else 1; None where all are kept.
+        added: Addend of the scores; None where that is 0.
+        kept: 0 for each row that is masked completely, else 1; None if no row is.
             torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
     """
 
@@ -43,23 +43,23 @@ def mask_of(emission: Emission, call: Call, many: int) -> Mask:
     """Return the mask of an attention, in the sizes of its scores.
 
     Args:
-        emission: Where to add what a mask that is given at run time needs.
-        many: How many heads share a key; more than one are a dimension of their own.
+        emission: Receives the nodes that a run-time mask needs.
+        many: How many heads share a key; if more than one, they get a separate dimension.
     """
     if call.args["is_causal"]:
         rows, columns = (int(call.shape(name)[-2]) for name in ("query", "key"))
-        return _known(torch.full((rows, columns), -math.inf).triu(diagonal=1), many)
+        return _constant_mask(torch.full((rows, columns), -math.inf).triu(diagonal=1), many)
     node = call.args["attn_mask"]
     if node is None:
         return Mask(None, None)
     tracked = emission.of(node)
     if tracked.is_constant:
-        return _known(emission.constant(node), many)
+        return _constant_mask(emission.constant(node), many)
     value = fake(node)
-    truths = value is not None and value.dtype == torch.bool
+    bools = value is not None and value.dtype == torch.bool
     # The layers of a model share one mask.
     if (mask_of, many) not in tracked.derived:
-        tracked.derived[mask_of, many] = _given(emission, tracked, many, truths=truths)
+        tracked.derived[mask_of, many] = _runtime_mask(emission, tracked, many, bools=bools)
     mask: Mask = tracked.derived[mask_of, many]
     return mask
 
@@ -74,7 +74,7 @@ def mask_refusal(call: Call) -> str | None:
     return None
 
 
-def _known(data: torch.Tensor, many: int) -> Mask:
+def _constant_mask(data: torch.Tensor, many: int) -> Mask:
     data = _narrowed(data)
     if data.dtype == torch.bool:
         data = torch.zeros(data.shape).masked_fill(~data, -math.inf)
@@ -85,12 +85,15 @@ def _known(data: torch.Tensor, many: int) -> Mask:
         data, kept = data.masked_fill(empty, 0.0), (~empty).float()
     added = data if bool(data.any()) else None
     return Mask(
-        *(None if one is None else Tracked.of(_spread(one, many)) for one in (added, kept))
+        *(
+            None if tensor is None else Tracked.of(_spread(tensor, many))
+            for tensor in (added, kept)
+        )
     )
 
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with one index where it repeats itself, which broadcasting undoes."""
+    """Reduce dimensions that repeat one index to size 1, which broadcasting undoes."""
     for axis, size in enumerate(tensor.shape):
         first = tensor.narrow(axis, 0, 1)
         if size > 1 and torch.equal(first.expand_as(tensor), tensor):
@@ -110,19 +113,19 @@ def _spread_sizes(shape: Sequence[Dim], many: int) -> Sequence[Dim]:
     return (*shape[:-3], groups, inner, *shape[-2:])
 
 
-def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> Mask:
-    """Add what makes a mask that is given at run time one that a plain softmax survives.
+def _runtime_mask(emission: Emission, tracked: Tracked, many: int, *, bools: bool) -> Mask:
+    """Convert a run-time mask to one for which a plain softmax is not NaN.
 
-    A row of nothing but -inf becomes one of numbers, whose softmax is one of numbers too, which is
-    then multiplied by 0. All other rows stay what they are, -inf included.
+    A row of nothing but -inf becomes finite, so that its softmax is finite; the result is then
+    multiplied by 0. All other rows are unchanged, -inf included.
     """
     shape = _spread_sizes(tracked.shape, many)
     mask = emission.plain(tracked)
     mask = mask if shape is tracked.shape else resized(emission, mask, shape)
     varies = symbols_refusal(shape) is not None or not is_fixed(shape[-1])
-    if truths:
+    if bools:
         most = _any_of_rows(emission, mask) if varies else largest_of_rows(emission, mask)
-        # 1 less 1 is 0, 0 less 1 is -1; in a row of nothing but 0, all are 0.
+        # 1 - 1 is 0 and 0 - 1 is -1; a row of only 0 stays 0.
         moved = emission.binary(XnnOperator.SUBTRACT, mask, most)
         return Mask(emission.binary(XnnOperator.MULTIPLY, moved, _LARGEST), most)
     # -inf stays -inf, and the least of all numbers becomes 0.
@@ -130,7 +133,7 @@ def _given(emission: Emission, tracked: Tracked, many: int, *, truths: bool) -> 
     above = emission.binary(XnnOperator.ADD, numbers, _LARGEST)
     kept = emission.binary(XnnOperator.ADD, above, 1.0, (0.0, 1.0))
     kept = _any_of_rows(emission, kept) if varies else kept
-    # -inf, or 0 for a row of which nothing is kept: no single number is that far from 1.
+    # -inf, or 0 for a row that is masked completely: no float is that far from 1.
     low = emission.binary(XnnOperator.MULTIPLY, kept, -_LARGEST)
     floor = emission.binary(XnnOperator.MULTIPLY, low, 2.0)
     return Mask(emission.binary(XnnOperator.MAXIMUM, mask, floor), kept)
@@ -150,7 +153,7 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     share = emission.add(
         XnnOperator.GLOBAL_AVG_POOLING_2D, (*batch, rows), input_id=emission.id_of(turned)
     )
-    found = emission.binary(
+    ones = emission.binary(
         XnnOperator.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
     )
-    return resized(emission, found, (*batch, rows, 1))
+    return resized(emission, ones, (*batch, rows, 1))

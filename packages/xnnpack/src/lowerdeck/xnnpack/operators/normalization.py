@@ -32,16 +32,16 @@ from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images
 from lowerdeck.xnnpack.payload import Layout
 
 _PART = 16
-"""The most numbers that one sum should add up. It is also the number of sums that a linear layer
-computes in the time of one."""
+"""The most terms of one sum. It is also the number of sums that a linear layer computes in the
+time of one."""
 _WIDE = 512
 """Wider rows are summed faster by pooling than by a linear layer."""
 _TOKEN = 256
 """The widest rows that layer norms sum at once. Parts would take 1.5 % of the time of ViT-tiny;
 they are more exact only for rows of few distinct numbers, or with one a million times others."""
 _ELSEWHERE = 2.0**-64
-"""Weight of a number in the sums of the other parts, too small to change them. With a weight of 0,
-an infinity would make these sums NaN; with this weight they are infinite, as the row's sum is."""
+"""Weight of a number in the sums of the other parts, small enough not to change them. With a
+weight of 0, an infinity would make these sums NaN; now they are infinite, as the row's sum is."""
 
 
 def row_mean(
@@ -54,8 +54,8 @@ def row_mean(
     parts of a long row are summed first, which is about as exact as eager.
 
     Args:
-        tensor: What to average, in the plain layout; its last size is a number.
-        offset: What to add to the mean.
+        tensor: In the plain layout, with a last dimension of fixed size.
+        offset: Added to the mean.
         at_once: The widest rows that are summed without parts.
     """
     *rows, width = tensor.shape
@@ -104,8 +104,8 @@ def weighted_sums(
 
     Args:
         weights: Constants, one row for each result.
-        bias: What is added to each result.
-        encoding: How the weights are stored; as results are, by default.
+        bias: Addends of the results.
+        encoding: Encoding of the weights; that of the results by default.
     """
     shape = (*tensor.shape[:-1], len(weights))
     ids = emission.packed(weights, encoding), emission.packed(bias)
@@ -113,13 +113,13 @@ def weighted_sums(
 
 
 def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) -> Tracked:
-    """Return a tensor less its first element along some dimensions.
+    """Subtract the first element along some dimensions.
 
     The mean of equal numbers is not that number once it is rounded, and a norm divides the
-    difference by the root of eps: a constant row of -100 came out as 0.29. Less its first element
-    such a row is 0 throughout. Other rows lose nothing: the difference of close numbers is exact,
-    and where one is far from the others, rounding it costs less than a unit in the last place of
-    the largest result.
+    difference by the root of eps: a constant row of -100 came out as 0.29. After
+    the subtraction such a row is all 0. Other rows lose nothing: differences of close numbers are
+    exact, and if one is far from the others, its rounding costs less than a unit in the last place
+    of the largest result.
 
     Args:
         axes: The dimensions over which a mean is to be taken.
@@ -135,9 +135,9 @@ def _standardized(
     """Return a tensor with mean 0 and variance 1.
 
     Args:
-        shifted: The tensor less its first element, see :func:`shift_by_first`.
+        shifted: The tensor minus its first element, see :func:`shift_by_first`.
         mean: Returns the mean of a tensor like it, plus a number.
-        eps: What is added to the variance.
+        eps: Added to the variance.
     """
     centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted, 0.0))
     variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)
@@ -157,7 +157,7 @@ def _standardized_rows(
 def _scaled_and_shifted(
     emission: Emission, tensor: Tracked, call: Call, *, by_channel: bool = False
 ) -> Tracked:
-    """Return a tensor times the weight of a call, plus its bias, where there are these."""
+    """Apply the weight and the bias of a call, if it has them."""
     sizes = (1, *tensor.shape[1:2], *(1,) * (len(tensor.shape) - 2))
     for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
         if call.args.get(name) is not None:
@@ -191,7 +191,7 @@ def _layer_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _rows(emission: Emission, tracked: Tracked, folded: int) -> Tracked:
-    """Return a tensor in the plain layout whose last dimensions are one."""
+    """Return a tensor in the plain layout with its last dimensions merged."""
     rows = emission.plain(tracked)
     if folded < 2:
         return rows
@@ -239,7 +239,7 @@ def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps:
 
 
 def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tracked:
-    """Return images with mean 0 and variance 1 over all their channels, where they lie.
+    """Return images with mean 0 and variance 1 over all their channels, without a transpose.
 
     Pooling over height and width and then over channels reads them as they are; one row of 1/K
     for a whole image would be as large as the image, and takes three times as long.

@@ -17,7 +17,9 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
         return _repeat(e, x, call)
     rank, layout = len(x.shape), x.preferred
     if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
-        layout = Layout.CHANNELS_LAST  # as those want it, who then pad themselves
+        layout = (
+            Layout.CHANNELS_LAST
+        )  # the layout of convolutions, into which the padding is fused later
     before, after = [0] * rank, [0] * rank
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):
@@ -33,15 +35,15 @@ def _pad_refusal(call: Call) -> str | None:
 
 
 def _amounts_refusal(call: Call) -> str | None:
-    known = all(isinstance(amount, int) and amount >= 0 for amount in _amounts(call))
-    return None if known else "an amount of padding is negative or symbolic"
+    fixed = all(isinstance(amount, int) and amount >= 0 for amount in _amounts(call))
+    return None if fixed else "an amount of padding is negative or symbolic"
 
 
 def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
     number = float(call.args["value"] or 0)
     steps = number / scales.result.scale + scales.result.zero_point
     if not math.isfinite(steps) or steps != round(steps) or not -128 <= steps <= 127:
-        return f"its value {number} is none of its input's integers"
+        return f"its value {number} is not representable in its input's integers"
     return None
 
 
@@ -54,7 +56,7 @@ _MODES: Mapping[str, Callable[[int, int], int]] = {
     "replicate": lambda index, size: min(max(index, 0), size - 1),
     "circular": lambda index, size: index % size,
 }
-"""Which element stands at an index outside of a dimension, by the mode of ``aten.pad``."""
+"""Source index for an index outside of a dimension, by the mode of ``aten.pad``."""
 _MODES_OF: Mapping[object, str] = {
     **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), "reflect"),
     **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), "replicate"),
@@ -72,7 +74,7 @@ def _amounts(call: Call) -> list[int]:
 
 
 def _repeated(call: Call) -> Iterator[tuple[int, list[int]]]:
-    """Yield each dimension that is padded, and the indices that are taken of it."""
+    """Yield each padded dimension, and its source indices."""
     shape, amounts, element = call.shape("self"), _amounts(call), _MODES[_mode(call)]
     for number in range(len(amounts) // 2):
         axis = len(shape) - 1 - number

@@ -51,7 +51,7 @@ def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracke
     x = e.stretch(x, axis, start, reach)
     missing = count * step - reach
     if missing:
-        x = e.padded(x, (0,) * rank, [missing * (one == axis) for one in range(rank)])
+        x = e.padded(x, (0,) * rank, [missing * (dim == axis) for dim in range(rank)])
     parts = e.view(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
     return e.view(e.stretch(parts, axis + 1, 0, 1), call.result)
 
@@ -61,12 +61,14 @@ def _bounds(call: Call) -> tuple[int, int]:
     start, end = call.args["start"], call.args["end"]
     first = 0 if start is None else int(start)
     last = whole if end is None else int(end)
-    first, last = (min(max(one + whole if one < 0 else one, 0), whole) for one in (first, last))
+    first, last = (
+        min(max(bound + whole if bound < 0 else bound, 0), whole) for bound in (first, last)
+    )
     return first, max(last - first, 0)
 
 
 def _takes_all(call: Call) -> bool:
-    """Return whether a slice is all of its tensor, such as ``x[:]`` of a symbolic size."""
+    """Return whether a slice selects its whole tensor, such as ``x[:]`` of a symbolic size."""
     before, after = call.shape("self"), call.result
     return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
 
@@ -77,7 +79,7 @@ def _slice_refusal(call: Call) -> str | None:
     many = call.rank() >= XnnGraph.MAX_RANK or not all(map(is_fixed, call.shape()))
     if call.args["step"] != 1 and many:
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
-    bounds = [one for one in (call.args["start"], call.args["end"]) if one is not None]
+    bounds = [bound for bound in (call.args["start"], call.args["end"]) if bound is not None]
     return fixed_axis(call) or (None if all(map(is_fixed, bounds)) else "its bounds are symbolic")
 
 
@@ -116,7 +118,7 @@ def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked
     users = [(int(user.args[1]) % len(sizes), user) for user in call.node.users]  # type: ignore[arg-type]  # the index of a getitem
     return [
         (user, emission.stretch(tracked, axis, sum(sizes[:number]), sizes[number]))
-        for number, user in sorted(users, key=lambda one: one[0])
+        for number, user in sorted(users, key=lambda pair: pair[0])
     ]
 
 
@@ -134,7 +136,7 @@ def _pieces_refusal(call: Call) -> str | None:
 
 def _cat(emission: Emission, call: Call) -> None:
     rank = len(call.result)
-    operands = [emission.of(one) for one in call.args["tensors"]]
+    operands = [emission.of(source) for source in call.args["tensors"]]
     layout = emission.common_layout(*operands, rank=rank)
     emission.define(call.node, joined(emission, operands, _joined_axis(call), layout))
 
@@ -147,7 +149,7 @@ def _cat_refusal(call: Call) -> str | None:
     tensors = call.args["tensors"]
     if not isinstance(tensors, (list, tuple)) or len(tensors) < 1:
         return "it joins nothing"
-    if len({len(shape_of(one)) for one in tensors}) != 1:
+    if len({len(shape_of(tensor)) for tensor in tensors}) != 1:
         return "its inputs differ in rank"
     return None
 
@@ -155,7 +157,7 @@ def _cat_refusal(call: Call) -> str | None:
 def _stack(emission: Emission, call: Call) -> None:
     axis, shape = _joined_axis(call), list(call.result)
     shape[axis] = 1
-    parts = [resized(emission, emission.of(one), shape) for one in call.args["tensors"]]
+    parts = [resized(emission, emission.of(tensor), shape) for tensor in call.args["tensors"]]
     emission.define(call.node, joined(emission, parts, axis))
 
 

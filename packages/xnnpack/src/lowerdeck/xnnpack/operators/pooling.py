@@ -57,13 +57,15 @@ def _windows(call: Call) -> list[Window]:
     before = image_sizes(call.shape("self"))[2:]
     after = image_sizes(call.result)[2:]
     return [
-        one._replace(after=max(one.after, _reach(one, int(many)) - int(size) - one.before))
-        for one, size, many in zip(windows, before, after, strict=True)
+        window._replace(
+            after=max(window.after, _reach(window, int(many)) - int(size) - window.before)
+        )
+        for window, size, many in zip(windows, before, after, strict=True)
     ]
 
 
 def _reach(window: Window, many: int) -> int:
-    """Return how many elements so many windows cover."""
+    """Return how many elements a number of windows covers."""
     return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
 
 
@@ -91,14 +93,15 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     area = rows.kernel * columns.kernel
     divisor = args.get("divisor_override") or area
     image = image_of(e, x)
-    # Neither torch nor the runtime counts what is beyond the padding.
+    # Neither torch nor the runtime counts elements beyond the padding.
     counted = args["count_include_pad"] or args.get("divisor_override")
     if counted and (rows.before or columns.before):
-        # The runtime divides by the number of true elements: make the padding true.
+        # The runtime divides by the number of elements without padding: pad explicitly.
         amounts = (0, 0, rows.before, columns.before)
         image = e.padded(image, amounts, amounts)
         rows, columns = (
-            one._replace(before=0, after=one.after - one.before) for one in (rows, columns)
+            window._replace(before=0, after=window.after - window.before)
+            for window in (rows, columns)
         )
     image = pool(e, _AVERAGE, image, image_sizes(shape), rows, columns)
     if divisor != area:
@@ -108,7 +111,7 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _divisor_refusal(call: Call) -> str | None:
     wider = call.args["ceil_mode"] and call.args.get("divisor_override")
-    if wider and any(one.after > one.before for one in _windows(call)):
+    if wider and any(window.after > window.before for window in _windows(call)):
         return "ceil_mode with a divisor, by which its last windows divide as well"
     return None
 
@@ -130,12 +133,12 @@ def _adapted(call: Call) -> tuple[int, ...]:
 
 
 def _adaptive_refusal(call: Call) -> str | None:
-    sizes, wanted = image_sizes(call.shape())[2:], _adapted(call)
-    if wanted == (1, 1):
+    sizes, targets = image_sizes(call.shape())[2:], _adapted(call)
+    if targets == (1, 1):
         return None
-    if not all(map(is_fixed, (*sizes, *wanted))):
+    if not all(map(is_fixed, (*sizes, *targets))):
         return "its sizes are symbolic"
-    uneven = any(int(size) % many for size, many in zip(sizes, wanted, strict=True))
+    uneven = any(int(size) % many for size, many in zip(sizes, targets, strict=True))
     return "its windows are not all of one size" if uneven else None
 
 
@@ -148,7 +151,7 @@ def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     kind = _AVERAGE if call.node.target is _aten.avg_pool3d.default else _MAX
     depth, rows, columns = _windows(call)
     batch, channels, *sizes = x.shape
-    wanted = [int(size) for size in call.result[2:]]
+    targets = [int(size) for size in call.result[2:]]
     value = e.id_of(x, _LAST)
 
     def pooled(before: Sequence[Dim], after: Sequence[int], many: Dim, *ways: Window) -> int:
@@ -159,29 +162,31 @@ def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
         return pool(e, kind, image, shape, ways[0], ways[1], call.limits).ids[_LAST]
 
     if _is_window(rows, columns):
-        value = pooled(sizes[1:], wanted[1:], sizes[0], rows, columns)
+        value = pooled(sizes[1:], targets[1:], sizes[0], rows, columns)
     if _is_window(depth):
-        area = math.prod(wanted[1:])
-        value = pooled((sizes[0], area), (wanted[0], area), 1, depth, Window())
-    shape = (batch, channels, *wanted)
+        area = math.prod(targets[1:])
+        value = pooled((sizes[0], area), (targets[0], area), 1, depth, Window())
+    shape = (batch, channels, *targets)
     return e.tracked(shape, e.reshaped(value, _LAST.arrange(shape)), _LAST)
 
 
 def _is_window(*windows: Window) -> bool:
-    return any(one.kernel > 1 or one.stride > 1 for one in windows)
+    return any(window.kernel > 1 or window.stride > 1 for window in windows)
 
 
 def _volume_pool_refusal(call: Call) -> str | None:
     depth, *plane = _windows(call)
-    alone = [depth.kernel == 1, all(one.kernel == 1 for one in plane)]
-    steps = [depth.stride > 1, any(one.stride > 1 for one in plane)]
-    if all(alone) or any(one and step for one, step in zip(alone, steps, strict=True)):
+    alone = [depth.kernel == 1, all(window.kernel == 1 for window in plane)]
+    steps = [depth.stride > 1, any(window.stride > 1 for window in plane)]
+    if all(alone) or any(single and step for single, step in zip(alone, steps, strict=True)):
         return "windows of one element, which XNNPACK does not pool"
     if call.node.target is not _aten.avg_pool3d.default:
         return None
     if call.args["ceil_mode"]:
         return "ceil_mode, whose last windows divide by another number"
-    counted = call.args["count_include_pad"] and (depth.before or any(one.before for one in plane))
+    counted = call.args["count_include_pad"] and (
+        depth.before or any(window.before for window in plane)
+    )
     if counted or call.args["divisor_override"]:
         return "it divides by another number than that of its true elements"
     return None
@@ -207,15 +212,15 @@ def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _factor_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
-    for size, wanted, factor in zip(before, after, scale_factors(call), strict=True):
-        # torch then steps by the factor it was given, the runtime by the ratio of the sizes
-        if factor is not None and factor * size != wanted:
-            return f"a size of {size} times {factor} is no whole number"
+    for size, target, factor in zip(before, after, scale_factors(call), strict=True):
+        # torch then steps by its factor argument, the runtime by the ratio of the sizes
+        if factor is not None and factor * size != target:
+            return f"a size of {size} times {factor} is not an integer"
     return None
 
 
 def scale_factors(call: Call) -> Sequence[float | None]:
-    """Return the factors of height and width that an upsampling is called with, None for none."""
+    """Return the factors of height and width that an upsampling is called with, or None."""
     args = call.args
     return args.get("scale_factors") or (args.get("scales_h"), args.get("scales_w"))
 

@@ -1,4 +1,4 @@
-"""The nodes that quantise and dequantise, as PT2E and torchao write them."""
+"""Quantise and dequantise nodes, as PT2E and torchao emit them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ WEIGHTS = (
     f"{_PT2E}dequantize_per_channel_group.default",
     "torchao.dequantize_affine.default",
 )
-"""The operators that make real weights of integers."""
+"""The operators that dequantise weights."""
 _LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
 
 
 def name_of(node: Node) -> str:
-    """Return the name of what a node calls, such as ``"aten.add.Tensor"``."""
+    """Return the name of the operator that a node calls, such as ``"aten.add.Tensor"``."""
     return str(node.target) if node.op == "call_function" else ""
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return whether a node belongs to a chain whose scales are found at run time."""
+    """Return whether a node belongs to a chain whose scales are computed at run time."""
     name = name_of(node)
     if name in _CHOOSE or name in _ROUND[:2] or name in _UNROUND[:2]:
         return True
@@ -60,20 +60,20 @@ def is_dynamic(node: Node) -> bool:
 
 
 def chosen_by(scale: Node) -> Node:
-    """Return the node that found a scale, where the scale is one of its results."""
+    """Return the node that computed a scale, where the scale is one of its results."""
     source = scale.args[0] if scale.op == "call_function" and scale.args else None
     return source if isinstance(source, Node) else scale
 
 
 def is_constant_source(node: object, constants: Collection[str]) -> bool:
-    """Return whether a node is a constant, or a part of one that is made of several tensors."""
+    """Return whether a node is a constant, or a part of a constant of several tensors."""
     if isinstance(node, Node) and name_of(node) == INNER_TENSOR:
         node = node.args[0]
     return isinstance(node, Node) and node.op == "placeholder" and node.name in constants
 
 
 def is_weight(node: Node, constants: Collection[str]) -> bool:
-    """Return whether a node makes real weights of constant integers."""
+    """Return whether a node dequantises constant weights."""
     return name_of(node) in WEIGHTS and is_constant_source(node.args[0], constants)
 
 
@@ -81,7 +81,7 @@ def static_encoding(node: Node) -> XnnEncoding:
     """Return the encoding that a node quantises to, or dequantises from.
 
     Raises:
-        QuantizationError: Its scale or its zero point is none.
+        QuantizationError: Its scale or its zero point is invalid.
     """
     args = arguments_of(node)
     scale, zero_point = args["scale"], args["zero_point"]
@@ -132,12 +132,12 @@ def _dequantize_refusal(call: Call) -> str | None:
         return None
     if call.args["dtype"] != torch.int8:
         return f"it dequantises {call.args['dtype']} where int8 is needed"
-    wanted = static_encoding(call.node)
+    encoding = static_encoding(call.node)
     others = [source] if name_of(source) == QUANTIZE else []
-    # All agree if each agrees with the first; a tensor may have thousands of readers.
+    # Comparing each with the first is enough; a tensor may have thousands of readers.
     others.append(next(user for user in source.users if name_of(user) == DEQUANTIZE))
     for other in others:
-        if static_encoding(other) != wanted:
+        if static_encoding(other) != encoding:
             raise QuantizationError(
                 f"{describe_node(call.node)} reads {source.name} with another scale or zero point "
                 f"than {other.name}; expected one for each tensor"
@@ -146,7 +146,7 @@ def _dequantize_refusal(call: Call) -> str | None:
 
 
 def _nothing(emission: Emission, call: Call) -> None:
-    """Leave it: its results are read by rounding alone, which the runtime does by itself."""
+    """Emit nothing: only rounding reads the results, and the runtime computes them itself."""
 
 
 def _choose_refusal(call: Call) -> str | None:
@@ -160,7 +160,7 @@ def _choose_refusal(call: Call) -> str | None:
     if block is not None and str(block[-1]) != str(shape[-1]):
         return f"its blocks are {list(block)}; the runtime finds one scale for each row"
     low, high = args.get("quant_min"), args.get("quant_max")
-    # Seven bits are asked for where a processor's sums might overflow, not for their own sake.
+    # Seven bits only avoid overflow of the sums on some processors.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
         return f"its integers are {low} to {high}, not -128 to 127"
     for read in call.node.users:
@@ -171,16 +171,16 @@ def _choose_refusal(call: Call) -> str | None:
 
 
 def unrounded(node: Node, is_multiplied: Callable[[Node], bool]) -> str | None:
-    """Return why rows are not to be rounded by the layers that read them, None if they are.
+    """Return why the layers that read rows cannot round them, or None if they can.
 
     Args:
-        node: A node of a chain that rounds rows with scales that are found at run time.
-        is_multiplied: Whether a node makes real weights of integers that the runtime multiplies.
+        node: A node of a chain that rounds rows with scales that are computed at run time.
+        is_multiplied: Whether a node dequantises weights that the runtime multiplies as integers.
     """
     reader = unrounded_reader(node, (*_ROUND, *_UNROUND), is_multiplied)
     if reader is None:
         return None
-    return f"{reader.name} reads what it rounds, and the runtime rounds in layers of integers only"
+    return f"{reader.name} reads the rows, and the runtime rounds only inside integer layers"
 
 
 def _unrounded(call: Call) -> str | None:
@@ -199,15 +199,15 @@ def _round_refusal(call: Call) -> str | None:
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
     chosen = chosen_by(call.args["scale" if "scale" in call.args else "scales"])
-    wanted = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
-    if _range_of(call.args) != wanted:
+    limits = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
+    if _range_of(call.args) != limits:
         low, high = _range_of(call.args)
-        return f"its integers are {low} to {high}, its scales for {wanted[0]} to {wanted[1]}"
+        return f"its integers are {low} to {high}, its scales for {limits[0]} to {limits[1]}"
     return _unrounded(call)
 
 
 def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
-    """Return the least and the largest integer that a call of the chain makes."""
+    """Return the least and the largest integer that a call of the chain returns."""
     low, high = args.get("quant_min"), args.get("quant_max")
     return -128 if low is None else low, 127 if high is None else high
 
@@ -215,10 +215,10 @@ def _range_of(args: Mapping[str, object]) -> tuple[object, object]:
 def _unround_refusal(call: Call) -> str | None:
     source = call.args["input"]
     if is_constant_source(source, call.constants):
-        known = all(call.is_weight(one) for one in call.node.all_input_nodes)
-        return None if known else "its scales are not constant"
+        constant = all(call.is_weight(node) for node in call.node.all_input_nodes)
+        return None if constant else "its scales are not constant"
     if name_of(source) not in _ROUND:
-        return "it dequantises what nothing before it quantised"
+        return "it dequantises integers that no node of the program quantised"
     if not is_dynamic(call.node):
         return "its scales are neither numbers nor chosen before"
     for names in (("scale", "scales"), ("zero_point", "zero_points"), ("block_size",)):
@@ -245,7 +245,7 @@ _WEIGHT = Operator(
     _nothing, _constant_refusal("its integers are not constant", "input"), computes=False
 )
 _INNER = Operator(
-    _nothing, _constant_refusal("it reads a part of what is not constant"), computes=False
+    _nothing, _constant_refusal("it reads a part of a tensor that is not constant"), computes=False
 )
 QUANTIZATION: Mapping[str, Operator] = {
     QUANTIZE: Operator(_quantize, _quantize_refusal),
@@ -256,4 +256,4 @@ QUANTIZATION: Mapping[str, Operator] = {
     **dict.fromkeys(WEIGHTS[1:3], _WEIGHT),
     **dict.fromkeys(_UNROUND, _UNROUNDING),
 }
-"""By name: each operator and how it is emitted."""
+"""Emitters by the names of their operators."""

@@ -1,7 +1,6 @@
-"""Refuses operators of quantisation whose arguments contradict each other, or make no sense.
+"""Checks of quantisation operators: arguments that are invalid or contradict each other.
 
-XNNPACK never sees most of these arguments, so that it would compute something all the same where
-eager raises.
+XNNPACK does not get most of these arguments, so it would return a result where eager raises.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def check_quantization(nodes: Iterable[Node]) -> None:
-    """Look at all operators of quantisation, whoever will compute them.
+    """Check the arguments of all quantisation operators, delegated or not.
 
     Args:
         nodes: The calls of a program.
 
     Raises:
-        QuantizationError: The least integer is above the largest, or beyond the type; integers
-            are of another type than is said; blocks do not divide; a smallest scale is none.
+        QuantizationError: The least integer is above the largest, or beyond the type; the
+            dtype of integers is not the declared one; blocks do not divide the sizes; a smallest
+            scale is not a finite number.
     """
     for node in nodes:
         if name_of(node) in QUANTIZATION:
@@ -41,7 +41,7 @@ def check_quantization(nodes: Iterable[Node]) -> None:
 
 
 def _said(args: Mapping[str, Any]) -> object:
-    """Return the type that a call says its integers have."""
+    """Return the dtype that a call declares for its integers."""
     for name in ("input_dtype", "target_dtype", "dtype"):
         if name in args:
             return args[name]
@@ -56,7 +56,7 @@ def _check_range(node: Node, args: Mapping[str, Any]) -> None:
     low, high = args.get("quant_min"), args.get("quant_max")
     least = limits.min if low is None else low
     most = limits.max if high is None else high
-    if not all(isinstance(one, (int, float)) for one in (least, most)):
+    if not all(isinstance(limit, (int, float)) for limit in (least, most)):
         return  # tensors, or numbers that vary
     if not limits.min <= least < most <= limits.max:
         raise QuantizationError(
@@ -84,8 +84,9 @@ def _check_blocks(node: Node, args: Mapping[str, Any]) -> None:
         return
     sizes = tuple(value.shape)
     fits = len(block) == len(sizes) and all(
-        not isinstance(one, int) or (one > 0 and (not isinstance(size, int) or size % one == 0))
-        for one, size in zip(block, sizes, strict=False)
+        not isinstance(length, int)
+        or (length > 0 and (not isinstance(size, int) or size % length == 0))
+        for length, size in zip(block, sizes, strict=False)
     )
     if not fits:
         raise QuantizationError(

@@ -1,4 +1,4 @@
-"""Folding of what is done to constant integers before they are used as weights."""
+"""Folding of operations on constant integers before their use as weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reader = Callable[[object], torch.Tensor]
 
 
 def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
-    """Return what a node that dequantises constant integers stands for.
+    """Return the quantised constant that a node dequantises.
 
     Args:
         node: Any node whose inputs are constant.
@@ -32,7 +32,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
 
     Raises:
         QuantizationError: The scales are not positive, finite and normal, or not as many as the
-            integers need; or integers lie beyond the limits that they are said to have.
+            integers need; or integers are outside of their declared limits.
     """
     name = name_of(node)
     if name not in WEIGHTS:
@@ -44,15 +44,15 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
     bits = stored_bits(args)
     if name == DEQUANTIZE:
         scales, zeros = torch.tensor([args["scale"]]), torch.tensor([args["zero_point"]])
-        found = Quantized(data, scales, zeros, None, 0, bits)
+        quantized = Quantized(data, scales, zeros, None, 0, bits)
     else:
-        found = _with_scales(node, args, data, bits, read)
-    _check(node, found)
-    return found
+        quantized = _with_scales(node, args, data, bits, read)
+    _check(node, quantized)
+    return quantized
 
 
 def stored_bits(args: Mapping[str, Any]) -> int:
-    """Return how many bits hold the integers of a weight by the program's own word: 4 or 8.
+    """Return the bits per integer of a weight that the program declares: 4 or 8.
 
     Args:
         args: Of the node that dequantises it.
@@ -65,11 +65,11 @@ def _with_scales(
     node: Node, args: dict[str, object], data: torch.Tensor, bits: int, read: Reader
 ) -> Quantized:
     scales = read(args["scale"] if "scale" in args else args["scales"]).float()
-    given = args["zero_point"] if "zero_point" in args else args["zero_points"]
-    zeros = torch.zeros_like(scales) if given is None else read(given)
+    offsets = args["zero_point"] if "zero_point" in args else args["zero_points"]
+    zeros = torch.zeros_like(scales) if offsets is None else read(offsets)
     block = args.get("block_size")
     if isinstance(block, (list, tuple)):
-        return _of_blocks(node, data, [int(one) for one in block], scales, zeros, bits)
+        return _of_blocks(node, data, [int(length) for length in block], scales, zeros, bits)
     if "group_size" in args:
         group = int(args["group_size"])  # type: ignore[call-overload]  # a number by its schema
         if data.dim() != 2 or group < 1 or data.shape[1] % group:
@@ -81,7 +81,7 @@ def _with_scales(
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
     if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
         count = scales.numel()
-        # So few come of an observer that looked at nothing; that of a weight needs a call, too.
+        # A single scale comes from an observer that never ran; those of weights also need a call.
         cure = (
             ". Where PT2E made it: call what prepare_pt2e returned, with any inputs if quantised "
             "dynamically, before convert_pt2e"
@@ -105,12 +105,12 @@ def _of_blocks(
 ) -> Quantized:
     sizes = list(data.shape)
     if len(block) != len(sizes) or any(
-        one < 1 or size % one for one, size in zip(block, sizes, strict=True)
+        length < 1 or size % length for length, size in zip(block, sizes, strict=True)
     ):
         raise QuantizationError(
             f"found blocks of {list(block)} in {describe_node(node)}, which do not divide {sizes}"
         )
-    counts = [size // one for size, one in zip(sizes, block, strict=True)]
+    counts = [size // length for size, length in zip(sizes, block, strict=True)]
     many = [axis for axis, count in enumerate(counts) if count > 1]
     flat, zero = scales.reshape(-1), zeros.reshape(-1)
     if len(many) <= 1 and not (many and block[many[0]] > 1):
@@ -126,29 +126,31 @@ def _of_blocks(
     )
 
 
-def _check(node: Node, found: Quantized) -> None:
-    needed = found.data.numel() // found.group if found.group else found.scales.numel()
-    if found.scales.numel() != needed or found.zero_points.numel() not in (needed, 1):
+def _check(node: Node, quantized: Quantized) -> None:
+    needed = (
+        quantized.data.numel() // quantized.group if quantized.group else quantized.scales.numel()
+    )
+    if quantized.scales.numel() != needed or quantized.zero_points.numel() not in (needed, 1):
         raise QuantizationError(
-            f"found {found.scales.numel()} scales and {found.zero_points.numel()} zero points in "
-            f"{describe_node(node)}, expected {needed}"
+            f"found {quantized.scales.numel()} scales and {quantized.zero_points.numel()} zero "
+            f"points in {describe_node(node)}, expected {needed}"
         )
-    if found.bits == 4 and found.data.numel():
-        low, high = map(int, found.data.aminmax())
-        # torch takes no notice of the limits where it dequantises; half a byte has no room.
+    if quantized.bits == 4 and quantized.data.numel():
+        low, high = map(int, quantized.data.aminmax())
+        # torch ignores the limits when it dequantises; 4 bits cannot store other integers.
         if low < -8 or high > 7:
             raise QuantizationError(
                 f"found integers of {low} to {high} in {describe_node(node)}, whose limits say "
                 "that they are of 4 bits; expected -8 to 7"
             )
-    zeros = found.zero_points
+    zeros = quantized.zero_points
     if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):
         raise QuantizationError(
-            f"found zero points that are no whole numbers in {describe_node(node)}; the runtime "
-            "adds integers"
+            f"found zero points that are not integers in {describe_node(node)}; the runtime adds "
+            "integers"
         )
-    # NaN is the least and the most where there is one.
-    for wrong in map(float, found.scales.aminmax()) if needed else ():
+    # aminmax returns NaN if there is one.
+    for wrong in map(float, quantized.scales.aminmax()) if needed else ():
         if not (wrong >= _LEAST_SCALE and math.isfinite(wrong)):
             raise QuantizationError(
                 f"found the scale {wrong} in {describe_node(node)}, expected positive, normal "
@@ -157,7 +159,7 @@ def _check(node: Node, found: Quantized) -> None:
 
 
 def permuted_constant(node: Node, source: Quantized) -> Quantized | None:
-    """Return constant integers as a node leaves them that only turns them, else None."""
+    """Return constant integers as permuted by a node, or None if it is not a permutation."""
     args = arguments_of(node)
     rank = source.data.dim()
     if node.target in (_aten.permute.default, _aten.permute_copy.default):

@@ -1,6 +1,6 @@
-"""Integer weights as linear layers and convolutions want them, beside every kind of input.
+"""Integer weights of linear layers and convolutions, for each kind of input.
 
-Linear layers of them read integers, integers found at run time, or floats.
+The inputs of linear layers are static integers, integers quantised at run time, or floats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload import FLOAT, PER_ROW, Layout, int8
 
 MOST_COARSE = 256
-"""From this ratio of input times filter to result on, the runtime refuses the layer."""
+"""The runtime refuses a layer from this ratio of input times filter scale to result scale on."""
 _INT32 = 2**31 - 1
 
 
@@ -27,9 +27,9 @@ class Filters:
     """Integer filters in the order of memory.
 
     Attributes:
-        data: The integers; 0 stands for 0.
+        data: The integers, with zero point 0.
         scales: One, or one for each output channel.
-        channel_dim: Which dimension of ``data`` the output channels are.
+        channel_dim: The dimension of the output channels in ``data``.
         bits: 4 where the integers may be stored in half bytes, else 8.
     """
 
@@ -50,9 +50,9 @@ def store_static(
     """Return filters and bias for an input and a result of 8-bit integers.
 
     Args:
-        emission: Where to add; its ``writes`` is how the result is stored.
-        bias: The bias as real numbers.
-        source: How the input is stored.
+        emission: Receives the layer; ``writes`` is the encoding of the result.
+        bias: The bias in float.
+        source: Encoding of the input.
 
     Raises:
         FloatNeededError: The runtime cannot rescale sums to the result, or hold the bias.
@@ -76,8 +76,8 @@ def store_static(
     scale = float(products[0])
     encoding = XnnEncoding(XnnDatatype.QINT32, (_plain(scale),))
     if not single:
-        each = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
-        encoding = _per_channel(emission, XnnDatatype.QCINT32, each, 0)
+        steps = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
+        encoding = _per_channel(emission, XnnDatatype.QCINT32, steps, 0)
     return filter_id, emission.stored_constant(sums.to(torch.int32), encoding, packed=True)
 
 
@@ -119,10 +119,10 @@ def _per_channel(
 
 
 def half_bytes(scratch: Scratch, data: torch.Tensor) -> torch.Tensor:
-    """Return integers of -8..7 two in a byte, the first in the low half, moved up by 8.
+    """Pack integers of -8..7 in half bytes, the first in the low half, with 8 added.
 
     Args:
-        scratch: Makes what is returned.
+        scratch: Allocates the result.
         data: The integers as int8, an even number in each row.
     """
 
@@ -150,15 +150,15 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
 
 
 def symmetric(weight: Quantized) -> Quantized:
-    """Return a weight with zero points of 0, which are all that the runtime knows.
+    """Return a weight with zero points of 0, as the runtime needs.
 
     Raises:
         FloatNeededError: It has others, and without them it does not fit into 8 bits.
     """
-    found = weight.centred()
-    if found is None:
+    centred = weight.centred()
+    if centred is None:
         raise FloatNeededError("its weight's zero points are not 0")
-    return found
+    return centred
 
 
 _GROUP_STEP = 32
@@ -175,7 +175,7 @@ def quantized_linear(
         bias: Its bias, a constant.
 
     Raises:
-        FloatNeededError: The runtime does not take the weight so; nothing was added.
+        FloatNeededError: The runtime does not support the weight; nothing was added.
     """
     tensor = None if bias is None else emission.constant(bias).reshape(-1).float()
     rows = emission.of(source)
@@ -190,12 +190,12 @@ def quantized_linear(
 
 
 def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
-    """Return why the runtime multiplies no weight with such groups, None if it does.
+    """Return why the runtime cannot multiply a weight with such groups, or None.
 
     Args:
         group: How many neighbours of a row share a scale, 0 if all do.
         bits: How many bits one integer has.
-        rounds: Whether the runtime quantises what is multiplied by them.
+        rounds: Whether the runtime quantises the other factor.
     """
     if group and not rounds:
         return (
@@ -220,8 +220,8 @@ def _matrix(weight: Quantized) -> Filters:
     _check_groups(weight, rounds=False)
     if weight.axis not in (None, 0):
         raise FloatNeededError("its weight's scales run along another dimension than its outputs")
-    found = symmetric(weight)
-    return Filters(found.data, found.scales, 0, found.bits)
+    quantized = symmetric(weight)
+    return Filters(quantized.data, quantized.scales, 0, quantized.bits)
 
 
 def _dynamic(
@@ -229,20 +229,21 @@ def _dynamic(
 ) -> tuple[int, list[int], int]:
     if weight.group:
         _check_groups(weight, rounds=True)
-        filters = [store_groups(emission, one) for one in weight.summands()]
+        filters = [store_groups(emission, summand) for summand in weight.summands()]
     else:
-        # The runtime knows no zero points of weights: a weight that does not fit into 8 bits
+        # The runtime has no zero points of weights: a weight that does not fit into 8 bits
         # without them is the sum of some that do, and so are their products.
-        matrices = [_matrix(one) for one in weight.summands()]
-        if weight.data.shape[1] % 2 and any(one.bits == 4 for one in matrices):
-            # The runtime is silently wrong on an odd width; a 0 more changes neither sums nor
+        matrices = [_matrix(summand) for summand in weight.summands()]
+        if weight.data.shape[1] % 2 and any(matrix.bits == 4 for matrix in matrices):
+            # The runtime is silently wrong on an odd width; another 0 changes neither sums nor
             # ranges.
             none = (0,) * (len(source.shape) - 1)
             source = emission.padded(emission.plain(source), (*none, 0), (*none, 1))
             matrices = [
-                replace(one, data=torch.nn.functional.pad(one.data, (0, 1))) for one in matrices
+                replace(matrix, data=torch.nn.functional.pad(matrix.data, (0, 1)))
+                for matrix in matrices
             ]
-        filters = [store_channels(emission, one) for one in matrices]
+        filters = [store_channels(emission, matrix) for matrix in matrices]
     value = emission.dynamic(emission.id_of(source), source.shape, Layout.PLAIN, PER_ROW)
     return value, filters, emission.packed(bias, FLOAT)
 
@@ -255,7 +256,7 @@ def _weight_only(
         # The runtime multiplies the bias by the channel's scale as well.
         bias = (bias.double() / filters.scales.double().expand(filters.channels)).float()
         if not bool(torch.isfinite(bias).all()):
-            raise FloatNeededError("its bias is too large beside its weight's scales")
+            raise FloatNeededError("its bias is too large relative to its weight's scales")
     filter_id = store_channels(emission, filters)
     return emission.id_of(source), [filter_id], emission.packed(bias, FLOAT)
 

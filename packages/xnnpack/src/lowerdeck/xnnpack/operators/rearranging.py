@@ -19,10 +19,10 @@ _INTO_CHANNELS = (0, 1, 3, 5, 2, 4)
 def _permuted_apart(
     e: Emission, x: Tracked, call: Call, apart: Sequence[Dim], order: Sequence[int]
 ) -> Tracked:
-    """Take dimensions apart, permute them and join them, in the order of memory.
+    """Split dimensions, permute them and merge them, in memory order.
 
-    The layout is that in which the tensor came to be, so that between convolutions nothing but
-    this one permutation moves a byte.
+    The layout is that of the producer, so that between convolutions only this permutation moves
+    data.
     """
     layout, shape = x.preferred, call.result
     value = e.reshaped(e.id_of(x, layout), apart)
@@ -55,14 +55,18 @@ def _pixel_unshuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
     number, channels, height, width = x.shape
     groups = int(call.args["groups"])
-    each = int(channels) // groups
+    group_channels = int(channels) // groups
     if x.preferred is _LAST:
-        return _permuted_apart(e, x, call, (number, height, width, groups, each), (0, 1, 2, 4, 3))
-    return _permuted_apart(e, x, call, (number, groups, each, height, width), (0, 2, 1, 3, 4))
+        return _permuted_apart(
+            e, x, call, (number, height, width, groups, group_channels), (0, 1, 2, 4, 3)
+        )
+    return _permuted_apart(
+        e, x, call, (number, groups, group_channels, height, width), (0, 2, 1, 3, 4)
+    )
 
 
 def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Repeat each pixel along its row, then each row: both are joins of what lies in a row."""
+    """Repeat each pixel along its row, then each row: both are concatenations."""
     number, channels, height, width = x.shape
     *_, rows, columns = call.result
     with e.made_as(x.encoding if e.writes.is_int8 else None):
@@ -75,7 +79,7 @@ def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _factor(before: Dim, after: Dim) -> int:
-    """Return how often a size is repeated; 0 where that is no number of 1 to 5."""
+    """Return how often a size is repeated, from 1 to 5; 0 otherwise."""
     return next((times for times in range(1, 6) if str(before * times) == str(after)), 0)
 
 
@@ -90,8 +94,8 @@ _IMAGES = first_of(_rank_refusal, one_symbol, _CHANNELS)
 def _nearest_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
     # Sizes, since a factor of 2.5 may make twice as many pixels, but not each of them twice.
-    for size, wanted, scale in zip(before, after, scale_factors(call), strict=True):
-        times = _factor(size, wanted)
+    for size, target, scale in zip(before, after, scale_factors(call), strict=True):
+        times = _factor(size, target)
         if not times or scale not in (None, times):
             return "it does not repeat each pixel 1 to 5 times"
     return None

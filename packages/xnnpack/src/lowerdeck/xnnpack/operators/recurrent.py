@@ -25,10 +25,10 @@ class _Cell:
     """One layer in one direction.
 
     Attributes:
-        batch: How many sequences run side by side.
-        width: How many numbers a state has.
+        batch: The number of sequences.
+        width: The size of a state.
         recurrent: Multiplies the state: rows of outputs.
-        shift: Is added to that product; None for nothing.
+        shift: Added to that product; None for 0.
     """
 
     emission: Emission
@@ -38,17 +38,17 @@ class _Cell:
     shift: torch.Tensor | None
 
     def part(self, gates: Tracked, number: int) -> Tracked:
-        """Return what belongs to one gate."""
+        """Return the slice of one gate."""
         return self.emission.stretch(gates, 1, number * self.width, self.width)
 
     def product(self, state: Tracked | None) -> Tracked | None:
-        """Return what a state adds to the gates; None for nothing."""
+        """Return the contribution of a state to the gates; None for 0."""
         if state is None:
             return None
         return _layer(self.emission, state, self.recurrent, self.shift)
 
     def plus(self, gates: Tracked, other: Tracked | None) -> Tracked:
-        """Return a sum, of which nothing may be one summand."""
+        """Return a sum in which None counts as 0."""
         if other is None:
             return gates
         return self.emission.binary(XnnOperator.ADD, gates, other, shape=gates.shape)
@@ -56,7 +56,7 @@ class _Cell:
 
 _States = tuple[Tracked | None, ...]
 _Step = Callable[[_Cell, Tracked, _States], tuple[Tracked, ...]]
-"""From a cell, the gates' share of the input, and states (None for 0) to the next states."""
+"""Maps a cell, the input's contribution to the gates, and states (None for 0) to new states."""
 
 
 def _layer(
@@ -117,10 +117,10 @@ def _plain(kind: XnnOperator) -> _Step:
 
 
 def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
-    """Return what emits a recurrent layer.
+    """Return the emitter of a recurrent layer.
 
     Args:
-        step: What one cell computes.
+        step: Emits one step of a cell.
         merges: Whether the shifts of input and state are added to the same sums.
     """
 
@@ -130,7 +130,7 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
         if args["batch_first"]:
             source = emission.transposed(source, (1, 0, 2))
         batch = source.shape[1]
-        states = [emission.of(one) for one in _hidden(call)]
+        states = [emission.of(state) for state in _hidden(call)]
         many = 4 if args["has_biases"] else 2
         last: list[list[Tracked]] = [[] for _ in states]
         directions = 2 if args["bidirectional"] else 1
@@ -139,10 +139,10 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
             for way in range(directions):
                 number = layer * directions + way
                 nodes = args["params"][number * many : (number + 1) * many]
-                weights = _merged([emission.constant(one) for one in nodes], merges=merges)
+                weights = _merged([emission.constant(node) for node in nodes], merges=merges)
                 cell = _Cell(emission, batch, int(weights[1].shape[1]), weights[1], weights[3])
                 shares = _layer(emission, source, weights[0], weights[2])
-                first = tuple(_state(emission, one, number) for one in states)
+                first = tuple(_state(emission, state, number) for state in states)
                 outputs, ends = _run(cell, step, shares, first, backwards=way == 1)
                 ways.append(outputs)
                 for kept, end in zip(last, ends, strict=True):
@@ -158,13 +158,13 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
 def _merged(
     weights: Sequence[torch.Tensor | None], *, merges: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return what multiplies inputs and states of one cell, and what is added to each."""
+    """Return the weights of the inputs and states of one cell, and their biases."""
     inputs, states, *shifts = weights
     assert inputs is not None
     assert states is not None
     shift, state_shift = shifts or (None, None)
     if merges and state_shift is not None:
-        # A state of zeros adds nothing, and its bias would be left out with it.
+        # A zero state is skipped, and its bias must not be skipped with it.
         shift, state_shift = state_shift if shift is None else shift + state_shift, None
     return inputs, states, shift, state_shift
 
@@ -191,13 +191,13 @@ def _run(
 ) -> tuple[Tracked, tuple[Tracked, ...]]:
     """Return the hidden states of all steps as one tensor, and the last states."""
     emission, (steps, *share) = cell.emission, shares.shape
-    found: list[Tracked] = []
+    outputs: list[Tracked] = []
     ends: tuple[Tracked, ...] = ()
     for number in range(int(steps))[:: -1 if backwards else 1]:
-        one = emission.view(emission.stretch(shares, 0, number, 1), share)
-        states = ends = step(cell, one, states)
-        found.append(emission.view(ends[0], (1, cell.batch, cell.width)))
-    return joined(emission, found[::-1] if backwards else found, 0), ends
+        gates = emission.view(emission.stretch(shares, 0, number, 1), share)
+        states = ends = step(cell, gates, states)
+        outputs.append(emission.view(ends[0], (1, cell.batch, cell.width)))
+    return joined(emission, outputs[::-1] if backwards else outputs, 0), ends
 
 
 def _define(
@@ -206,7 +206,7 @@ def _define(
     for user in node.users:
         number = int(user.args[1])  # type: ignore[arg-type]  # the index of a getitem
         if number:
-            ends = [emission.view(one, (1, *one.shape)) for one in last[number - 1]]
+            ends = [emission.view(state, (1, *state.shape)) for state in last[number - 1]]
             emission.define(user, joined(emission, ends, 0))
         else:
             emission.define(user, result)
@@ -216,13 +216,13 @@ def _refusal(call: Call) -> str | None:
     args = call.args
     many = (4 if args["has_biases"] else 2) * (2 if args["bidirectional"] else 1)
     if args["train"] and args["dropout"]:
-        return "it drops out"
+        return "it applies dropout"
     if call.rank("input") != 3:
         return "its input needs 3 dimensions"
     if len(args["params"]) != many * args["num_layers"]:
         return "its states are projected"
-    if not all(isinstance(one, Node) for one in _hidden(call)) or not all(
-        one.name in call.constants for one in args["params"]
+    if not all(isinstance(state, Node) for state in _hidden(call)) or not all(
+        weight.name in call.constants for weight in args["params"]
     ):
         return "its weights are not constant"
     steps = call.shape("input")[1 if args["batch_first"] else 0]
@@ -235,14 +235,16 @@ def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], No
     """Return the emitter of a single cell; the arguments are those of ``_emitter``."""
 
     def emit(emission: Emission, call: Call) -> None:
-        weights = _merged([emission.optional(call.args[one]) for one in _NAMES], merges=merges)
+        weights = _merged([emission.optional(call.args[name]) for name in _NAMES], merges=merges)
         source = emission.plain(emission.of(call.args["input"]))
         width = int(weights[1].shape[1])
         cell = _Cell(emission, source.shape[0], width, weights[1], weights[3])
         share = _layer(emission, source, weights[0], weights[2])
-        states = [emission.of(one) for one in _hidden(call)]
+        states = [emission.of(state) for state in _hidden(call)]
         new = step(
-            cell, share, tuple(None if _is_zero(one) else emission.plain(one) for one in states)
+            cell,
+            share,
+            tuple(None if _is_zero(state) else emission.plain(state) for state in states),
         )
         if len(states) == 1:
             emission.define(call.node, new[0])
@@ -260,7 +262,7 @@ def _cell_refusal(call: Call) -> str | None:
     if call.rank("input") != 2:
         return "its input needs 2 dimensions"
     weights = [call.args[name] for name in _NAMES]
-    if not all(one is None or one.name in call.constants for one in weights):
+    if not all(weight is None or weight.name in call.constants for weight in weights):
         return "its weights are not constant"
     return None
 

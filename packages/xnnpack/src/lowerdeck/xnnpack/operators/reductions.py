@@ -34,10 +34,10 @@ _aten = torch.ops.aten
 
 def _axes(call: Call) -> list[int]:
     rank = call.rank("self")
-    given = call.args.get("dim")
-    if isinstance(given, int):
-        return [given % rank]
-    return sorted({int(axis) % rank for axis in (given or range(rank))})
+    axes = call.args.get("dim")
+    if isinstance(axes, int):
+        return [axes % rank]
+    return sorted({int(axis) % rank for axis in (axes or range(rank))})
 
 
 def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -48,20 +48,20 @@ def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _is_subtracted(mean: Node, source: Node) -> bool:
-    """Return whether a mean is taken off what it is the mean of, as norms by hand do."""
+    """Return whether a mean is subtracted from its own input, as in hand-written norms."""
     readers = list(mean.users)
     for reader in readers:
         if reader.target in _VIEWS:
             readers.extend(reader.users)
     differences = (_aten.sub.Tensor, _aten.rsub.Tensor)
-    return any(one.target in differences and source in one.args for one in readers)
+    return any(user.target in differences and source in user.args for user in readers)
 
 
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
-    """Return the mean, plus the mean of what is left without it.
+    """Return the mean, plus the mean of the residuals.
 
-    The second one is the rounding error of the first: of equal numbers the sum is that number. The
-    first one is cut to 12 bits, as Veltkamp splits numbers, so that what is left is exact.
+    The second is the rounding error of the first: for equal numbers the sum is that number. The
+    first is cut to 12 bits, as Veltkamp splits numbers, so that the residuals are exact.
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
@@ -117,7 +117,7 @@ def mean_over(
 def _stretch_layout(
     emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool
 ) -> Layout | None:
-    """Return the layout in which dimensions follow each other, and should be averaged at once.
+    """Return the layout in which dimensions are adjacent and should be averaged together.
 
     Along the last one a linear layer does it as well, but not on integers.
     """
@@ -130,7 +130,7 @@ def _stretch_layout(
 
 
 def _are_at_once(axes: Sequence[int], layout: Layout, rank: int, *, keep: bool) -> bool:
-    """Return whether dimensions are neighbours, and what is left without them has an order."""
+    """Return whether dimensions are adjacent, and the remaining ones keep a known order."""
     places = sorted(layout.position(axis, rank) for axis in axes)
     ordered = layout is Layout.PLAIN or keep or 0 not in axes
     return ordered and places == list(range(places[0], places[0] + len(places)))
@@ -139,7 +139,7 @@ def _are_at_once(axes: Sequence[int], layout: Layout, rank: int, *, keep: bool) 
 def _mean_of_stretch(
     emission: Emission, tracked: Tracked, axes: Sequence[int], layout: Layout, *, keep: bool
 ) -> Tracked:
-    """Take dimensions that follow each other in memory for the width of images."""
+    """Average consecutive dimensions in memory by treating them as the width of images."""
     sizes = layout.arrange(tracked.shape)
     places = sorted(layout.position(axis, len(sizes)) for axis in axes)
     before, after = sizes[: places[0]], sizes[places[-1] + 1 :]
@@ -148,7 +148,7 @@ def _mean_of_stretch(
     value = emission.reshaped(emission.id_of(tracked, layout), image)
     mean = mean_of_images(emission, value, (image[0], 1, 1, image[3]))
     shape = _reduced(tracked.shape, axes, keep=keep)
-    # Without their channels, or with nothing beside them, sizes lie as torch counts them.
+    # Without channels, or with channels alone, the result is in the plain layout.
     stays = len(shape) > 2 and (keep or 1 not in axes)
     result = layout if stays else Layout.PLAIN
     value = emission.reshaped(mean.ids[Layout.PLAIN], result.arrange(shape))
@@ -167,13 +167,13 @@ def _pooling_layout(axes: Sequence[int], tracked: Tracked) -> Layout | None:
         return None
     if list(axes) == [2, 3]:
         return Layout.CHANNELS_LAST
-    # In the plain layout these two lie where images have their height and width.
+    # In the plain layout these two are at the positions of height and width of images.
     plain = tracked.preferred is Layout.PLAIN
     return Layout.PLAIN if list(axes) == [1, 2] and plain else None
 
 
 def _as_rows(emission: Emission, tracked: Tracked, axes: Sequence[int]) -> Tracked:
-    """Return a tensor with some dimensions at the end, as one."""
+    """Return a tensor with some dimensions moved to the end and merged."""
     kept = [axis for axis in range(len(tracked.shape)) if axis not in axes]
     moved = emission.transposed(tracked, [*kept, *axes])
     if len(axes) == 1:
@@ -209,16 +209,16 @@ def _variance(emission: Emission, call: Call) -> None:
 
 
 def _correction(call: Call) -> float:
-    given = call.args.get("correction", call.args.get("unbiased"))
-    return 1.0 if given is None else float(given)
+    correction = call.args.get("correction", call.args.get("unbiased"))
+    return 1.0 if correction is None else float(correction)
 
 
 def _results_refusal(call: Call) -> str | None:
     several = not isinstance(call.node.meta["val"], torch.Tensor)
-    if several and any(one.target is not operator.getitem for one in call.node.users):
+    if several and any(reader.target is not operator.getitem for reader in call.node.users):
         return "its results are used as a list"
     if not isinstance(call.args.get("correction"), (int, float, type(None))):
-        return "its correction is no plain number"
+        return "its correction is not a plain number"
     return None if _count(call) > _correction(call) else "it divides by 0, or by less"
 
 
@@ -239,7 +239,7 @@ def _mean_refusal(call: Call) -> str | None:
 
 
 def _order_refusal(call: Call) -> str | None:
-    return None if call.args["ord"] == 2 else "only the norm of the order 2 is known"
+    return None if call.args["ord"] == 2 else "only the norm of order 2 is supported"
 
 
 def _maximum(e: Emission, x: Tracked, call: Call) -> Tracked:

@@ -1,4 +1,4 @@
-"""Nodes that hold the result of a call: what reads the first of several, and a clamp after it."""
+"""Result nodes of a call: the getitem of the first result, and a following clamp."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_NAMES: dict[object, tuple[str, str]] = {
 
 
 def first_result(node: Node) -> Node:
-    """Return the node that holds the first result of a call: the call, or what reads it."""
+    """Return the node of the first result of a call: the call, or its getitem."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
     return next(user for user in node.users if user.args[1] == 0)

@@ -1,7 +1,7 @@
 """Readers of rows that a program quantises at run time: layers of integer weights, or others.
 
-The runtime rounds such rows inside a layer alone. Any other reader in a delegate would get the
-rows as they were before.
+The runtime rounds such rows only inside a layer. Any other reader in a delegate would get the
+unrounded rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LAYERS: Mapping[object, tuple[str, str]] = {
     _aten.matmul.default: ("self", "other"),
     **dict.fromkeys(CONVOLUTIONS, ("input", "weight")),
 }
-"""The layers that round, and their arguments for rows and weights."""
+"""The layers that round, with the names of their row and weight arguments."""
 _SAME_ROWS = frozenset(
     named(
         "view reshape _unsafe_view unsqueeze squeeze.dim flatten.using_ints to.dtype _to_copy "
         "clone alias detach"
     )
 )
-"""What leaves rows as they are, if they are as long afterwards."""
+"""Operators that do not change rows, if the row length stays the same."""
 _TURNS = frozenset(named("t permute transpose.int numpy_T"))
 _SAME_WEIGHTS = _SAME_ROWS | _TURNS
 
@@ -44,12 +44,12 @@ _SAME_WEIGHTS = _SAME_ROWS | _TURNS
 def unrounded_reader(
     node: Node, chain: Collection[str], is_weight: Callable[[Node], bool]
 ) -> Node | None:
-    """Return who reads what a chain rounds without rounding it itself, None if nobody does.
+    """Return a reader of the rows of a chain that does not round them itself, or None.
 
     Args:
         node: A node of the chain: it chooses scales, quantises or dequantises.
         chain: The names of operators in such chains.
-        is_weight: Whether a node makes real weights of constant integers.
+        is_weight: Whether a node dequantises constant weights.
     """
     waiting, seen = [node], {node}
     while waiting:
@@ -66,10 +66,10 @@ def unrounded_reader(
 
 
 def layers_of(weight: Node) -> Iterator[Node]:
-    """Yield the layers that multiply by a weight, also where it is turned before.
+    """Yield the layers that multiply by a weight, or by its transpose.
 
     Args:
-        weight: A node that makes real weights of constant integers.
+        weight: A node that dequantises constant weights.
     """
     waiting = [weight]
     while waiting:
@@ -83,7 +83,7 @@ def layers_of(weight: Node) -> Iterator[Node]:
 
 
 def rows_of(layer: Node) -> Node:
-    """Return who made the rows that a layer multiplies, past what leaves rows as they are."""
+    """Return the producer of the rows of a layer, skipping nodes that do not change rows."""
     rows: Node = arguments_of(layer)[_LAYERS[layer.target][0]]
     while rows.target in _SAME_ROWS and isinstance(rows.args[0], Node):
         rows = rows.args[0]
@@ -91,10 +91,10 @@ def rows_of(layer: Node) -> Node:
 
 
 def reads_rows_of(layer: Node, weight: Node) -> bool:
-    """Return whether a layer multiplies rows of a weight, which nothing transposes.
+    """Return whether a layer multiplies by a weight that is not transposed.
 
     Args:
-        weight: What that was called with.
+        weight: The argument of :func:`layers_of` that yielded the layer.
     """
     node = arguments_of(layer)[_LAYERS[layer.target][1]]
     while node is not weight and node.target not in _TURNS:

@@ -27,7 +27,7 @@ _RESHAPED_FROM = "reshaped from"
 
 
 def _cast(e: Emission, x: Tracked, call: Call) -> Tracked:
-    before, after = (one.meta["val"].dtype for one in (call.args["self"], call.node))
+    before, after = (source.meta["val"].dtype for source in (call.args["self"], call.node))
     return e.twin(x, HALF) if before != after and after == torch.float16 else x
 
 
@@ -75,10 +75,10 @@ def _reshape_refusal(call: Call) -> str | None:
 
 
 def reshape_int8_refusal(call: Call) -> str | None:
-    """Return why integers cannot be given the sizes of a call's result, or None.
+    """Return why integers cannot be reshaped to a call's result, or None.
 
     Args:
-        call: The call; of several results the first stands for all.
+        call: The call; of several results, only the first is checked.
     """
     value = call.node.meta["val"]
     tensor = value[0] if isinstance(value, (list, tuple)) else value
@@ -91,12 +91,12 @@ def _as_strided_refusal(call: Call) -> str | None:
     value = fake(call.args["self"])
     assert value is not None
     size, stride, first = (call.args[name] for name in ("size", "stride", "storage_offset"))
-    if not all(isinstance(one, int) for one in (*size, *stride, *value.shape, first or 0)):
+    if not all(isinstance(number, int) for number in (*size, *stride, *value.shape, first or 0)):
         return "its sizes are symbolic"
     expected, step = [], 1
-    for one in reversed(size):
+    for length in reversed(size):
         expected.append(step)
-        step *= one
+        step *= length
     fits = all(a == b or n == 1 for a, b, n in zip(stride, expected[::-1], size, strict=True))
     if not fits or step != value.numel() or first or not value.is_contiguous():
         return "it reads the memory in another order"
@@ -104,7 +104,7 @@ def _as_strided_refusal(call: Call) -> str | None:
 
 
 def _permute(order: Callable[[Call], Sequence[int]]) -> Operator:
-    """Return an operator that puts dimensions in another order."""
+    """Return an operator that permutes dimensions."""
 
     def build(e: Emission, x: Tracked, call: Call) -> Tracked:
         rank, layout = len(x.shape), x.preferred
@@ -130,11 +130,11 @@ def _turned_matrices(call: Call) -> list[int]:
 
 
 def _moved(call: Call) -> list[int]:
-    """Return the order of ``movedim``: what is named goes where it is told, the rest follows."""
+    """Return the order of ``movedim``: sources go to their destinations, the rest follows."""
     rank = call.rank("self")
     sources, targets = (
-        [axis % rank for axis in ([given] if isinstance(given, int) else given)]
-        for given in (call.args["source"], call.args["destination"])
+        [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]
+        for axes in (call.args["source"], call.args["destination"])
     )
     others = iter([axis for axis in range(rank) if axis not in sources])
     places = dict(zip(targets, sources, strict=True))

@@ -21,11 +21,11 @@ from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How one node reads and writes.
+    """Encodings of one node.
 
     Attributes:
-        reads: How it reads its operands; None for each as it came to be.
-        writes: How it makes its result.
+        reads: That of its operands; None if each keeps the encoding of its producer.
+        writes: That of its result.
         in_float: Why a node that reads 8-bit integers computes floats, if it does.
     """
 
@@ -35,37 +35,37 @@ class Storage:
 
 
 EncodingOf = Callable[[Node], XnnEncoding | None]
-"""How a node's result came to be stored; None for a constant that is stored at will."""
+"""Encoding of a node's result; None for a constant, which may have any encoding."""
 
 
 def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: bool) -> Storage:
-    """Return how a node reads and writes.
+    """Return the encodings of a node.
 
     Args:
-        encoding_of: How the results of the nodes before it are stored.
+        encoding_of: Encodings of the results of earlier nodes.
         halves: Whether float16 is computed in float16.
     """
     base = HALF if halves and not entry.wide and _is_half(call.node) else FLOAT
     tensors = [
-        one for one in call.node.all_input_nodes if _is_operand(call, entry, one, encoding_of)
+        node for node in call.node.all_input_nodes if _is_operand(call, entry, node, encoding_of)
     ]
-    inputs = [encoding_of(one) for one in tensors]
-    known = [one for one in inputs if one is not None]
-    if not any(one.is_int8 for one in known):
+    inputs = [encoding_of(node) for node in tensors]
+    encodings = [encoding for encoding in inputs if encoding is not None]
+    if not any(encoding.is_int8 for encoding in encodings):
         return Storage(base, base)
     reason = _input_refusal(entry, tensors, inputs)
     if reason is None:
-        return _integers(call, entry, known, base)
+        return _integers(call, entry, encodings, base)
     return Storage(base, base, reason)
 
 
 def _is_operand(call: Call, entry: Operator, node: Node, encoding_of: EncodingOf) -> bool:
-    """Return whether a node is a tensor that must be stored as the call's others are."""
-    if fake(node) is None or any(node is call.args.get(name) for name in entry.truths):
+    """Return whether a node is a tensor that must have the encoding of the call's operands."""
+    if fake(node) is None or any(node is call.args.get(name) for name in entry.bools):
         return False
     if not any(node is call.args.get(name) for name in entry.packs):
         return True
-    # What is computed may be the second factor of a product, too.
+    # A computed tensor may also be the second factor of a product.
     encoding = encoding_of(node)
     return encoding is not None and encoding.is_int8 and not call.is_weight(node)
 
@@ -84,13 +84,13 @@ def _input_refusal(
     for node, encoding in zip(tensors, inputs, strict=True):
         if encoding is not None and not encoding.is_int8:
             return f"its input {node.name} is not quantised"
-        if encoding is None and not _stands_for_itself(entry, node):
+        if encoding is None and not _has_free_encoding(entry, node):
             return f"its constant input {node.name} is not quantised"
     return None
 
 
-def _stands_for_itself(entry: Operator, node: Node) -> bool:
-    """Return whether a constant is a number, or is stored as the operator's result."""
+def _has_free_encoding(entry: Operator, node: Node) -> bool:
+    """Return whether a constant is a single number, or gets the encoding of the result."""
     value = fake(node)
     return entry.integers is Integers.JOINS or (value is not None and value.numel() == 1)
 
@@ -111,7 +111,9 @@ def _integers(
     reads: XnnEncoding | None
     if entry.integers is Integers.KEEPS:
         if not {limits, own} <= {None, (0.0, math.inf)} and after != source:
-            return Storage(base, base, "its limits are none of its input's integers")
+            return Storage(
+                base, base, "its clamp limits are not representable in its input's integers"
+            )
         result, reads = source, source
     elif entry.integers is Integers.JOINS:
         if after is None and len(set(inputs)) > 1:
@@ -132,11 +134,11 @@ def _result(node: Node) -> Node:
 
 
 def rounded_after(node: Node) -> XnnEncoding | None:
-    """Return how a result is quantised, where all who read it quantise it so.
+    """Return the encoding to which all readers of a result quantise it, else None.
 
-    What only moves elements may come between: a decomposed layer is a product between two views.
+    Nodes that only move elements are skipped: a decomposed layer is a product between two views.
     """
-    found = {
+    encodings = {
         static_encoding(user)
         if name_of(user) == QUANTIZE
         else rounded_after(user)
@@ -144,7 +146,7 @@ def rounded_after(node: Node) -> XnnEncoding | None:
         else None
         for user in node.users
     }
-    return found.pop() if len(found) == 1 else None
+    return encodings.pop() if len(encodings) == 1 else None
 
 
 def _moves(node: Node) -> bool:

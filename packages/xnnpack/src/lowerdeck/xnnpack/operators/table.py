@@ -56,22 +56,22 @@ _LEFT: dict[object, str] = dict.fromkeys(
         "where.self where.ScalarOther where.ScalarSelf where.Scalar "
         "masked_fill.Scalar masked_fill.Tensor"
     ),
-    "XNNPACK cannot choose, and products with truths are NaN where what is left is infinite",
+    "XNNPACK has no select op; multiplying by a mask turns infinities into NaN",
 )
 _LEFT[_aten._int_mm.default] = (
-    "XNNPACK multiplies integers in layers alone that round whole rows and have constant weights"
+    "XNNPACK multiplies integers only in layers that round whole rows and have constant weights"
 )
-"""Operators that are left on purpose, and why."""
+"""Operators that are deliberately not delegated, with the reason."""
 SUPPORTED = tuple(sorted([*(str(op) for op in OPERATORS), *QUANTIZATION]))
-"""Their names, for those who list backends."""
+"""Names of the supported operators, for listings of backends."""
 
 
 def entry_of(node: Node) -> Operator | None:
-    """Return how a node's operator is emitted, None if XNNPACK does not take it."""
-    known = OPERATORS.get(node.target)
-    if known is None and node.op == "call_function":
-        known = QUANTIZATION.get(str(node.target))
-    return known
+    """Return the description of a node's operator, or None if XNNPACK does not support it."""
+    entry = OPERATORS.get(node.target)
+    if entry is None and node.op == "call_function":
+        entry = QUANTIZATION.get(str(node.target))
+    return entry
 
 
 def refusal(node: Node, constants: Collection[str]) -> str | None:
@@ -79,43 +79,45 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
 
     Args:
         node: Any node of a program, in training or in core ATen form.
-        constants: Names of the placeholders that no run changes, and of the calls that are
-            computed of them ahead of time.
+        constants: Names of the constant placeholders, and of the calls that are folded from
+            them ahead of time.
 
     Returns:
         The reason, for a report to the user.
     """
     if node.op != "call_function":
-        return "it is no call"
+        return "it is not a call"
     if node.target is operator.getitem:
         producer = node.args[0]
         if isinstance(producer, Node):
             choice = str(producer.target) in QUANTIZATION
             return refusal(producer, constants) or (None if choice else _tensor_refusal(node))
-        return "it reads no call"
+        return "it does not read the result of a call"
     if node.name in constants:
         return None
     if getattr(node.target, "namespace", "") == "higher_order":
-        return "it holds graphs of its own, which stay with other kernels"
+        return "it contains subgraphs, which run on other kernels"
     if not isinstance(node.target, OpOverload):
-        return "it is no operator of torch"
+        return "it is not a torch operator"
     entry = entry_of(node)
     if entry is None:
         return _LEFT.get(node.target, "XNNPACK has no such operator")
     if str(node.target) in QUANTIZATION:
         return _quantization_refusal(node, entry, constants)
     tensors = [
-        one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)
+        tensor
+        for tensor in node.all_input_nodes
+        if isinstance(tensor.meta.get("val"), torch.Tensor)
     ]
     if not tensors:
-        return "it reads no tensor"
-    truths = [arguments_of(node).get(name) for name in entry.truths]
-    for one in tensors:
-        # What is known ahead of time is stored as the floats that eager would make of it.
-        dtypes = (*_FLOATS, torch.bool) if one in truths else _FLOATS
-        reason = None if one.name in constants else _tensor_refusal(one, dtypes)
+        return "it has no tensor input"
+    bools = [arguments_of(node).get(name) for name in entry.bools]
+    for tensor in tensors:
+        # Constants are stored as the floats to which eager would convert them.
+        dtypes = (*_FLOATS, torch.bool) if tensor in bools else _FLOATS
+        reason = None if tensor.name in constants else _tensor_refusal(tensor, dtypes)
         if reason:
-            return f"input {one.name}: {reason}"
+            return f"input {tensor.name}: {reason}"
     return _tensor_refusal(node) or entry.refusal(Call(node, arguments_of(node), constants))
 
 
@@ -137,7 +139,7 @@ def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str
 
 def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str | None:
     value = node.meta.get("val")
-    # Of several results the first stands for all: the others are like it or must be unused.
+    # Only the first of several results is checked: the others are like it or must be unused.
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     if not isinstance(tensor, torch.Tensor):
         return "it is not a tensor"

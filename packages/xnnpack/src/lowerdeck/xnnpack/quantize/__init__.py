@@ -1,1 +1,1 @@
-"""Making quantised programs: where PT2E is to quantise, and in which numbers."""
+"""PT2E annotations and quantisation modes for XNNPACK."""

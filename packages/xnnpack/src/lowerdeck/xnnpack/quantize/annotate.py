@@ -1,4 +1,4 @@
-"""Annotations for PT2E, in ``node.meta``: how what an operator reads and gives is quantised."""
+"""Annotations for PT2E, in ``node.meta``: quantisation specs of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Accepts = Callable[[Node], bool]
 
 RELU = {_ATEN.relu.default, _ATEN.relu_.default}
 LINEAR = {_ATEN.linear.default}
-# Those in three dimensions are not here: XNNPACK has none.
+# Not in three dimensions: XNNPACK has no such convolution.
 CONVOLUTION = {
     *(_ATEN.conv1d.default, _ATEN.conv1d.padding),
     *(_ATEN.conv2d.default, _ATEN.conv2d.padding),
@@ -26,7 +26,7 @@ CONVOLUTION = {
 TRANSPOSED = {_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
 BATCH_NORM = {_ATEN.batch_norm.default}
 BINARY = {_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
-# Their results are numbers that they read, or lie between them: the same scale serves.
+# Their results are in the range of their inputs: the same scale serves.
 SHARING = {
     *RELU,
     *(_ATEN.hardtanh.default, _ATEN.hardtanh_.default),
@@ -45,7 +45,7 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
     """Annotate convolutions and linear layers, with the batch norm and relu after them, in place.
 
     Args:
-        graph_module: What PT2E is to quantise.
+        graph_module: The module that PT2E is to quantise.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
@@ -60,31 +60,31 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
     """Annotate sums, products and joins, in place.
 
     Args:
-        graph_module: What PT2E is to quantise.
+        graph_module: The module that PT2E is to quantise.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, BINARY):
-        sources = [one for one in node.args if isinstance(one, Node)]
-        if not accepts(node) or not all(_is_float(one) for one in (node, *sources)):
+        sources = [operand for operand in node.args if isinstance(operand, Node)]
+        if not accepts(node) or not all(_is_float(operand) for operand in (node, *sources)):
             continue
-        if any(_is_too_large(one, graph_module) for one in sources):
+        if any(_is_too_large(operand, graph_module) for operand in sources):
             continue
         _annotate_with_last(node, dict.fromkeys(sources, specs.activation), specs, accepts)
     for node in _calls(graph_module, {_ATEN.cat.default}):
         joined: Any = node.args[0]
-        if accepts(node) and all(_is_float(one) for one in joined):
-            first = next((one for one in joined if _has_scale(one)), joined[0])
+        if accepts(node) and all(_is_float(operand) for operand in joined):
+            first = next((operand for operand in joined if _has_scale(operand)), joined[0])
             shared = SharedQuantizationSpec((first, node))
             _annotate(node, {**dict.fromkeys(joined, shared), first: specs.activation}, shared)
 
 
 def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
-    """Let what moves, clamps or averages quantised numbers keep their scales, in place.
+    """Let operators that move, clamp or average quantised numbers keep their scales, in place.
 
     An adaptive average pool is quantised whatever it reads.
 
     Args:
-        graph_module: What PT2E is to quantise.
+        graph_module: The module that PT2E is to quantise.
         accepts: Whether a pool may be quantised.
     """
     for node in _calls(graph_module, SHARING):
@@ -100,7 +100,7 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
 
 def is_annotated(node: Node) -> bool:
     """Return whether a quantiser has decided on a node already."""
-    # Quantisers write it once they have decided.
+    # Quantisers set it once they have decided.
     return node.meta.get(Q_ANNOTATION_KEY) is not None
 
 
@@ -119,7 +119,7 @@ def _annotate(node: Node, inputs: dict[Any, Any], output: Any = None) -> None:
 def _annotate_with_last(
     node: Node, inputs: dict[Any, Any], specs: Specs, accepts: Accepts
 ) -> None:
-    """Annotate a node, and as its result that of what is computed with it."""
+    """Annotate a node; the output spec goes to the last node that is fused with it."""
     _annotate(node, inputs)
     last = _last_of(node, specs)
     last = last if accepts(last) else node
@@ -134,14 +134,14 @@ def _output_of(node: Any) -> Any:
 
 
 def _last_of(node: Node, specs: Specs) -> Node:
-    """Return the node whose result is the first to be rounded: a relu is computed with the layer.
+    """Return the node whose result is quantised first: a relu is fused with the layer.
 
-    A batch norm stands there only while a program is trained; otherwise it is in the weights.
+    A batch norm follows a layer only in training; otherwise it is folded into the weights.
     """
     if specs.dynamic:
         return node
     last = node
-    # torchao folds those only that are trained; it looks for them after these two operators.
+    # torchao folds batch norms only in QAT, and only after these operators.
     if specs.qat and node.target in {_ATEN.conv1d.default, _ATEN.conv2d.default, *TRANSPOSED}:
         last = _only_user(node, BATCH_NORM) or node
     return _only_user(last, RELU) or last
@@ -153,7 +153,7 @@ def _only_user(node: Node, targets: set[Any]) -> Node | None:
 
 
 def _has_scale(node: Node) -> bool:
-    """Return whether a result, or what it was moved from, is rounded anyway."""
+    """Return whether a result, or the tensor that it was moved from, is already quantised."""
     while _output_of(node) is None:
         source = node.args[0] if node.args else None
         if node.target not in SHARING or not isinstance(source, Node):
@@ -168,7 +168,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _is_too_large(node: Node, graph_module: GraphModule) -> bool:
-    """Return whether a constant holds what no observer takes, as the -inf of a mask."""
+    """Return whether a constant has values that observers fail on, such as the -inf of a mask."""
     if node.op != "get_attr":
         return False
     module, _, name = str(node.target).rpartition(".")
@@ -182,10 +182,10 @@ def _can_be_quantised(node: Node, specs: Specs) -> bool:
     weight: Any = node.args[1]
     shape: Any = weight.meta["val"].shape if isinstance(weight, Node) else ()
     if node.target in TRANSPOSED:
-        # The scales of channels would stand for those of each group alone.
+        # Scales per channel would apply to the channels of one group only.
         grouped = node.meta["val"].shape[1] != shape[1]
         return bool(shape) and not grouped
     if node.target in CONVOLUTION and specs.dynamic:
-        # It has no depthwise one whose inputs are quantised at run time.
+        # XNNPACK has no depthwise convolution with inputs quantised at run time.
         return bool(shape) and shape[1] != 1
     return bool(shape)

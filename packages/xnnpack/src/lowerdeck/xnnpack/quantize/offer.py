@@ -20,11 +20,11 @@ _EXTRA = "this needs torchao: pip install lowerdeck-xnnpack[quantize]"
 
 
 class XnnpackQuantization:
-    """Quantises models for XNNPACK, with torchao where numbers become integers.
+    """Quantises models for XNNPACK; the integer modes use torchao.
 
     Attributes:
-        modes: What each way does, by name.
-        calibrated: Those that look at samples of inputs.
+        modes: Descriptions of the modes, by name.
+        calibrated: Modes that need samples of inputs.
     """
 
     modes: Mapping[str, str] = {
@@ -47,7 +47,7 @@ class XnnpackQuantization:
 
         Args:
             module: The model, in evaluation mode; it is not changed.
-            kwargs: Example inputs that are given by name.
+            kwargs: Example keyword inputs.
             samples: Inputs to calibrate ``"int8"`` with, positional ones and those by name; the
                 example inputs are the only sample without any.
 
@@ -69,7 +69,7 @@ class XnnpackQuantization:
         exported = torch.export.export(changed, args, named).module()
         prepared = steps.prepare_pt2e(exported, quantizer)
         with torch.no_grad():
-            # The weights are looked at in a call as well, whatever it is given.
+            # Weight observers also need a call, with any inputs.
             for sample, by_name in samples or [(args, named)]:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
@@ -90,7 +90,7 @@ class XnnpackQuantization:
             modes = "int8-dynamic and 8da4w quantise LSTM and GRU"
             return f"{name} is not quantised in {mode}; {modes}"
         if "weight_norm" in name:
-            return f"a weight is computed of it ({name}); remove_weight_norm stores the weight"
+            return f"a weight is computed from it ({name}); remove_weight_norm stores the weight"
         if name == "linear" and mode == "8da4w":
             return f"its rows cannot be divided into groups of {_GROUP}"
         if name.startswith("conv"):
@@ -116,7 +116,7 @@ def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
         weight_dtype=_INT4, weight_granularity=granularity
     )
     torchao.quantize_(module, config, filter_fn=_has_groups)
-    # Programs with tensors of torchao's own classes can only be taken apart as a whole.
+    # Programs with tensors of torchao's own classes can only be decomposed as a whole.
     _torchao("torchao.utils").unwrap_tensor_subclass(module)
     return module
 

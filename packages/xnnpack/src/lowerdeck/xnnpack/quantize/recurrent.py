@@ -1,4 +1,4 @@
-"""LSTM and GRU written as linear layers, which can be quantised."""
+"""LSTM and GRU unrolled into linear layers, which can be quantised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
-    """Replace each ``nn.LSTM``, ``nn.GRU`` and cell of one by linear layers, in place.
+    """Replace each ``nn.LSTM``, ``nn.GRU`` and their cells by linear layers, in place.
 
     Quantisers look for linear layers; the operators of recurrent layers hide theirs. A layer
     becomes a loop over time, whose export takes time in proportion to its steps.
@@ -18,7 +18,7 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
         module: A model in evaluation mode.
 
     Returns:
-        The model; another one where it is such a layer itself.
+        The model, or its replacement if it is such a layer itself.
     """
     unrolled: dict[nn.Module, nn.Module] = {}
     for layer in module.modules():
@@ -34,7 +34,7 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
 
 
 class UnrolledRecurrent(nn.Module):
-    """What an LSTM or a GRU computes, without dropout.
+    """LSTM or GRU of linear layers, without dropout.
 
     Args:
         layer: The layer; its weights are shared.
@@ -50,7 +50,7 @@ class UnrolledRecurrent(nn.Module):
             for number in range(layer.num_layers)
             for suffix in ("", "_reverse")[: self.directions]
         ]
-        self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, one) for one in ends)
+        self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, name) for name in ends)
 
     def flatten_parameters(self) -> None:
         """Do nothing: only layers on a GPU have their parameters in one piece."""
@@ -89,11 +89,11 @@ class UnrolledRecurrent(nn.Module):
 
 
 class UnrolledCell(nn.Module):
-    """What an LSTM cell or a GRU cell computes, or one layer in one direction at each step.
+    """LSTM or GRU cell of linear layers; also one step of a layer in one direction.
 
     Args:
         cell: The cell or layer; its weights are shared.
-        suffix: What the names of its weights end with.
+        suffix: Suffix of the names of its weights.
     """
 
     def __init__(self, cell: Any, suffix: str = "") -> None:
@@ -167,8 +167,8 @@ def _lstm_step(gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, t
 def _linear(layer: nn.Module, weight: str, bias: str | None) -> nn.Linear:
     matrix = getattr(layer, weight)
     vector = getattr(layer, bias, None) if bias else None
-    made = nn.Linear(matrix.shape[1], matrix.shape[0], bias=vector is not None, device="meta")
-    made.weight = matrix
+    linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=vector is not None, device="meta")
+    linear.weight = matrix
     if vector is not None:
-        made.bias = vector
-    return made.eval()
+        linear.bias = vector
+    return linear.eval()

@@ -1,4 +1,4 @@
-"""In which numbers PT2E is to quantise: what XNNPACK computes on, as torchao's specs."""
+"""Quantisation specs of torchao that match the integer kernels of XNNPACK."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torchao.quantization import pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-# Where all that is seen is 0, a scale must still be a normal number; ExecuTorch takes this too.
+# If all observed values are 0, a scale must still be a normal number. ExecuTorch uses the same.
 _SMALLEST_SCALE = 2**-12
 
 
 @dataclass(frozen=True)
 class Specs:
-    """How the tensors at a quantised operator are quantised.
+    """Quantisation specs of the tensors at a quantised operator.
 
     Attributes:
-        activation: Of what an operator reads.
+        activation: Of the inputs of an operator.
         output: Of its result; None leaves that in float.
         weight: Of the weights of a layer, whose first dimension is that of its results.
         transposed_weight: Of the weights of a transposed convolution, where that is the second.
@@ -38,7 +38,7 @@ def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) 
     """Return the specs of one way to quantise.
 
     Args:
-        per_channel: Whether each channel of a result has a scale of its own in the weights.
+        per_channel: Whether weights have a separate scale for each output channel.
         dynamic: Whether the scales of activations are chosen at run time.
         qat: Whether the program is trained further, with gradients through the rounding.
     """
@@ -53,7 +53,7 @@ def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) 
     largest = 2 ** (weight_bits - 1) - 1
     weight = QuantizationSpec(
         dtype=torch.int8,
-        # Symmetric, as XNNPACK has weights; in 4 bits the sixteenth number is worth having.
+        # Symmetric, as XNNPACK needs; 4 bits use all sixteen values.
         quant_min=-largest if weight_bits == 8 else -largest - 1,
         quant_max=largest,
         qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,

@@ -1,4 +1,4 @@
-"""Operators that came apart: found in their pieces, and compiled as if they were whole."""
+"""Pattern matching that restores decomposed operators before compilation."""
 
 from lowerdeck.xnnpack.recognise.rewriting import Recognised, recognised
 

@@ -1,4 +1,4 @@
-"""The pieces of attention."""
+"""Patterns of attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
 def _scaled(pattern: Pattern, name: str) -> Pattern:
-    """Return a tensor that may be multiplied by a number, or divided by one."""
+    """Return a tensor, possibly multiplied or divided by a number."""
     return (
         Piece(MUL, pattern, Amount(f"{name} times")),
         Piece(DIV, pattern, Amount(f"{name} by")),
@@ -48,7 +48,7 @@ def _number(number: float) -> Piece:
     return Piece("scalar_tensor", number)
 
 
-# Truths become numbers before they are added.
+# Bools become numbers before they are added.
 _MASK = (Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
@@ -66,7 +66,7 @@ def _scores(*, masked: bool) -> Pattern:
 
 
 def _weights(scores: Pattern) -> Pattern:
-    """Return a softmax, which torch takes apart with 0 instead of NaN where all is -inf."""
+    """Return a softmax; torch decomposes it with 0 instead of NaN in rows of only -inf."""
     plain = (
         Piece("_softmax", scores, LastAxis(), False),
         Piece("softmax.int", scores, LastAxis()),
@@ -80,11 +80,13 @@ def _weights(scores: Pattern) -> Pattern:
 
 
 def _attention(match: Match) -> Arguments | None:
-    query, key, value, mask = (match.found.get(one) for one in ("query", "key", "value", "mask"))
-    shapes = [shape_of(one) for one in (query, key, value)]  # type: ignore[arg-type]  # leaves
-    if not swaps_last_two(match.found["turned"]) or len(shapes[0]) < 3:
+    query, key, value, mask = (
+        match.bindings.get(name) for name in ("query", "key", "value", "mask")
+    )
+    shapes = [shape_of(leaf) for leaf in (query, key, value)]  # type: ignore[arg-type]  # leaves
+    if not swaps_last_two(match.bindings["turned"]) or len(shapes[0]) < 3:
         return None
-    if not all(same_sizes(one[:-2], shapes[0][:-2]) for one in shapes[1:]):
+    if not all(same_sizes(shape[:-2], shapes[0][:-2]) for shape in shapes[1:]):
         return None
     if not same_sizes(shapes[0][-1:], shapes[1][-1:]):
         return None
@@ -92,19 +94,19 @@ def _attention(match: Match) -> Arguments | None:
         return None
     scale = 1.0
     for name in ("query", "key", "scores"):
-        scale *= match.found.get(f"{name} times", 1.0)
-        divisor = match.found.get(f"{name} by", 1.0)
+        scale *= match.bindings.get(f"{name} times", 1.0)
+        divisor = match.bindings.get(f"{name} by", 1.0)
         scale = scale / divisor if divisor else math.nan
     return (query, key, value, mask, 0.0, False, scale) if math.isfinite(scale) else None
 
 
 def _only_masks(match: Match, scores: Sequence[Dim]) -> bool:
-    """Return whether a mask is no larger than the scores, and empty rows of it become 0."""
-    return "safe" in match.found and same_sizes(shape_of(match.found["masked"]), scores)
+    """Return whether a mask is not larger than the scores, and its empty rows become 0."""
+    return "safe" in match.bindings and same_sizes(shape_of(match.bindings["masked"]), scores)
 
 
 def _repeated(name: str) -> Piece:
-    """Return heads, each as often as it has queries."""
+    """Return heads, each repeated for the queries that share it."""
     single = Piece("unsqueeze", Leaf(name), 2)
     many = Piece("expand", single, ANY, name=f"many {name}")
     return view(many, f"all {name}")
@@ -112,17 +114,17 @@ def _repeated(name: str) -> Piece:
 
 def _grouped(match: Match) -> Arguments | None:
     args = arguments_of(match.pieces[0])
-    key, value = (match.found[name] for name in ("key", "value"))
-    for name, one in (("key", key), ("value", value)):
-        shape, many = shape_of(one), shape_of(match.found[f"many {name}"])
-        heads = shape_of(match.found[f"all {name}"])
+    key, value = (match.bindings[name] for name in ("key", "value"))
+    for name, source in (("key", key), ("value", value)):
+        shape, many = shape_of(source), shape_of(match.bindings[f"many {name}"])
+        heads = shape_of(match.bindings[f"all {name}"])
         if len(shape) != 4 or not all(map(is_fixed, (shape[1], many[2]))):
             return None
         if not same_sizes(many, (*shape[:2], many[2], *shape[2:])):
             return None
         if not same_sizes(heads, (shape[0], int(shape[1]) * int(many[2]), *shape[2:])):
             return None
-    if not same_sizes(shape_of(args["query"])[:2], shape_of(match.found["all key"])[:2]):
+    if not same_sizes(shape_of(args["query"])[:2], shape_of(match.bindings["all key"])[:2]):
         return None
     return (args["query"], key, value, args["attn_mask"], 0.0, args["is_causal"],
             args["scale"], True)  # fmt: skip

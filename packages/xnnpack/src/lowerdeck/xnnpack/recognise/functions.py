@@ -1,4 +1,4 @@
-"""The pieces of functions of one tensor, and of norms."""
+"""Patterns of functions of one tensor, and of norms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _six(pattern: Pattern) -> Pattern:
 
 
 def _of_x(match: Match) -> Arguments | None:
-    return (match.found["x"],)
+    return (match.bindings["x"],)
 
 
 _SHIFTED = _six(Piece(ADD, X, 3))
@@ -38,7 +38,7 @@ _SIXTH = Piece(DIV, _SHIFTED, 6)
 
 
 def _prelu(match: Match) -> Arguments | None:
-    x, slope = match.found["x"], match.found["w"]
+    x, slope = match.bindings["x"], match.bindings["w"]
     sizes, shape = shape_of(slope), shape_of(x)
     one_each = len(sizes) == len(shape) > 1 and all(
         same_sizes([size], [shape[1]]) if axis == 1 else is_one(size)
@@ -52,8 +52,8 @@ _PRELU = Piece("where.self", _POSITIVE, X, Piece(MUL, W, X, commutes=True))
 
 
 def _celu(match: Match) -> Arguments | None:
-    alpha = match.found["alpha"]
-    return (match.found["x"], alpha) if alpha > 0 else None
+    alpha = match.bindings["alpha"]
+    return (match.bindings["x"], alpha) if alpha > 0 else None
 
 
 _CELU = Piece(
@@ -83,7 +83,7 @@ FUNCTIONS = (
 
 
 def _rms_norm(match: Match) -> Arguments | None:
-    x, w, eps = (match.found.get(name) for name in ("x", "w", "eps"))
+    x, w, eps = (match.bindings.get(name) for name in ("x", "w", "eps"))
     (width,) = shape_of(x)[-1:]  # type: ignore[arg-type]  # a leaf
     if not is_fixed(width) or not float(eps or 0) > 0:
         return None

@@ -1,4 +1,4 @@
-"""Linear layers of 8-bit integers as torchao's ``Int8Tensor`` writes them: products with no name.
+"""Linear layers of 8-bit integers as decomposed by torchao's ``Int8Tensor``.
 
 Rows are rounded, multiplied by ``_int_mm`` and scaled in about twenty calls; or floats are
 multiplied with integers that became floats, and scaled. Either is a linear layer of a weight that
@@ -25,7 +25,7 @@ _LIMITS = (torch.int8, *_INT8)
 
 def _layer(match: Match) -> Arguments | None:
     rows, weight, scale, bias = (
-        match.found.get(name) for name in ("rows", "weight", "scale", "bias")
+        match.bindings.get(name) for name in ("rows", "weight", "scale", "bias")
     )
     assert rows is not None
     real = rows.args[0] if name_of(rows) == _ROUNDED else rows
@@ -35,19 +35,19 @@ def _layer(match: Match) -> Arguments | None:
     count, width = integers.shape
     if (
         value.dtype != result.dtype
-        or order_of(match.found["turned"]) != [1, 0]
+        or order_of(match.bindings["turned"]) != [1, 0]
         or not same(result.shape, (*value.shape[:-1], count))
         or not same(value.shape[-1:], [width])
         or steps.numel() not in (1, count)
         or (bias is not None and not same(shape_of(bias), [count]))
-        or ("step" in match.found) != (real is not rows)
+        or ("step" in match.bindings) != (real is not rows)
         or (real is not rows and not _is_by_row(match, rows))
     ):
         return None
     block = [count if steps.numel() == 1 else 1, width]
     args = (weight, block, scale, None, *_LIMITS, value.dtype)
-    made = integers.new_empty(integers.shape, dtype=value.dtype, device="meta")
-    return (_real(rows, value), Prepared(_dequantize(), args, made, "weight"), bias)
+    weight_meta = integers.new_empty(integers.shape, dtype=value.dtype, device="meta")
+    return (_real(rows, value), Prepared(_dequantize(), args, weight_meta, "weight"), bias)
 
 
 def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
@@ -64,18 +64,18 @@ def _dequantize() -> OpOverload:
 
 
 def _is_by_row(match: Match, rows: Node) -> bool:
-    """Return whether whole rows are quantised to integers of 8 bits, or of 7, that it scales."""
-    args, scale = arguments_of(rows), match.found["step"]
+    """Return whether whole rows are quantised to 8 or 7 bits with the matched scale."""
+    args, scale = arguments_of(rows), match.bindings["step"]
     if (
         scale is not args["scale"]
-        or match.found.get("zero", args["zero_point"]) is not (args["zero_point"])
+        or match.bindings.get("zero", args["zero_point"]) is not (args["zero_point"])
     ):
         return False
     choice = chosen_by(scale)
-    # Without zero points in the product, what is chosen must have none.
+    # Without zero points in the product, the quantisation must be symmetric.
     return (
         name_of(choice) == "torchao.choose_qparams_affine.default"
-        and ("zero" in match.found or str(choice.args[1]) == "SYMMETRIC")
+        and ("zero" in match.bindings or str(choice.args[1]) == "SYMMETRIC")
         and (args["quant_min"], args["quant_max"]) in _RANGES
         and same(args["block_size"][-1:], shape_of(args["input"])[-1:])
     )
@@ -91,7 +91,7 @@ def _less(left: Pattern, right: Pattern) -> Piece:
 
 _ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
 _TURNED = Laid(turned(_INTEGERS, "turned"))
-# Processors may multiply unsigned integers faster: moved by 128, and moved back.
+# Some processors multiply unsigned integers faster: 128 is added, and subtracted after.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
 _SUMS = Laid(Piece("sum.dim_IntList", _TURNED, ([0], [-2]), ANY))
 _PRODUCT = (

@@ -1,4 +1,4 @@
-"""Patterns of calls, and where one matches: from its last call backwards."""
+"""Patterns of calls, matched from the last call backwards."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
-"""Arguments that change no number, seeing that the dtypes of results are compared."""
+"""Arguments that do not affect values, as the dtypes of results are compared."""
 _KEEPING = frozenset(
     named(
         "alias clone contiguous detach expand flatten.using_ints reshape slice.Tensor "
         "to.dtype _to_copy _unsafe_view view"
     )
 )
-"""Operators that change nothing where the sizes and the dtype stay."""
+"""Operators that are no-ops if sizes and dtype stay the same."""
 LAYING = frozenset(
     named(
         "view reshape _unsafe_view flatten.using_ints to.dtype _to_copy clone contiguous "
         "alias detach"
     )
 )
-"""What leaves numbers in their order, and those of integers as they are."""
+"""Operators that keep the order of elements, and the values of integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Any tensor, perhaps of one dtype; the same one wherever its name stands in a pattern."""
+    """Any tensor, optionally of one dtype; the same tensor at each use of its name."""
 
     name: str
     dtype: torch.dtype | None = None
@@ -43,14 +43,14 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A plain number; the same one wherever its name stands in a pattern."""
+    """A plain number; the same number at each use of the name in a pattern."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Whatever:
-    """Any argument that is no tensor; who recognises compares the shapes of results instead."""
+    """Any argument but a tensor; the callers check the shapes of results instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class LastAxis:
 
 
 class Piece:
-    """A call of one of some operators.
+    """A call of one of several operators.
 
     Args:
         ops: The names of the operators.
-        *args: What the arguments are, in the order of the schema. Those that are not mentioned
-            have their defaults.
-        commutes: Whether the first two may change places.
-        name: The name under which the call is found again, none by default.
+        *args: Patterns of the arguments, in the order of the schema. The others must have their
+            defaults.
+        commutes: Whether the first two may be swapped.
+        name: The name under which the match records the call, none by default.
     """
 
     def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """One value that is what two patterns say."""
+    """A value that matches two patterns."""
 
     first: Pattern
     second: Pattern
@@ -86,16 +86,16 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A tensor that may be laid out or cast otherwise, any number of times; of leaves the first.
+    """A tensor after any number of views, copies and casts; a leaf matches their source first.
 
-    Where such a pattern is the whole one, who recognises compares dtypes.
+    If it is the outermost pattern, the caller must check dtypes.
     """
 
     pattern: Pattern
 
     @property
     def ops(self) -> frozenset[object]:
-        """What its last call may be."""
+        """The operators of its last call."""
         assert isinstance(self.pattern, Piece)
         return LAYING | self.pattern.ops
 
@@ -115,56 +115,56 @@ Pattern: TypeAlias = (
     | bool
     | None
 )
-"""What is matched; of a tuple of patterns, the first that matches."""
+"""A pattern; a tuple lists alternatives, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a pattern was found.
+    """Match of a pattern.
 
     Attributes:
-        found: Leaves, amounts and named calls.
+        bindings: Leaves, amounts and named calls, by name.
         pieces: The calls, the last of all first.
     """
 
-    found: Mapping[str, Any]
+    bindings: Mapping[str, Any]
     pieces: tuple[Node, ...]
 
-    def with_found(self, name: str, value: object) -> Match:
-        """Return the match with one more name."""
-        return Match({**self.found, name: value}, self.pieces) if name else self
+    def with_binding(self, name: str, value: object) -> Match:
+        """Return the match with an additional binding."""
+        return Match({**self.bindings, name: value}, self.pieces) if name else self
 
     def with_piece(self, node: Node) -> Match:
-        """Return the match with one more call."""
-        return Match(self.found, (*self.pieces, node))
+        """Return the match with an additional call."""
+        return Match(self.bindings, (*self.pieces, node))
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
-    """Return whether a graph of no other operators and dtypes may match a pattern."""
+    """Return whether a graph of these operators and dtypes may match a pattern."""
     if isinstance(pattern, Leaf):
         return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
-        return any(is_possible(one, targets) for one in pattern)
+        return any(is_possible(option, targets) for option in pattern)
     if isinstance(pattern, Laid):
         return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
         return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
     if isinstance(pattern, Piece):
         return not pattern.ops.isdisjoint(targets) and all(
-            is_possible(one, targets) for one in pattern.args
+            is_possible(argument, targets) for argument in pattern.args
         )
     return True
 
 
 def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
-    """Yield the ways in which a pattern ends with a node.
+    """Yield the matches of a pattern that end with a node.
 
-    What changes nothing (a clone, a view to the same sizes, a dropout in evaluation) may stand
-    between any two calls of the pattern. All values have the dtype of the last; only truths and
-    indices may be computed on the way.
+    No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between any two
+    calls of the pattern. All values have the dtype of the last, except intermediate bools and
+    indices.
 
     Args:
-        node: A call; it is not passed over itself.
+        node: A call; it is not skipped as a no-op itself.
     """
     last = fake(node)
     if last is not None:
@@ -175,16 +175,18 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
 
 
 def _is_closed(match: Match) -> bool:
-    """Return whether nobody else reads what is computed on the way."""
+    """Return whether no other node reads an intermediate result."""
     inside = set(match.pieces)
     readers = (user for node in match.pieces[1:] for user in node.users)
     return all(user in inside or user.target is ASSERTION for user in readers)
 
 
 def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
-    # Truths and indices are computed on the way, and indices are given from outside by nobody.
+    # Intermediate results may be bools or indices; leaves are never indices.
     pieces = set(match.pieces)
-    leaves = [one for one in match.found.values() if isinstance(one, Node) and one not in pieces]
+    leaves = [
+        leaf for leaf in match.bindings.values() if isinstance(leaf, Node) and leaf not in pieces
+    ]
     return _are_of(match.pieces, {last.dtype, torch.bool, torch.int64}) and _are_of(
         leaves, {last.dtype, torch.bool}
     )
@@ -192,13 +194,13 @@ def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
 
 def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
     values = [fake(node) for node in nodes]
-    return all(one is not None and one.dtype in dtypes for one in values)
+    return all(tensor is not None and tensor.dtype in dtypes for tensor in values)
 
 
 def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
     if isinstance(pattern, tuple):
-        for one in pattern:
-            yield from _matches(one, value, match)
+        for option in pattern:
+            yield from _matches(option, value, match)
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):
             yield from _matches(pattern.second, value, begun)
@@ -207,13 +209,13 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
             yield from _matches(pattern, value.args[0], match.with_piece(value))
         yield from _matches(pattern.pattern, value, match)
     elif isinstance(pattern, Leaf):
-        if isinstance(value, Node) and match.found.get(pattern.name, value) is value:
+        if isinstance(value, Node) and match.bindings.get(pattern.name, value) is value:
             tensor = fake(value) if pattern.dtype else None
             if pattern.dtype is None or (tensor is not None and tensor.dtype == pattern.dtype):
-                yield match.with_found(pattern.name, value)
+                yield match.with_binding(pattern.name, value)
     elif isinstance(pattern, Amount):
-        if _is_number(value) and match.found.get(pattern.name, float(value)) == value:
-            yield match.with_found(pattern.name, float(value))
+        if _is_number(value) and match.bindings.get(pattern.name, float(value)) == value:
+            yield match.with_binding(pattern.name, float(value))
     elif isinstance(pattern, Piece):
         if isinstance(value, Node):
             yield from _calls(pattern, value, match)
@@ -240,14 +242,14 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
     if target not in pattern.ops or not isinstance(target, OpOverload):
         return
     defaults = _defaults(target)
-    given = list(arguments_of(node).items())
-    mentioned = [value for _, value in given[: len(pattern.args)]]
+    arguments = list(arguments_of(node).items())
+    mentioned = [value for _, value in arguments[: len(pattern.args)]]
     if len(pattern.args) > len(defaults) or any(
         name not in _VALUELESS and (isinstance(value, Node) or value != defaults[name])
-        for name, value in given[len(pattern.args) :]
+        for name, value in arguments[len(pattern.args) :]
     ):
         return
-    begun = match.with_piece(node).with_found(pattern.name, node)
+    begun = match.with_piece(node).with_binding(pattern.name, node)
     orders = [mentioned]
     if pattern.commutes:
         orders.append([mentioned[1], mentioned[0], *mentioned[2:]])
@@ -258,7 +260,7 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
 @cache
 def _defaults(operator: OpOverload) -> dict[str, Any]:
     """Return the defaults of an operator's arguments by name, None for those that have none."""
-    return {one.name: one.default_value for one in schema_of(operator).arguments}
+    return {argument.name: argument.default_value for argument in schema_of(operator).arguments}
 
 
 def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator[Match]:
@@ -270,8 +272,8 @@ def _all(pairs: list[tuple[Pattern, Any]], node: Node, match: Match) -> Iterator
         if _is_last(value, node):
             yield from _all(others, node, match)
         return
-    for one in _matches(pattern, value, match):
-        yield from _all(others, node, one)
+    for extended in _matches(pattern, value, match):
+        yield from _all(others, node, extended)
 
 
 def _is_last(value: object, node: Node) -> bool:
@@ -290,7 +292,7 @@ def _is_last(value: object, node: Node) -> bool:
 
 
 def is_empty(node: Node) -> bool:
-    """Return whether a node is a tensor that is known to have no element."""
+    """Return whether a node is a tensor that provably has no elements."""
     value = fake(node)
     return value is not None and any(isinstance(size, int) and not size for size in value.shape)
 
@@ -312,7 +314,7 @@ def changes_nothing(node: Node) -> bool:
 
 
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Return whether sizes are known to be the same, without a guard on symbolic ones."""
+    """Return whether sizes are provably equal, without adding guards on symbolic ones."""
     return len(left) == len(right) and all(
         expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
     )

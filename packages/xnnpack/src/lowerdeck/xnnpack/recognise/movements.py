@@ -1,7 +1,7 @@
-"""The pieces of what moves elements: shuffles of channels (ShuffleNet), joins.
+"""Patterns of data movement: channel shuffles (ShuffleNet), joins.
 
-Rolls of indices, and pixels that become channels or the other way round, stay in pieces: no model
-of the benchmarks has them.
+Rolls, ``pixel_shuffle`` and ``pixel_unshuffle`` stay decomposed: no model of the benchmarks has
+them.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ _aten = torch.ops.aten
 
 
 def _channel_shuffle(match: Match) -> Arguments | None:
-    x, apart, joined = (shape_of(match.found[name]) for name in ("x", "apart", "together"))
+    x, apart, joined = (shape_of(match.bindings[name]) for name in ("x", "apart", "together"))
     if len(x) != 4 or len(apart) != 5 or not all(map(is_fixed, (*x[1:], *apart[1:]))):
         return None
     groups = int(apart[1])
     if not groups or int(x[1]) % groups:
         return None
-    wanted = (x[0], groups, int(x[1]) // groups, *x[2:])
-    if not same_sizes(apart, wanted) or not same_sizes(joined, x):
+    grouped = (x[0], groups, int(x[1]) // groups, *x[2:])
+    if not same_sizes(apart, grouped) or not same_sizes(joined, x):
         return None
     return (
-        (match.found["x"], groups) if order_of(match.found["turned"]) == [0, 2, 1, 3, 4] else None
+        (match.bindings["x"], groups)
+        if order_of(match.bindings["turned"]) == [0, 2, 1, 3, 4]
+        else None
     )
 
 
 def _joined_alone(match: Match) -> Arguments | None:
     tensors = arguments_of(match.pieces[0])["tensors"]
-    full = [one for one in tensors if not _is_made_of_nothing(one)]
+    full = [tensor for tensor in tensors if not _is_always_empty(tensor)]
     return (full[0],) if len(full) == 1 else None
 
 
-def _is_made_of_nothing(node: Node) -> bool:
-    """Return whether a tensor is empty and depends on empty ones alone, as a constant does.
+def _is_always_empty(node: Node) -> bool:
+    """Return whether a tensor is empty and depends only on empty ones, as a constant does.
 
-    An empty part of another tensor stays in the program, and may need what the delegate computes.
+    An empty slice of another tensor stays in the program: it may depend on the delegate.
     """
-    return is_empty(node) and all(map(_is_made_of_nothing, node.all_input_nodes))
+    return is_empty(node) and all(map(_is_always_empty, node.all_input_nodes))
 
 
-# A cache of transformers that is still empty, in front of what it keeps.
+# The empty initial cache of a transformer, concatenated with its first entries.
 JOINS = (Whole(_aten.clone.default, Piece("cat", ANY, ANY), _joined_alone),)
 SHUFFLES = (
     Whole(

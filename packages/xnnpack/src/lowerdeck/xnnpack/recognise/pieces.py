@@ -1,4 +1,4 @@
-"""Parts that the patterns of all operators share."""
+"""Parts shared by the patterns of all operators."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Arguments: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An operator and its pieces.
+    """An operator and the pattern of its decomposition.
 
     Attributes:
         pieces: The pattern, which ends where the operator's result is.
-        arguments: Returns what to call the operator with; None where the pieces only look like it.
+        arguments: Returns the operator's arguments; None if the match is not equivalent to it.
     """
 
     op: OpOverload
@@ -40,11 +40,11 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An argument of a whole operator that a call of its own makes.
+    """An argument of a whole operator that an additional call computes.
 
     Attributes:
-        value: What it returns, as an example.
-        name: What is added to the operator's name.
+        value: Example of its result.
+        name: Suffix to the operator's name.
     """
 
     op: OpOverload
@@ -62,12 +62,12 @@ ANY = Whatever()
 
 
 def view(pattern: Pattern, name: str = "") -> Piece:
-    """Return a tensor with other sizes, whichever."""
+    """Return a tensor with any other sizes."""
     return Piece(VIEW, pattern, ANY, name=name)
 
 
 def turned(pattern: Pattern, name: str) -> Pattern:
-    """Return a tensor with its dimensions in another order, whichever."""
+    """Return a tensor with its dimensions in any other order."""
     return (
         Piece("permute", pattern, ANY, name=name),
         Piece("transpose.int", pattern, ANY, ANY, name=name),
@@ -76,11 +76,11 @@ def turned(pattern: Pattern, name: str) -> Pattern:
 
 
 def order_of(node: Node) -> list[int]:
-    """Return which dimension of its source each dimension of a turned tensor is."""
+    """Return the source dimension of each dimension of a permuted tensor."""
     args = arguments_of(node)
     rank = len(shape_of(args["self"]))
     if "dims" in args:
-        return [int(one) % rank for one in args["dims"]]
+        return [int(dim) % rank for dim in args["dims"]]
     order = list(range(rank))
     if rank > 1:
         # `t` and `mT` have no dimensions; the last two are all that `t` has.
@@ -90,6 +90,6 @@ def order_of(node: Node) -> list[int]:
 
 
 def swaps_last_two(node: Node) -> bool:
-    """Return whether a turned tensor is the transpose of each matrix of its source."""
+    """Return whether a permuted tensor is the transpose of each matrix of its source."""
     order = order_of(node)
     return len(order) > 1 and order == [*range(len(order) - 2), len(order) - 1, len(order) - 2]

@@ -1,4 +1,4 @@
-"""The pieces of linear layers and of products of matrices."""
+"""Patterns of linear layers and matrix products."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _aten = torch.ops.aten
 
 
 def _linear(match: Match) -> Arguments | None:
-    x, w, b = (match.found.get(name) for name in ("x", "w", "b"))
-    if not swaps_last_two(match.found["turned"]) or not _is_row_by_row(match, shape_of(w)[0]):  # type: ignore[arg-type]  # a leaf
+    x, w, b = (match.bindings.get(name) for name in ("x", "w", "b"))
+    if not swaps_last_two(match.bindings["turned"]) or not _is_row_by_row(match, shape_of(w)[0]):  # type: ignore[arg-type]  # a leaf
         return None
     return (x, w, b) if b is None or len(shape_of(b)) == 1 else None
 
 
 def _rows_times_matrix(match: Match) -> Arguments | None:
-    x, w = match.found["x"], match.found["w"]
+    x, w = match.bindings["x"], match.bindings["w"]
     if len(shape_of(x)) < 2 or not _is_row_by_row(match, shape_of(w)[1]):
         return None
     return (x, w)
@@ -43,31 +43,31 @@ def _rows_times_matrix(match: Match) -> Arguments | None:
 
 def _rows_times_matrix_and_bias(match: Match) -> Arguments | None:
     """Return the arguments of an addmm of rows in several dimensions, as GPT-2's Conv1D has."""
-    found = _rows_times_matrix(match)
-    return None if found is None else (match.found["b"], *found)
+    operands = _rows_times_matrix(match)
+    return None if operands is None else (match.bindings["b"], *operands)
 
 
 def _is_row_by_row(match: Match, columns: Dim) -> bool:
-    """Return whether rows are laid out as one matrix, and what comes of them back again."""
-    shape = shape_of(match.found["x"])
+    """Return whether rows are flattened to one matrix, and the result is unflattened."""
+    shape = shape_of(match.bindings["x"])
     if not shape or not same_sizes(shape_of(match.pieces[0]), (*shape[:-1], columns)):
         return False
-    return same_sizes(shape_of(match.found["rows"])[1:], shape[-1:])
+    return same_sizes(shape_of(match.bindings["rows"])[1:], shape[-1:])
 
 
 def _product(match: Match) -> Arguments | None:
-    left, right = match.found["x"], match.found["w"]
+    left, right = match.bindings["x"], match.bindings["w"]
     result = shape_of(match.pieces[0])
     wide = [
-        shape_of(match.found.get(name, one))
-        for name, one in (("wide left", left), ("wide right", right))
+        shape_of(match.bindings.get(name, operand))
+        for name, operand in (("wide left", left), ("wide right", right))
     ]
-    flat = [shape_of(match.found[name]) for name in ("left", "right")]
-    if len(result) < 3 or any(len(one) != 3 for one in flat):
+    flat = [shape_of(match.bindings[name]) for name in ("left", "right")]
+    if len(result) < 3 or any(len(shape) != 3 for shape in flat):
         return None
     if not all(
-        same_sizes(one[:-2], result[:-2]) and same_sizes(one[-2:], rows[1:])
-        for one, rows in zip(wide, flat, strict=True)
+        same_sizes(shape[:-2], result[:-2]) and same_sizes(shape[-2:], rows[1:])
+        for shape, rows in zip(wide, flat, strict=True)
     ):
         return None
     if not same_sizes(result[-2:], (wide[0][-2], wide[1][-1])):
@@ -99,10 +99,10 @@ PRODUCTS = (
 
 
 def _layer(match: Match) -> Arguments | None:
-    """Return the arguments of a linear layer whose input lies in another order in memory."""
-    x, w, b = (match.found.get(name) for name in ("x", "w", "b"))
+    """Return the arguments of a linear layer whose input is not contiguous."""
+    x, w, b = (match.bindings.get(name) for name in ("x", "w", "b"))
     shape, weight = shape_of(x), shape_of(w)  # type: ignore[arg-type]  # leaves
-    if len(weight) != 2 or not swaps_last_two(match.found["turned"]):
+    if len(weight) != 2 or not swaps_last_two(match.bindings["turned"]):
         return None
     if b is not None and not same_sizes(shape_of(b), weight[:1]):
         return None

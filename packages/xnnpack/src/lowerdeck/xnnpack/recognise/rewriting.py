@@ -1,4 +1,4 @@
-"""A program's graph with whole operators in place of their pieces."""
+"""Replacement of decomposed operators in a program's graph."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ _STAGES: tuple[tuple[Whole, ...], ...] = (
     (*LAYERS, *ATTENTION),
     GROUPS,
 )
-"""What is recognised, in order: later ones are made of what earlier ones found."""
+"""Patterns in order; later stages build on the results of earlier ones."""
 Accepts = Callable[[Node], bool]
 _ByLast = Mapping[object, Sequence[Whole]]
-"""Operators by the last of their pieces."""
+"""Operators by the targets of their last pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A graph in which operators are whole.
+    """A graph with restored operators.
 
     Attributes:
         graph: The program's own graph where nothing was recognised, else a copy.
-        sources: For each node of a copy: the program's nodes that it stands for, in order; none
-            for what only prepares what such a node reads.
+        sources: For each node of a copy: the program's nodes that it replaces, in order; none
+            for a node that only prepares an argument.
     """
 
     graph: Graph
     sources: Mapping[Node, tuple[Node, ...]]
 
     def sources_of(self, node: Node) -> tuple[Node, ...]:
-        """Return the program's nodes that a node stands for."""
+        """Return the program's nodes that a node replaces."""
         return self.sources.get(node, (node,))
 
 
 def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
-    """Return a program's graph with whole operators in place of their pieces.
+    """Return a program's graph with whole operators in place of their decompositions.
 
     Args:
         module: The program, which is not changed.
@@ -65,14 +65,14 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
     stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return Recognised(module.graph, {})
-    graph, sources = _copied(module)
+    graph, sources = _copy_graph(module)
     for stage in filter(None, stages):
         _recognise(graph, stage, sources, accepts)
     return Recognised(graph, sources)
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
-    """Return the operators of each stage whose pieces a graph has, or earlier stages make."""
+    """Return the operators of each stage whose pieces are in the graph or in earlier stages."""
     stages: list[_ByLast] = []
     for stage in _STAGES:
         possible = [whole for whole in stage if is_possible(whole.pieces, targets)]
@@ -89,16 +89,18 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
 def _ends_something(node: Node, stages: Sequence[_ByLast]) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
     return node.op == "call_function" and any(
-        _found(whole, node) is not None for stage in stages for whole in stage.get(node.target, ())
+        _first_match(whole, node) is not None
+        for stage in stages
+        for whole in stage.get(node.target, ())
     )
 
 
-def _copied(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
+def _copy_graph(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
     graph = Graph(owning_module=module)
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        # The namespace of a new graph avoids names that export gives, such as "input".
+        # The namespace of a new graph avoids names that export uses, such as "input".
         copies[node].name = node.name
     return graph, {copy: (node,) for node, copy in copies.items()}
 
@@ -112,13 +114,15 @@ def _recognise(
     """Replace the pieces of operators, the last in the graph first."""
     survey = _Survey(graph)
     for node in reversed(list(graph.nodes)):
-        made: Node | None = node
-        # What was made may be the last piece of something else.
-        while made is not None and made in survey.place:
-            made = _replaced(graph, wholes.get(made.target, ()), made, survey, sources, accepts)
+        whole_call: Node | None = node
+        # The new call may be the last piece of another operator.
+        while whole_call is not None and whole_call in survey.place:
+            whole_call = _replace(
+                graph, wholes.get(whole_call.target, ()), whole_call, survey, sources, accepts
+            )
 
 
-def _replaced(
+def _replace(
     graph: Graph,
     wholes: Sequence[Whole],
     node: Node,
@@ -126,56 +130,58 @@ def _replaced(
     sources: dict[Node, tuple[Node, ...]],
     accepts: Accepts,
 ) -> Node | None:
-    """Replace the pieces of which a node is the last, and return what stands for them."""
+    """Replace the pieces of which a node is the last, and return their replacement."""
     for whole in wholes:
-        match, arguments = _found(whole, node) or (None, None)
+        match, arguments = _first_match(whole, node) or (None, None)
         if match is None or arguments is None:
             continue
-        checks = (one for piece in match.pieces[1:] for one in piece.users)
-        found = {*match.pieces, *(one for one in checks if one.target is ASSERTION)}
-        pieces = sorted(found, key=survey.place.__getitem__)
+        checks = (user for piece in match.pieces[1:] for user in piece.users)
+        matched = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
+        pieces = sorted(matched, key=survey.place.__getitem__)
         if not survey.are_as_one(pieces, _nodes_in(arguments)):
             continue
         with graph.inserting_before(node):
-            made = _called(graph, whole.op, arguments, node.name)
-        made[-1].meta = dict(node.meta)
-        if not all(map(accepts, made)):
-            for one in reversed(made):
-                graph.erase_node(one)
+            new_nodes = _add_call(graph, whole.op, arguments, node.name)
+        new_nodes[-1].meta = dict(node.meta)
+        if not all(map(accepts, new_nodes)):
+            for new_node in reversed(new_nodes):
+                graph.erase_node(new_node)
             continue
-        node.replace_all_uses_with(made[-1])
-        survey.replace(pieces, made[-1])
+        node.replace_all_uses_with(new_nodes[-1])
+        survey.replace(pieces, new_nodes[-1])
         for piece in reversed(pieces):
             graph.erase_node(piece)
-        made[-1].name = node.name
-        sources.update(dict.fromkeys(made, ()))
-        sources[made[-1]] = tuple(one for piece in pieces for one in sources.pop(piece))
-        return made[-1]
+        new_nodes[-1].name = node.name
+        sources.update(dict.fromkeys(new_nodes, ()))
+        sources[new_nodes[-1]] = tuple(source for piece in pieces for source in sources.pop(piece))
+        return new_nodes[-1]
     return None
 
 
-def _called(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
-    """Add a call, after those that make its arguments, and return all."""
-    made: list[Node] = []
-    for one in arguments:
-        if isinstance(one, Prepared):
-            call = graph.call_function(one.op, one.arguments)
-            call.name, call.meta["val"] = f"{name}_{one.name}", one.value
-            made.append(call)
-    prepared = iter(made)
-    given = tuple(next(prepared) if isinstance(one, Prepared) else one for one in arguments)
-    return [*made, graph.call_function(op, given)]
+def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
+    """Add a call, after those of its prepared arguments, and return all."""
+    calls: list[Node] = []
+    for argument in arguments:
+        if isinstance(argument, Prepared):
+            call = graph.call_function(argument.op, argument.arguments)
+            call.name, call.meta["val"] = f"{name}_{argument.name}", argument.value
+            calls.append(call)
+    prepared = iter(calls)
+    operands = tuple(
+        next(prepared) if isinstance(argument, Prepared) else argument for argument in arguments
+    )
+    return [*calls, graph.call_function(op, operands)]
 
 
 def _nodes_in(arguments: Arguments) -> Iterator[Node]:
-    for one in arguments:
-        if isinstance(one, Prepared):
-            yield from _nodes_in(one.arguments)
-        elif isinstance(one, Node):
-            yield one
+    for argument in arguments:
+        if isinstance(argument, Prepared):
+            yield from _nodes_in(argument.arguments)
+        elif isinstance(argument, Node):
+            yield argument
 
 
-def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
+def _first_match(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
     for match in matches(whole.pieces, node):
         arguments = whole.arguments(match)
         if arguments is not None:
@@ -184,7 +190,7 @@ def _found(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
 
 
 class _Survey:
-    """What is known of all nodes of a graph before the first of them is replaced."""
+    """Positions and side effects of all nodes, before the first is replaced."""
 
     def __init__(self, graph: Graph) -> None:
         self.place: dict[Node, int] = {}
@@ -200,35 +206,35 @@ class _Survey:
             self._writes.append(count)
             sources = node.all_input_nodes
             if not isinstance(node.meta.get("val"), torch.Tensor) and all(
-                one.op == "placeholder" or one in self._early for one in sources
+                source.op == "placeholder" or source in self._early for source in sources
             ):
                 self._early.add(node)
 
     def are_as_one(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
-        """Return whether pieces may be computed where the last of them is, of some arguments.
+        """Return whether pieces may be computed at the last of them, from some arguments.
 
-        They are, if nothing is overwritten between them but by themselves, and if they read
-        nothing else but sizes of inputs, and tensors without elements: sizes of what the same
-        delegate computes would have to be known before it.
+        They may if no other node mutates a tensor between them, and if they read nothing else but
+        sizes of inputs and tensors without elements. Sizes of results of the same delegate would
+        be needed before it runs.
         """
-        first, last = (self._writes[self.place[one]] for one in (pieces[0], pieces[-1]))
-        first += sum(one in self._writers for one in pieces[1:])
-        known = {*pieces, *arguments}
+        first, last = (self._writes[self.place[operand]] for operand in (pieces[0], pieces[-1]))
+        first += sum(operand in self._writers for operand in pieces[1:])
+        available = {*pieces, *arguments}
         return first == last and all(
-            one in known or one in self._early or is_empty(one)
+            operand in available or operand in self._early or is_empty(operand)
             for node in pieces
-            for one in node.all_input_nodes
+            for operand in node.all_input_nodes
         )
 
-    def replace(self, pieces: Sequence[Node], made: Node) -> None:
-        """Note that one node stands for others, where the last of them was."""
-        self.place[made] = self.place[pieces[-1]]
+    def replace(self, pieces: Sequence[Node], replacement: Node) -> None:
+        """Record that a node replaces others, at the position of the last of them."""
+        self.place[replacement] = self.place[pieces[-1]]
         for piece in pieces:
             del self.place[piece]
 
 
 def _may_write(node: Node) -> bool:
-    """Return whether what was read before a node may be another value after it."""
+    """Return whether a node may mutate a tensor that was read before it."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     if isinstance(node.target, OpOverload):
