@@ -46,7 +46,7 @@ BEHIND = {
         "decompose/test_devices emitter/test_constants emitter/test_decompositions "
         "emitter/test_defaults emitter/test_passes lowered-module/test_quantizing "
         "runner/test_kernels runner/test_precision "
-        "torch-base/test_copies xnnpack/test_quantizer xnnpack/test_recognised "
+        "torch-base/test_copies xnnpack/test_quantizer xnnpack/test_patterns "
         "interop/test_xnnpack_quantizer"
     ),
     "parsers of hostile text": "runner/hostile_kernels runner/test_structure",

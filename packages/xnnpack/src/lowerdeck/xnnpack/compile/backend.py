@@ -50,8 +50,8 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
+from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, TRUTH, int8, layout_of, layout_text
-from lowerdeck.xnnpack.recognise import Recognised, recognised
 
 _ATEN = torch.ops.aten
 _FUNCTIONS: dict[object, XnnOperator] = {
@@ -116,7 +116,7 @@ class XnnpackBackend(BackendDetails):
         )
 
 
-def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> Recognised:
+def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> MatchedGraph:
     """Return the partition's graph with those operators in one piece that the partitioner saw."""
 
     @cache
@@ -124,7 +124,7 @@ def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> R
         foldable = foldable_nodes(program.graph.nodes, constants)
         return {*constants, *(node.name for node in foldable)}
 
-    return recognised(program.graph_module, lambda node: refusal(node, ahead()) is None)
+    return match_patterns(program.graph_module, lambda node: refusal(node, ahead()) is None)
 
 
 def emit_partition(

@@ -38,7 +38,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 )
 from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
-from lowerdeck.xnnpack.recognise import Recognised, recognised
+from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
 NAME = "XnnpackBackend"
 Reasons = dict[Node, str | None]
@@ -170,7 +170,7 @@ class XnnpackPartitioner(Partitioner):
 
 def _with_whole_calls(
     program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
-) -> Recognised:
+) -> MatchedGraph:
     """Return the program's graph with those operators in one piece that XNNPACK takes."""
     ranges = program.range_constraints
 
@@ -182,10 +182,10 @@ def _with_whole_calls(
     def accepts(node: Node) -> bool:
         return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
-    return recognised(program.graph_module, accepts)
+    return match_patterns(program.graph_module, accepts)
 
 
-def _tag_pieces(whole: Recognised) -> None:
+def _tag_pieces(whole: MatchedGraph) -> None:
     """Copy the tag of each recognised node to the program's nodes that it replaced."""
     for node, sources in whole.sources.items():
         tag = node.meta.get("delegation_tag")
@@ -198,7 +198,7 @@ def _tag_pieces(whole: Recognised) -> None:
 
 def _proposed(
     program: ExportedProgram,
-    whole: Recognised,
+    whole: MatchedGraph,
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
@@ -301,7 +301,7 @@ def _serves(node: Node, constants: Collection[str]) -> bool:
     return is_item and isinstance(source, Node) and is_dynamic(source)
 
 
-def _leave_unread(reasons: Reasons, constants: Collection[str], whole: Recognised) -> None:
+def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGraph) -> None:
     """Leave what prepares weights and inputs for a layer that is left, and the other way round."""
     changed = True
     while changed:
@@ -314,7 +314,7 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: Recognise
 
 
 def _companions(
-    node: Node, constants: Collection[str], whole: Recognised
+    node: Node, constants: Collection[str], whole: MatchedGraph
 ) -> Iterator[tuple[Node, str | None]]:
     """Yield what must be taken if a node is, each with the reason why it is left otherwise."""
     for reader in node.users if _serves(node, constants) else ():

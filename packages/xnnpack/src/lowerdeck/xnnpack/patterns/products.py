@@ -6,13 +6,13 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import broadcast, shape_of
-from lowerdeck.xnnpack.recognise.matching import (
+from lowerdeck.xnnpack.patterns.matching import (
     Leaf,
     Match,
     Piece,
     same_sizes,
 )
-from lowerdeck.xnnpack.recognise.pieces import (
+from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,
     B,

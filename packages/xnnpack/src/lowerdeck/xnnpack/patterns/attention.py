@@ -10,7 +10,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
-from lowerdeck.xnnpack.recognise.matching import (
+from lowerdeck.xnnpack.patterns.matching import (
     Amount,
     Both,
     LastAxis,
@@ -20,7 +20,7 @@ from lowerdeck.xnnpack.recognise.matching import (
     Piece,
     same_sizes,
 )
-from lowerdeck.xnnpack.recognise.pieces import (
+from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     DIV,
     MUL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowerdeck.xnnpack.emit import is_fixed, is_one, shape_of
-from lowerdeck.xnnpack.recognise.matching import (
+from lowerdeck.xnnpack.patterns.matching import (
     Amount,
     LastAxis,
     Match,
@@ -13,7 +13,7 @@ from lowerdeck.xnnpack.recognise.matching import (
     Piece,
     same_sizes,
 )
-from lowerdeck.xnnpack.recognise.pieces import ADD, DIV, MUL, Arguments, W, Whole, X
+from lowerdeck.xnnpack.patterns.pieces import ADD, DIV, MUL, Arguments, W, Whole, X
 
 _aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from xnnpack_lowering import labels, run, whole  # type: ignore[import-not-found
 
 from lowerdeck.lowered_module import to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck.xnnpack.recognise.rewriting import recognised
+from lowerdeck.xnnpack.patterns.rewriting import match_patterns
 
 # torch's own, from copying a tree spec inside run_decompositions
 pytestmark = [
@@ -45,7 +45,7 @@ def test_a_decomposed_program_is_compiled_to_the_same_nodes(case: Case) -> None:
 
 def calls(program: ExportedProgram) -> list[Any]:
     """Return the calls of the program, as they are compiled."""
-    graph = recognised(program.graph_module, lambda _: True).graph
+    graph = match_patterns(program.graph_module, lambda _: True).graph
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
@@ -83,18 +83,18 @@ def test_what_only_looks_like_an_operator_is_none(name: str) -> None:
 
 def test_a_graph_without_pieces_is_the_programs_own() -> None:
     program = torch.export.export(torch.nn.Linear(3, 4), (torch.randn(2, 3),))
-    assert recognised(program.graph_module, lambda _: True).graph is program.graph
+    assert match_patterns(program.graph_module, lambda _: True).graph is program.graph
 
 
 def test_each_node_of_the_program_has_one_that_stands_for_it() -> None:
     _, program = forms(*WRITTEN_OUT["attention"][1:])
     names = [node.name for node in program.graph.nodes]
-    found = recognised(program.graph_module, lambda _: True)
+    found = match_patterns(program.graph_module, lambda _: True)
     sources = [one for node in found.graph.nodes for one in found.sources_of(node)]
     assert sorted(one.name for one in sources) == sorted(names)
     found.graph.lint()
     # What is not accepted stays in pieces.
-    refused = recognised(program.graph_module, lambda _: False)
+    refused = match_patterns(program.graph_module, lambda _: False)
     assert [node.name for node in refused.graph.nodes] == names
 
 

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
-from lowerdeck.xnnpack.recognise.matching import Match, Piece, is_empty, same_sizes
-from lowerdeck.xnnpack.recognise.pieces import (
+from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty, same_sizes
+from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,
     Whole,

@@ -11,13 +11,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.torch_base import OpOverload, schema_of
 from lowerdeck.xnnpack.operators.contract import ASSERTION
-from lowerdeck.xnnpack.recognise.attention import ATTENTION, GROUPS
-from lowerdeck.xnnpack.recognise.functions import FUNCTIONS, NORMS
-from lowerdeck.xnnpack.recognise.integer_layers import INTEGER_LAYERS
-from lowerdeck.xnnpack.recognise.matching import Match, is_empty, is_possible, matches
-from lowerdeck.xnnpack.recognise.movements import JOINS, SHUFFLES
-from lowerdeck.xnnpack.recognise.pieces import Arguments, Prepared, Whole
-from lowerdeck.xnnpack.recognise.products import LAYERS, PRODUCTS
+from lowerdeck.xnnpack.patterns.attention import ATTENTION, GROUPS
+from lowerdeck.xnnpack.patterns.functions import FUNCTIONS, NORMS
+from lowerdeck.xnnpack.patterns.integer_layers import INTEGER_LAYERS
+from lowerdeck.xnnpack.patterns.matching import Match, is_empty, is_possible, matches
+from lowerdeck.xnnpack.patterns.movements import JOINS, SHUFFLES
+from lowerdeck.xnnpack.patterns.pieces import Arguments, Prepared, Whole
+from lowerdeck.xnnpack.patterns.products import LAYERS, PRODUCTS
 
 _STAGES: tuple[tuple[Whole, ...], ...] = (
     INTEGER_LAYERS,
@@ -32,7 +32,7 @@ _ByLast = Mapping[object, Sequence[Whole]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class MatchedGraph:
     """A graph with restored operators.
 
     Attributes:
@@ -49,7 +49,7 @@ class Recognised:
         return self.sources.get(node, (node,))
 
 
-def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
+def match_patterns(module: GraphModule, accepts: Accepts) -> MatchedGraph:
     """Return a program's graph with whole operators in place of their decompositions.
 
     Args:
@@ -64,11 +64,11 @@ def recognised(module: GraphModule, accepts: Accepts) -> Recognised:
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
-        return Recognised(module.graph, {})
+        return MatchedGraph(module.graph, {})
     graph, sources = _copy_graph(module)
     for stage in filter(None, stages):
         _recognise(graph, stage, sources, accepts)
-    return Recognised(graph, sources)
+    return MatchedGraph(graph, sources)
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import shape_of
-from lowerdeck.xnnpack.recognise.matching import (
+from lowerdeck.xnnpack.patterns.matching import (
     Laid,
     Leaf,
     Match,

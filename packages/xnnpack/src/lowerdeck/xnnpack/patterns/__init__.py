@@ -1,0 +1,5 @@
+"""Pattern matching that restores decomposed operators before compilation."""
+
+from lowerdeck.xnnpack.patterns.rewriting import MatchedGraph, match_patterns
+
+__all__ = ["MatchedGraph", "match_patterns"]
