@@ -147,3 +147,10 @@ def test_each_byte_tells_who_wrote_it_last(ranges: list[tuple[int, int]]) -> Non
         assert inside == {naive[byte] for byte in range(start, start + length) if byte in naive}
         memory.write(Write(start, start + length, value, value))
         naive |= dict.fromkeys(range(start, start + length), value)
+
+
+def test_bytes_under_a_returned_view_live_to_the_end() -> None:
+    # 1 is written at 0; 2, a result, has its bytes from then on, without an instruction.
+    steps = [call(0, out=1), call(0, out=3), call(3, out=3)]
+    lifetimes = spans([OTHER, P, P, THIRD], steps, inputs=(0,), outputs=(2,))
+    assert (lifetimes[1], lifetimes[2]) == ((0, 0), (0, 2))
