@@ -252,10 +252,9 @@ def interop(session: nox.Session) -> None:
     pip = ("install", "--quiet", "--no-deps", "--upgrade", "--target", newer, NEWER_RUNTIME)
     _run(session, "pip", *pip)
     files = ("test_zoo.py", "test_emitter_operators.py", "test_xnnpack_official.py")
-    _run(
-        *(session, "pytest", *(f"tests/interop/{name}" for name in files), *_workers(session)),
-        env={"PYTHONPATH": newer, "LOWERDECK_EVERY": "10"},
-    )
+    env = {"PYTHONPATH": newer, "LOWERDECK_EVERY": "10"}
+    paths = [f"tests/interop/{name}" for name in files]
+    _run(session, "pytest", *paths, *_workers(session), env=env)
 
 
 @shared

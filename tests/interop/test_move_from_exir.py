@@ -62,7 +62,7 @@ def test_files_hold_what_was_asked_for(sides: list[dict[str, Any]]) -> None:
     for side in sides:
         with open_pte(side["folder"] / "Write a backend" / "model.pte") as file:
             assert [bytes(one.data) for one in file.delegates] == [b"> aten.gelu.default"]
-        folder = side["folder"] / "Keep the weights in a file of their own"
+        folder = side["folder"] / "Keep the weights in a separate file"
         (data,) = folder.glob("*.ptd")
         assert (folder / "model.pte").stat().st_size < 20_000 < data.stat().st_size
         (data,) = (side["folder"] / "Choose which weights go to which file").glob("*.ptd")

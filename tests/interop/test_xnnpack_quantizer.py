@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower, to_backend
-from lowerdeck.lowered_module.authoring.quantization import float_weights
+from lowerdeck.lowered_module.quantization import float_weights
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
 from lowerdeck_zoo import program, programs

@@ -291,7 +291,7 @@ def test_the_device_may_choose_the_precision() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"short", bytes(48), bytes(500)])
 def test_a_payload_of_another_layout_is_refused(payload: bytes) -> None:
-    with pytest.raises(CompileError, match="a way that is not known"):
+    with pytest.raises(CompileError, match="an unknown layout of payloads"):
         with_precision_kept(payload)
 
 

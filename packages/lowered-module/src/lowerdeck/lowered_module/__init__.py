@@ -23,7 +23,6 @@ from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionResult,
 )
-from lowerdeck.lowered_module.authoring.quantization import Quantization, find_quantization
 from lowerdeck.lowered_module.authoring.registry import (
     backend_names,
     find_backend,
@@ -93,6 +92,7 @@ from lowerdeck.lowered_module.program.signature import (
 )
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.lowered_module.progress import Progress
+from lowerdeck.lowered_module.quantization import Quantization, find_quantization
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 if TYPE_CHECKING:

@@ -22,13 +22,6 @@ from lowerdeck.inspect import (
     say,
     writing,
 )
-from lowerdeck.lowered_module.authoring.quantization import (
-    Quantization,
-    find_offer,
-    float_weights,
-    quantization_names,
-    quantize,
-)
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
@@ -55,6 +48,13 @@ from lowerdeck.lowered_module.pipeline import (
     trains,
 )
 from lowerdeck.lowered_module.progress import Stages, held_messages
+from lowerdeck.lowered_module.quantization import (
+    Quantization,
+    find_offer,
+    float_weights,
+    quantization_names,
+    quantize,
+)
 
 _TOLERANCE = 1e-4
 _DEFAULT = "XnnpackBackend"

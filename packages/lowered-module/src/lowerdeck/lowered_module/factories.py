@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from lowerdeck.lowered_module.authoring.quantization import Sample
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.pipeline import Example, example_of
+from lowerdeck.lowered_module.quantization import Sample
 
 _OF_PARTITIONERS = ("__call__", "ops_to_not_decompose")
 _Made = TypeVar("_Made")
