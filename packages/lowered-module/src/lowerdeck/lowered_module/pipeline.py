@@ -384,7 +384,7 @@ def decomposed_for(
 
     Raises:
         LoweringError: A partitioner is none or cannot say what it wants, or a program cannot be
-            taken apart.
+            decomposed.
 
     Example:
         >>> import torch

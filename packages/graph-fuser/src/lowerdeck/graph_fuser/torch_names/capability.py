@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes import operator_support as operators
 from torch.fx.passes.infra import partitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
 
 from lowerdeck.graph_fuser.proposer import propose_partitions
 from lowerdeck.graph_fuser.torch_names.torch_names import fuse_by_partitions
@@ -47,8 +47,8 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
 
     def __init__(
         self,
-        graph_module: GraphModule,
-        operator_support: OperatorSupportBase,
+        graph_module: torch.fx.GraphModule,
+        operator_support: operators.OperatorSupportBase,
         allows_single_node_partition: bool = False,
         non_compute_ops: Names = None,
         allowed_single_node_partition_ops: Names = None,

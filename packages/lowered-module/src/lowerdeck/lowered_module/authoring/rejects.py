@@ -1,4 +1,4 @@
-"""Why nodes were not delegated."""
+"""Reasons why nodes were not delegated, kept as metadata of the nodes."""
 
 from __future__ import annotations
 

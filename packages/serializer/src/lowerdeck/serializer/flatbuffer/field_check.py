@@ -1,4 +1,4 @@
-"""The path of the first field that no file can hold, for the message of an error.
+"""Find the first field that cannot be written, to name it in an error.
 
 The writer packs whole columns at once, so that its errors do not name the object. Each field is
 checked separately only after such an error.

@@ -1,4 +1,4 @@
-"""Objects made of tables, by the descriptions of their fields; nothing in a table is trusted."""
+"""Read untrusted FlatBuffers tables as objects, driven by the descriptions of their fields."""
 
 from __future__ import annotations
 
