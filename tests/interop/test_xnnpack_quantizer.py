@@ -45,6 +45,7 @@ MODES: dict[str, dict[str, bool]] = {
     "per tensor": {"per_channel": False},
     "per channel": {"per_channel": True},
     "dynamic": {"per_channel": True, "dynamic": True},
+    "dynamic training": {"per_channel": True, "dynamic": True, "qat": True},
     "training": {"per_channel": False, "qat": True},
     "training per channel": {"per_channel": True, "qat": True},
 }
@@ -115,8 +116,13 @@ def both(graph_module: GraphModule, mode: str) -> tuple[dict[str, Any], dict[str
 
 
 @with_peer
-@pytest.mark.parametrize("mode", [one for one in MODES if one != "dynamic"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, mode) for name in NAMES for mode in MODES if "dynamic" not in mode),
+        ("small_mlp", "dynamic training"),
+    ],
+)
 def test_annotations_are_those_of_executorch(name: str, mode: str) -> None:
     ours, peers = both(exported(name, qat="training" in mode), mode)
     assert ours == peers

@@ -18,9 +18,11 @@ from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
+from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import _quantize, _quantize_channels
+from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.decompositions.random_numbers import dropout
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
@@ -35,6 +37,8 @@ RULES: dict[Any, Any] = {
     **INDEXING,
     **GRIDS,
     **ELEMENTWISE,
+    **QUIRKS,
+    **INTEGERS,
 }
 ATEN = torch.ops.aten
 
@@ -51,7 +55,10 @@ def check(target: Any, *args: Any, only: int | None = None, **kwargs: Any) -> No
     assert found is not NotImplemented
     if isinstance(expected, tuple):
         found, expected = tuple(found)[:only], tuple(expected)[:only]
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
+    # Integers are compared exactly, whatever their size.
+    exact = expected if isinstance(expected, tuple) else (expected,)
+    bound = 1e-4 if any(value.is_floating_point() for value in exact) else 0
+    torch.testing.assert_close(found, expected, atol=bound, rtol=bound, equal_nan=True)
 
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 3, 1), (1, 3, 3), (3, 1, 1)]
@@ -210,9 +217,42 @@ def test_running_results(target: Any) -> None:
     for x in _rows():
         if not x.is_floating_point() and target is ATEN.logcumsumexp.default:
             continue
-        for dim in range(x.dim()):
+        for dim in range(max(x.dim(), 1)):
             check(target, x, dim)
     check(ATEN.cumprod.default, torch.randint(1, 3, (2, 3)), 1, dtype=torch.float32)
+
+
+def test_negative_padding_cuts() -> None:
+    x = torch.randn(2, 5, 4)
+    for pad in itertools.product((-2, 0, 1), repeat=4):
+        if min(pad) < 0:
+            check(ATEN.constant_pad_nd.default, x, pad, 0.5)
+        else:
+            assert RULES[ATEN.constant_pad_nd.default](x, pad, 0.5) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_that_float64_cannot_hold(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.max, limits.max - 1, 7, 9, limits.min, limits.min + 2], dtype=dtype)
+    y = torch.tensor([3, 2, 2, limits.max, 7, 5])
+    for other in (y, -y):
+        check(ATEN.fmod.Tensor, x, other)
+        check(ATEN.div.Tensor_mode, x, other, rounding_mode="trunc")
+    for number in (3, -3) if dtype == torch.int64 else (limits.max + 4, limits.min - 3):
+        check(ATEN.fmod.Scalar, x, number)
+        check(ATEN.div.Scalar_mode, x, number, rounding_mode="trunc")
+        if dtype != torch.int64:
+            check(ATEN.floor_divide.default, x, number)
+    for exponent in (0, 1, 2, 5):
+        check(ATEN.pow.Tensor_Scalar, x, exponent)
+    for target in (ATEN.floor.default, ATEN.ceil.default, ATEN.trunc.default):
+        check(target, x)
+    if dtype != torch.uint8:
+        for keepdim in (False, True):
+            check(ATEN.sum.dim_IntList, x.reshape(2, 3), [1], keepdim)
+    check(ATEN.arange.start_step, 2**60, 2**60 + 9, 4)
+    check(ATEN.remainder.Scalar_Tensor, limits.max - 1, y.to(dtype))
 
 
 MANY = torch.zeros(2**13)

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from lowerdeck.torch_base import Extent, OwnCopies, copies, copy_module, lazy_clone
+from lowerdeck.torch_base import (
+    Extent,
+    OwnCopies,
+    copies,
+    copy_graph_module,
+    copy_module,
+    lazy_clone,
+)
 
 
 def test_a_lazy_clone_shares_memory_until_it_is_written() -> None:
@@ -163,3 +170,13 @@ def test_a_module_whose_weight_is_computed_is_copied(share: bool) -> None:
         layer.weight_g.mul_(2)
     wanted = layer(x) if share else (layer(x) - layer.bias) / 2 + layer.bias
     torch.testing.assert_close(copied(x), wanted)
+
+
+def test_copies_of_graphs_share_parameters_that_no_node_reads() -> None:
+    module = torch.nn.Linear(2, 2)
+    graph_module = torch.fx.GraphModule(module, torch.fx.symbolic_trace(module).graph)
+    graph_module.register_buffer("unread", torch.ones(2))
+    copied = copy_graph_module(graph_module)
+    assert copied.graph is not graph_module.graph
+    for name in ("weight", "bias", "unread"):
+        assert getattr(copied, name) is getattr(graph_module, name)
