@@ -228,7 +228,7 @@ def programs_by_method(value: Any) -> dict[str, ExportedProgram]:
     """Return programs by method, one alone as ``forward``.
 
     Args:
-        given: What should be a program, or a mapping from methods to programs.
+        value: A program, or a mapping from methods to programs.
 
     Raises:
         ExirCompatError: It is something else.
@@ -244,14 +244,14 @@ def programs_by_method(value: Any) -> dict[str, ExportedProgram]:
 
 
 def by_method(settings: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given for all methods, or by method, by method.
+    """Return settings by method.
 
     Args:
-        given: The same for all, or a mapping.
-        methods: The methods that there are.
+        settings: One setting for all methods, or a mapping from methods to settings.
+        methods: The methods of the program.
 
     Raises:
-        UnknownMethodError: Something is for a method that is none.
+        UnknownMethodError: ``settings`` names a method that the program lacks.
     """
     if not isinstance(settings, Mapping):
         return dict.fromkeys(methods, settings)

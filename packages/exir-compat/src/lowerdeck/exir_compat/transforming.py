@@ -52,11 +52,7 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
 
 
 def of_exirs(transform: Any) -> bool:
-    """Return whether a pass or partitioner is of a class of ExecuTorch's: it knows Edge only.
-
-    Args:
-        each: The pass or partitioner.
-    """
+    """Return whether a pass or partitioner is of a class of ExecuTorch's, for Edge programs."""
     if isinstance(transform, PassManager) and any(map(of_exirs, transform.passes)):
         return True
     kinds = (transform,) if inspect.isroutine(transform) else type(transform).__mro__
@@ -145,9 +141,5 @@ def _called(argument: Any, value: Any) -> Any:
 
 
 def is_passes(argument: object) -> bool:
-    """Return whether something is several passes, and not one that holds several.
-
-    Args:
-        given: What a caller gave.
-    """
+    """Return whether an argument is a sequence of passes, and not one pass that holds several."""
     return isinstance(argument, list | tuple) and not isinstance(argument, torch.nn.Module)

@@ -77,7 +77,7 @@ class Trial:
 
 def lower_fastest(
     program: ExportedProgram,
-    candidates: Iterable[Any],
+    expected: Iterable[Any],
     *,
     backends: Sequence[str] | None = None,
     tolerance: float = 1e-4,
@@ -91,7 +91,7 @@ def lower_fastest(
 
     Args:
         program: The program; its example inputs are what is measured.
-        wanted: What eager gives for them, flat.
+        expected: The flat results of eager for them.
         backends: Names of installed partitioners; None for all whose backend the runtime has.
         tolerance: How far outputs may be from eager's.
         progress: Called before the first trial and after each, with how many trials are done, how
@@ -113,7 +113,7 @@ def lower_fastest(
             "the program has no example inputs to be measured with: export it, or set its "
             "example_inputs"
         )
-    inputs, expected = pytree.tree_leaves(program.example_inputs), list(candidates)
+    inputs, expected = pytree.tree_leaves(program.example_inputs), list(expected)
     show = _silent if progress is None else progress
     trials: list[Trial] = []
     programs: dict[str, LoweredProgram] = {}

@@ -276,7 +276,7 @@ class Example:
         """Return the exported program.
 
         Args:
-            what: The module in an error.
+            origin: Where the module is from, for an error.
             hint: The end of an error.
 
         Raises:
@@ -318,8 +318,8 @@ def example_of(value: Any, origin: str) -> Example:
     """Return a module with example inputs, each a different tensor.
 
     Args:
-        given: What should be an exported program, or a module with example inputs.
-        what: The beginning of an error, such as ``"method 'forward' is"``.
+        value: An exported program, or a module with example inputs.
+        origin: The beginning of an error, such as ``"method 'forward' is"``.
 
     Raises:
         LoweringError: It is something else.

@@ -71,8 +71,8 @@ class Translation(DeclarativeBackend):
         """Return the value of an argument.
 
         Args:
-            found: A node, or a number.
-            dtype: Which the value shall have; that of the node, or float32, if None.
+            argument: A node, or a number.
+            dtype: The dtype of the result; that of the node, or float32, if None.
         """
         if not isinstance(argument, Node):
             return opset13.constant(argument, TYPES[dtype or torch.float32]).output(0)
@@ -88,11 +88,11 @@ class Translation(DeclarativeBackend):
         return opset13.convert(value, TYPES[dtype]).output(0)
 
     def give(self, part: PartitionView, node: Node, output: openvino.Node | Output) -> None:
-        """Note what a node became, under its name.
+        """Record the value of a node, under its name.
 
         Args:
             node: The node being visited, or the ``getitem`` that takes one of its values.
-            made: OpenVINO's operator, or one of its outputs.
+            output: OpenVINO's operator, or one of its outputs.
         """
         value = output.output(0) if isinstance(output, openvino.Node) else output
         # A value that was given before keeps the name that it has.

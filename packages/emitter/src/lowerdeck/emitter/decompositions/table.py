@@ -237,7 +237,7 @@ def needs_decomposition(
     """Return whether any operator of ``exported`` cannot be emitted as it is.
 
     Args:
-        found: Decompositions by operator.
+        table: Decompositions by operator.
         kernels: The kernels that may be called.
     """
     return any(_must_go(node, table, kernels) for node in Provenance(exported).nodes)

@@ -26,10 +26,10 @@ class SharedNames:
 
     @classmethod
     def of(cls, setting: SharedState) -> SharedNames:
-        """Return what the user gave.
+        """Return the names that a setting shares between methods.
 
         Args:
-            given: The argument ``shared_state`` of ``emit``.
+            setting: The argument ``shared_state`` of ``emit``.
 
         Raises:
             EmitterError: If it has another form.

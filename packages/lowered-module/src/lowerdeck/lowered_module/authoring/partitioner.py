@@ -134,13 +134,10 @@ PartitionerLike = Callable[[ExportedProgram], Any]
 
 
 def require_partitioner(value: object) -> None:
-    """Refuse anything but a partitioner.
-
-    Args:
-        given: What was given as one.
+    """Check that an argument is a partitioner.
 
     Raises:
-        PartitionError: It is none.
+        PartitionError: It is another object.
     """
     if isinstance(value, type):
         made_by = ".partitioner" if hasattr(value, "partitioner") else ""

@@ -41,7 +41,7 @@ def preprocess_partitions(
         executor: Where backends run; in this process, one after the other, if None.
         cache: Where results are looked up and kept.
         progress: Called after each partition; None shows a bar on a terminal.
-        taken: The smallest debug handle above all in use.
+        first_handle: The smallest debug handle above all in use.
         together: Whether a backend that defines ``preprocess_multimethod`` sees its
             partitions of all methods at once: here, without executor and cache.
 
