@@ -25,8 +25,8 @@ from lowerdeck.decompose import (
     Rules,
     can_keep,
     decompose,
+    decompose_graph,
     explain,
-    take_apart,
 )
 from lowerdeck_zoo import Of, Program, exported, programs
 
@@ -255,7 +255,7 @@ def test_a_change_of_shape_in_place_goes_torchs_way() -> None:
     assert "the shape or memory of its argument" in str(told)
     assert not differences(decompose(program), program.run_decompositions())
     assert ATEN.relu.default in targets(decompose(program, keep=[ATEN.relu.default]))
-    called = _targets(take_apart(program, Rules({}, {})).graph_module.graph)
+    called = _targets(decompose_graph(program, Rules({}, {})).graph_module.graph)
     assert ATEN.relu.default in called
     assert not any("squeeze_" in str(target) for target in called)
 
@@ -341,7 +341,7 @@ def test_rules_may_keep_one_call_and_decompose_the_next() -> None:
     def narrow(x: Tensor) -> Any:
         return x * torch.sigmoid(x) if x.dtype is torch.float32 else NotImplemented
 
-    parts = take_apart(program, Rules({ATEN.silu.default: narrow}, {}))
+    parts = decompose_graph(program, Rules({ATEN.silu.default: narrow}, {}))
     found = _targets(parts.graph_module.graph)
     assert found.count(ATEN.sigmoid.default) == found.count(ATEN.silu.default) == 1
 
@@ -357,10 +357,10 @@ def test_rules_that_look_at_the_result_are_asked_for_each_result() -> None:
     gelu = program.graph.find_nodes(op="call_function", target=ATEN.gelu.default)[1]
     # As where an operator before it was decomposed into another layout.
     gelu.meta["val"] = gelu.meta["val"].t().contiguous().t()
-    take_apart(program, Rules({ATEN.gelu.default: rule}, {}, by_result=True))
+    decompose_graph(program, Rules({ATEN.gelu.default: rule}, {}, by_result=True))
     assert asked == [(8, 1), (1, 2)]
     asked.clear()
-    take_apart(program, Rules({ATEN.gelu.default: rule}, {}))
+    decompose_graph(program, Rules({ATEN.gelu.default: rule}, {}))
     assert len(asked) == 1
 
 
@@ -458,7 +458,7 @@ def test_a_network_of_convolutions_needs_few_traces() -> None:
         wider = torch.cat([x, x[:, :1]], 1)[:, :, 2:, 2:]
         return wider if x.shape[1] == 12 else NotImplemented
 
-    parts = take_apart(program, Rules({ATEN.convolution.default: last}, {}, by_result=True))
+    parts = decompose_graph(program, Rules({ATEN.convolution.default: last}, {}, by_result=True))
     assert asked == [*range(1, 13), 12], "one is traced, where the rule does not return it"
     targets = [node.target for node in parts.graph_module.graph.nodes]
     assert targets.count(ATEN.convolution.default) == 11

@@ -19,8 +19,8 @@ from lowerdeck.decompose import (
     DecomposeError,
     Rules,
     decompose,
+    decompose_graph,
     explain,
-    take_apart,
 )
 from lowerdeck_zoo import Of, exported
 
@@ -173,7 +173,9 @@ def test_a_view_that_is_copied_to_a_buffer_is_what_it_was(copies: bool) -> None:
     model, x = Of(function, row=torch.rand(3), rows=torch.rand(2, 3)), torch.rand(2, 3)
     program = exported(model, x)
     assert explain(program).reason is None
-    outputs: Any = take_apart(program, Rules.of(None)).graph_module.graph.output_node().args[0]
+    outputs: Any = (
+        decompose_graph(program, Rules.of(None)).graph_module.graph.output_node().args[0]
+    )
     assert len({id(node) for node in outputs[:2]}) == 2
     assert_as_eager(model, x)
 

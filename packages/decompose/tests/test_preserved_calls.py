@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.decompose import Rules, decompose, take_apart
+from lowerdeck.decompose import Rules, decompose, decompose_graph
 
 
 class Returning(nn.Module):
@@ -71,6 +71,6 @@ def test_what_a_signature_names_stays_though_nobody_reads_it(name: str) -> None:
     back = torch.export.unflatten(decompose(again))
     torch.testing.assert_close(back(x), Calling(name)(x))
     # Whoever compiles the graph gets nothing that nobody reads.
-    parts = take_apart(program, Rules.of(None))
+    parts = decompose_graph(program, Rules.of(None))
     idle = [node for node in parts.graph_module.graph.nodes if not node.users]
     assert {node.op for node in idle} <= {"output", "placeholder"}

@@ -12,7 +12,7 @@ from torch.export import Dim, export
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as fx_traceback
 
-from lowerdeck.decompose import Rules, take_apart
+from lowerdeck.decompose import Rules, decompose_graph
 from lowerdeck.decompose import _torch_private as private
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.results import Parts
@@ -190,7 +190,7 @@ class Counting(torch.nn.Module):
 
 def test_what_is_told_of_buffers_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     program = export(Counting(20), (torch.ones(1),))
-    parts = take_apart(program, Rules.of(None))
+    parts = decompose_graph(program, Rules.of(None))
     asked = []
     plain = torch.export.graph_signature.InputSpec.__getattribute__
 

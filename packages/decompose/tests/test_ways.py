@@ -23,8 +23,8 @@ from lowerdeck.decompose import (
     DecompositionCache,
     Rules,
     decompose,
+    decompose_graph,
     explain,
-    take_apart,
     unwrap_subclass_parameters,
 )
 from lowerdeck_zoo import Of, exported
@@ -66,11 +66,11 @@ def _table(rule: Any) -> Any:
     return {**default_decompositions().materialize(), GELU: rule}
 
 
-def _take_apart(program: torch.export.ExportedProgram, table: Any = None) -> Any:
-    return take_apart(program, Rules.of(table))
+def _decompose_graph(program: torch.export.ExportedProgram, table: Any = None) -> Any:
+    return decompose_graph(program, Rules.of(table))
 
 
-BOTH = (decompose, _take_apart)
+BOTH = (decompose, _decompose_graph)
 
 
 def test_an_error_of_a_rule_names_its_node() -> None:
@@ -173,7 +173,7 @@ def test_what_torch_fails_on_call_by_call_goes_torchs_way(
     assert "AttributeError: 'bool' object" in str(told)
     assert told.failed
     assert targets(decompose(program)) == targets(program.run_decompositions())
-    _take_apart(program)
+    _decompose_graph(program)
 
 
 def _noting(x: Tensor) -> Any:

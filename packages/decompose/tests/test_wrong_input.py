@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram, export
 from torch.fx import Node
 
-from lowerdeck.decompose import DecomposeError, Rules, decompose, explain, take_apart
+from lowerdeck.decompose import DecomposeError, Rules, decompose, decompose_graph, explain
 from lowerdeck_zoo import Of, exported
 
 ATEN = torch.ops.aten
@@ -133,7 +133,7 @@ def test_programs_broken_by_hand_are_told(name: str, writes: bool) -> None:
     with pytest.raises(DecomposeError, match=told):
         decompose(program)
     with pytest.raises(DecomposeError, match=told):
-        take_apart(program, Rules({ATEN.relu.default: lambda x: x.clamp(min=0)}, {}))
+        decompose_graph(program, Rules({ATEN.relu.default: lambda x: x.clamp(min=0)}, {}))
     assert _convert_call(program) == before
     try:
         reason = explain(program).reason
@@ -169,4 +169,4 @@ def test_a_rule_with_fewer_results_than_its_operator_is_refused(
     with pytest.raises(DecomposeError, match=operator.name().split("::")[1].split(".")[0]):
         decompose(program, table)
     with pytest.raises(DecomposeError):
-        take_apart(program, Rules.of(table))
+        decompose_graph(program, Rules.of(table))

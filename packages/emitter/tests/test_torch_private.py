@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim, export
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowerdeck.decompose import Rules, take_apart
+from lowerdeck.decompose import Rules, decompose_graph
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
 from lowerdeck.emitter.ir.overloads import copying_name, out_variant
@@ -104,7 +104,7 @@ def test_a_rule_can_ask_what_the_node_gave_before() -> None:
         return NotImplemented
 
     exported = export(torch.nn.ReLU(), (torch.ones(3, 2),))
-    take_apart(exported, Rules({ATEN.relu.default: rule}, {}, by_result=True))
+    decompose_graph(exported, Rules({ATEN.relu.default: rule}, {}, by_result=True))
     assert asked == [(3, 2)]
     assert private.current_result() is None
 

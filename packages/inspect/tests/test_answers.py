@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowerdeck import serializer as pte
-from lowerdeck.inspect import CommandError, ExitStatus, command_line, keep_apart
+from lowerdeck.inspect import CommandError, ExitStatus, check_paths, command_line
 from lowerdeck_files.programs import add_delegates, add_program
 
 _EVIL = "\x1b[2J\x9b31m\u202egnp.exe\r\nlowerdeck: ok\x07\u2028\u200b"
@@ -157,10 +157,10 @@ def test_outputs_to_one_path_are_refused_but_for_devices(tmp_path: Path) -> None
     for one, other in (("a", "./a"), ("not_there_yet", "link"), ("loop", "loop")):
         paths = [("--one", f"{tmp_path}/{one}"), ("--other", f"{tmp_path}/{other}")]
         with pytest.raises(CommandError, match=r"--other .* is the file that --one .* names") as e:
-            keep_apart(read=[], written=paths)
+            check_paths(read=[], written=paths)
         assert e.value.exit_status == ExitStatus.USAGE
-    keep_apart(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
-    keep_apart(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
+    check_paths(read=[("FILE", os.devnull)], written=[("--a", os.devnull), ("--b", os.devnull)])
+    check_paths(read=[("FILE", None)], written=[("--a", None), ("--b", tmp_path / "b")])
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lowerdeck.decompose.cache import DecompositionCache
-from lowerdeck.decompose.decomposing import decompose, explain, functionalize, take_apart
+from lowerdeck.decompose.decomposing import decompose, decompose_graph, explain, functionalize
 from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
 from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.decompose.inner_tensors import unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import can_keep
 from lowerdeck.decompose.results import Explanation, Parts
-from lowerdeck.decompose.rules import Rules, stay
+from lowerdeck.decompose.rules import Rules, keep_whole
 
 __all__ = [
     "DecomposeError",
@@ -23,7 +23,7 @@ __all__ = [
     "functionalize",
     "methods_on_cpu",
     "on_cpu",
-    "stay",
-    "take_apart",
+    "keep_whole",
+    "decompose_graph",
     "unwrap_subclass_parameters",
 ]

@@ -27,7 +27,7 @@ from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
 from lowerdeck.decompose.recording import eliminate_dead_code
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
-from lowerdeck.decompose.rules import Rules, Table, stay
+from lowerdeck.decompose.rules import Rules, Table, keep_whole
 from lowerdeck.decompose.signature import add_output
 from lowerdeck.decompose.templates import Templates
 from lowerdeck.decompose.walk import Walk
@@ -101,7 +101,7 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
     }
     # Functionalization trusts schemas: a composite that hides an alias or a write is decomposed.
     composites: dict[OperatorBase, Any] = {
-        operator: composite_parts(operator) if hides_effects(operator) else stay
+        operator: composite_parts(operator) if hides_effects(operator) else keep_whole
         for operator in operators
     }
     functional: ExportedProgram = _decompose(
@@ -110,7 +110,7 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
     return functional
 
 
-def take_apart(
+def decompose_graph(
     exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
 ) -> Parts:
     """Return graph, signature and state of ``exported_program``, decomposed by ``rules``.

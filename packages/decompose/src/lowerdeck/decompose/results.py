@@ -1,4 +1,4 @@
-"""Results of ``take_apart`` and ``explain``."""
+"""Results of ``decompose_graph`` and ``explain``."""
 
 from __future__ import annotations
 

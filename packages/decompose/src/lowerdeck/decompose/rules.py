@@ -31,8 +31,8 @@ class Rules:
 
     Attributes:
         others: Rules for operators that are not composite.
-        composites: Rules for composite operators; one that returns ``NotImplemented`` (``stay``)
-            keeps its operator whole.
+        composites: Rules for composite operators; one that returns ``NotImplemented``, as
+            ``keep_whole`` does, keeps its operator whole.
         by_result: Whether rules read the recorded result of the call, from
             ``torch.fx.traceback.get_current_meta()["val"]``: calls with other results are then
             distinct.
@@ -69,7 +69,7 @@ class Rules:
             return cls(others, composites, chosen=chosen)
         return cls(
             {operator: rule for operator, rule in others.items() if operator not in kept},
-            {**composites, **{op: stay for op in kept if has_composite_kernel(op)}},
+            {**composites, **{op: keep_whole for op in kept if has_composite_kernel(op)}},
             chosen=chosen,
         )
 
@@ -77,9 +77,9 @@ class Rules:
         """Return these rules as ``run_decompositions`` takes them."""
         composites = filter(is_preservable, default_decompositions().materialize())
         own = {op: rule for op in composites for rule in own_rule(op).values()}
-        own_rules = {op: rule for op, rule in self.composites.items() if rule is not stay}
+        own_rules = {op: rule for op, rule in self.composites.items() if rule is not keep_whole}
         table = {**own, **own_rules, **self.others}
-        kept = {op for op, rule in self.composites.items() if rule is stay}
+        kept = {op for op, rule in self.composites.items() if rule is keep_whole}
         return {op: rule for op, rule in table.items() if op not in kept}
 
     def keeps_call(self, call: Node) -> bool:
@@ -111,7 +111,7 @@ class Rules:
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
-        return rule is stay or (rule is None and not has_composite_kernel(operator))
+        return rule is keep_whole or (rule is None and not has_composite_kernel(operator))
 
 
 _ATEN = torch.ops.aten
@@ -131,7 +131,7 @@ def calls_no_others(operator: OpOverload) -> bool:
     )
 
 
-def stay(*_: Any, **__: Any) -> Any:
+def keep_whole(*_: Any, **__: Any) -> Any:
     """Keep a composite operator whole: a rule for ``Rules.composites``, which ``Rules`` knows."""
     return NotImplemented
 
@@ -142,7 +142,7 @@ def _default() -> tuple[Table, Table]:
     # one, and overriding all of them takes half of the time of a retrace.
     composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
     others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
-    return others, {**dict.fromkeys(KEPT_COMPOSITES, stay), **composites}
+    return others, {**dict.fromkeys(KEPT_COMPOSITES, keep_whole), **composites}
 
 
 def _split(table: Table) -> tuple[Table, Table]:
@@ -153,7 +153,7 @@ def _split(table: Table) -> tuple[Table, Table]:
     # torch keeps composites that a table does not name.
     for operator in filter(is_preservable, operators):
         if operator not in table:
-            composites[operator] = stay
+            composites[operator] = keep_whole
         elif not _is_default_decomposition(table[operator]):
             composites[operator] = table[operator]
     others = {op: rule for op, rule in table.items() if not is_preservable(op)}

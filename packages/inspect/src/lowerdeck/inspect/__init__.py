@@ -22,7 +22,7 @@ __all__ = [
     "say",
     "reading",
     "writing",
-    "keep_apart",
+    "check_paths",
     "is_closed",
     # What is installed
     "installed_entries",

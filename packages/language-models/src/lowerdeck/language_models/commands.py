@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from lowerdeck.inspect import (
     CommandError,
     ExitStatus,
-    keep_apart,
+    check_paths,
     say,
     writing,
 )
@@ -148,7 +148,7 @@ def _export(args: argparse.Namespace) -> int:
     # A file may be written into the folder, but over none of the model's.
     models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
     read = [(f"{file.name} of FOLDER", str(file)) for file in models]
-    keep_apart(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
+    check_paths(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
     # What fails early costs least: a folder without a tokenizer cannot be generated with.
     tokenizer = tokenizer_json(args.folder)
     words = _parsed(tokenizer, args.folder / TOKENIZER)

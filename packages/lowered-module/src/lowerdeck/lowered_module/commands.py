@@ -17,8 +17,8 @@ from lowerdeck.emitter import Bounds, EmitConfig
 from lowerdeck.inspect import (
     CommandError,
     ExitStatus,
+    check_paths,
     installed_entries,
-    keep_apart,
     say,
     writing,
 )
@@ -203,7 +203,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             "somewhat more than that, as in --tolerance 0.1",
             ExitStatus.USAGE,
         )
-    keep_apart(read=[], written=[("--output", args.output), ("--html", args.html)])
+    check_paths(read=[], written=[("--output", args.output), ("--html", args.html)])
     if args.calibrate is not None and args.quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
     if args.auto and args.bounds is not None:
@@ -243,7 +243,7 @@ def _lower(
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
     # Modules that are named have been imported by now, so that their files are known.
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
-    keep_apart(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
+    check_paths(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
         with stages.stage("measure"), silenced():
             lowered, trials = lower_fastest(

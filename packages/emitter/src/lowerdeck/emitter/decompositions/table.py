@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lowerdeck.decompose import DecomposeError, Rules, stay, take_apart
+from lowerdeck.decompose import DecomposeError, Rules, decompose_graph, keep_whole
 from lowerdeck.emitter._torch_private import inferring_shapes, reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
@@ -147,7 +147,7 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
     for target in _KEPT:
         rules.pop(target, None)
         if composite_parts(target):
-            composites[target] = stay
+            composites[target] = keep_whole
     for target, rule in {**special, _ATTENTION: attention}.items():
         (composites if composite_parts(target) else rules)[target] = keeping_layouts(rule)
     extra = settings.decompositions
@@ -186,7 +186,7 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        parts = take_apart(exported, Rules(table.rules, table.composites, by_result=True))
+        parts = decompose_graph(exported, Rules(table.rules, table.composites, by_result=True))
         _check_sizes(varying)
     except EmitterError:
         raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from lowerdeck.inspect.commands.answers import CommandError, ExitStatus, reading, say
 from lowerdeck.inspect.commands.inspect import trace_text, write_page
-from lowerdeck.inspect.commands.paths import keep_apart
+from lowerdeck.inspect.commands.paths import check_paths
 from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.changes import method_changes, stored_changes
@@ -55,7 +55,7 @@ class DiffCommand:
                 or would replace one of them.
         """
         traces = args.traces or []
-        keep_apart(
+        check_paths(
             read=[("A", args.old), ("B", args.new), *(("--traces", trace) for trace in traces)],
             written=[("--html", args.html)],
         )

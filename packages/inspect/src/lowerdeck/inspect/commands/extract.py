@@ -17,7 +17,7 @@ from lowerdeck.inspect.commands.answers import (
     writing,
 )
 from lowerdeck.inspect.commands.npy import npy_header
-from lowerdeck.inspect.commands.paths import keep_apart
+from lowerdeck.inspect.commands.paths import check_paths
 from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.report.file_map import Stored, all_stored
 from lowerdeck.inspect.report.values import dtype_name
@@ -54,7 +54,7 @@ class ExtractCommand:
             CommandError: The folder exists already or cannot be written, or the file is malformed
                 or cannot be opened.
         """
-        keep_apart(read=[("FILE", args.file)], written=[("--output", args.output)])
+        check_paths(read=[("FILE", args.file)], written=[("--output", args.output)])
         target = args.output or args.file.with_name(f"{args.file.stem}_parts")
         with reading(args.file), open_pte(args.file) as file:
             parts = list(all_stored(file.program()))

@@ -21,7 +21,7 @@ from lowerdeck.inspect.commands.external import (
     is_external,
     summarise_external,
 )
-from lowerdeck.inspect.commands.paths import keep_apart
+from lowerdeck.inspect.commands.paths import check_paths
 from lowerdeck.inspect.commands.sizes import share_text, size_text
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.documents import html_report
@@ -62,7 +62,7 @@ class InspectCommand:
             CommandError: The file is malformed or cannot be opened, a page was requested for a
                 `.ptd`, or the page cannot be written or would replace the file.
         """
-        keep_apart(
+        check_paths(
             read=[("FILE", args.file), ("--trace", args.trace)], written=[("--html", args.html)]
         )
         if args.trace is not None and args.html is None:

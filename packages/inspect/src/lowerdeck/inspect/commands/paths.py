@@ -13,7 +13,7 @@ NamedPath = tuple[str, str | os.PathLike[str] | None]
 """Name of an argument, and the path that it was given; None without one."""
 
 
-def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
+def check_paths(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
     """Refuse outputs that are an input, another output or in no folder, before anything is done.
 
     A file is itself under whatever name: through links of both kinds and from any folder.
@@ -28,8 +28,8 @@ def keep_apart(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> No
             folder of an output is missing, which ends with ``FAILED``.
 
     Example:
-        >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "a.html")])
-        >>> keep_apart(read=[("FILE", "a.pte")], written=[("--html", "./a.pte")])
+        >>> check_paths(read=[("FILE", "a.pte")], written=[("--html", "a.html")])
+        >>> check_paths(read=[("FILE", "a.pte")], written=[("--html", "./a.pte")])
         Traceback (most recent call last):
         lowerdeck.inspect.commands.answers.CommandError: --html ./a.pte is the file that FILE a.pte names: nothing was written, give another path
     """  # noqa: E501

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.inspect import ExitStatus, keep_apart, reading, say, writing
+from lowerdeck.inspect import ExitStatus, check_paths, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
 from lowerdeck.runner.commands.given_inputs import HELP, load_values, make_inputs
@@ -70,7 +70,7 @@ class BundleCommand:
             RunnerError: The program cannot be run, or not with these inputs.
             lowerdeck.serializer.SerializerError: A file cannot be read or written.
         """
-        keep_apart(
+        check_paths(
             read=[
                 ("FILE", args.file),
                 ("--data", args.data),

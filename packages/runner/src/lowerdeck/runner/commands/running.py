@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from lowerdeck.inspect import CommandError, ExitStatus, keep_apart, reading, say, writing
+from lowerdeck.inspect import CommandError, ExitStatus, check_paths, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
 from lowerdeck.runner.commands.numbers import count, method_name, seed
@@ -74,7 +74,7 @@ class RunCommand:
             lowerdeck.inspect.CommandError: A file cannot be read or written, or an output is
                 an input or the other output.
         """
-        keep_apart(
+        check_paths(
             read=[
                 ("FILE", args.file),
                 ("--data", args.data),
