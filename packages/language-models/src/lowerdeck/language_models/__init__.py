@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a language model that the official runner generates with."""
+"""Export language models from Hugging Face folders, and generate text in the official runtime."""
 
 from lowerdeck.language_models.decoder import CachedDecoder, export_decoder
 from lowerdeck.language_models.errors import (

@@ -1,4 +1,4 @@
-"""After how many tokens a model begins to do something else, by what its configuration says."""
+"""Token counts at which a model changes its behaviour: sliding windows, chunks, long positions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _NAMES = re.compile(
 
 
 def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
-    """Return after how many tokens of a text a model changes, and what its configuration calls it.
+    """Return the token counts at which a model changes, with their names in its configuration.
 
     Args:
-        model: A model of transformers.
-        context: How many tokens a text may have.
+        context: Largest number of tokens of a text.
     """
     changed = {
         table[name]: name
@@ -36,10 +35,10 @@ def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
 
 @contextmanager
 def shortened(model: nn.Module, count: int) -> Iterator[None]:
-    """Let a model change after a few tokens, as it does after many.
+    """Set a token count of the configuration to a few tokens, so that short texts test the change.
 
     Args:
-        model: A model of transformers.
+        count: The token count to replace, wherever it occurs.
     """
     changed = []
     for table in (*_configured(model), *map(vars, model.modules())):
@@ -61,7 +60,7 @@ def _is_change(name: object, value: object) -> bool:
 
 
 def _configured(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the tables that configurations of a model consist of, each once."""
+    """Return the dictionaries of all configurations of a model and its modules, each once."""
     configs = [vars(module).get("config") for module in model.modules()]
     configured: dict[int, dict[str, Any]] = {}
     left = [vars(config) for config in configs if hasattr(config, "__dict__")]
@@ -78,5 +77,5 @@ def _inside(values: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for value in values:
         if isinstance(value, dict):
             yield value
-        elif hasattr(value, "to_dict"):  # a configuration in another one
+        elif hasattr(value, "to_dict"):  # a nested configuration
             yield vars(value)

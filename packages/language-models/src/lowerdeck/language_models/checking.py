@@ -1,4 +1,4 @@
-"""Comparison of a file's tokens with those of the model."""
+"""Compare the tokens that a file generates with those of the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _MOST = 0.1
 
 
 def check_prompt(prompt: Sequence[int], context: int) -> None:
-    """Refuse a prompt that nothing can be compared after.
+    """Check that a prompt can be compared.
 
     Args:
-        prompt: The tokens of a text.
-        context: How many tokens a text may have.
+        context: Largest number of tokens of a text.
 
     Raises:
-        GenerationError: The text is empty, or too long.
+        GenerationError: The prompt is empty, or too long.
     """
     if not prompt:
         raise GenerationError("--check has a prompt of no tokens: give a text to continue")
@@ -38,11 +37,11 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
 def check_lines(
     decoder: CachedDecoder, model: ModelFile, prompt: Sequence[int]
 ) -> tuple[bool, list[str]]:
-    """Return whether both give the same tokens, and how far their logits are apart.
+    """Return whether the file generates the model's tokens, and a report for the terminal.
 
-    Both read the same text: the prompt, and what the model itself continues it with. It reads the
-    whole text each time, so that a wrong cache shows as well. Where its two
-    likeliest tokens are closer than ten times the error, either is right.
+    Both read the prompt and the model's own continuation of it. The model reads the whole text
+    at each step, without a cache, so that errors of the file's cache show. If the model's two
+    most likely tokens are closer than ten times the error, either is accepted.
 
     Args:
         decoder: The model, with the weights that were exported.
@@ -83,7 +82,7 @@ def check_lines(
             f"check failed   {wrong} tokens differ where the model is sure: its two likeliest are "
             f"more than {_MARGIN:.0f} such errors apart"
         )
-    # What is not finite is not less either.
+    # NaN is not less than anything.
     elif not error <= _MOST * largest:
         lines.append(f"check failed   rounding explains {_MOST:.0%} of the largest logit at most")
     return len(lines) == 1, lines

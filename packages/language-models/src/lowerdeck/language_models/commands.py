@@ -41,12 +41,12 @@ _KIND = b"ET12"
 
 
 class LanguageModelCommand:
-    """Exports language models and runs them."""
+    """Export and run language models."""
 
     help = "export, quantise and run language models"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of both forms.
+        """Add the arguments of ``lm export`` and ``lm run``.
 
         Args:
             parser: The parser of this command.
@@ -56,7 +56,7 @@ class LanguageModelCommand:
         _configure_run(forms.add_parser("run", help="continue a text"))
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it, and return the exit code.
+        """Run the command, and return the exit status.
 
         Returns:
             ``DONE``; ``DIFFERS`` where ``--check`` finds other tokens than the model's own.
@@ -129,7 +129,7 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(text: str) -> str:
-    """Return what was typed: in the C locale Python takes UTF-8 for bytes without meaning."""
+    """Return an argument as text: Python decodes it as ASCII with escapes in the C locale."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
@@ -145,11 +145,11 @@ def _export(args: argparse.Namespace) -> int:
             f"{args.folder} is not a folder, expected one of a Hugging Face model, as `hf "
             "download NAME --local-dir FOLDER` or save_pretrained writes it"
         )
-    # A file may be written into the folder, but over none of the model's.
+    # The file may be in the model's folder, but must not replace one of the model's files.
     models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
     read = [(f"{file.name} of FOLDER", str(file)) for file in models]
     check_paths(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
-    # What fails early costs least: a folder without a tokenizer cannot be generated with.
+    # Check first what is cheap: a folder without a tokenizer cannot be generated with.
     tokenizer = tokenizer_json(args.folder)
     words = _parsed(tokenizer, args.folder / TOKENIZER)
     prompt = None if args.check is None else words.encode(args.check).ids
@@ -215,7 +215,7 @@ def _run(args: argparse.Namespace) -> int:
     ):
         tokens_out.append(token)
         text = tokenizer.decode(tokens_out)
-        # A letter may take several tokens: it is shown when it is whole.
+        # A character may take several tokens: print it once it is complete.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             print(printable(text[len(printed) :]), end="", flush=True)
             printed = text
@@ -229,10 +229,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def tokenizer_beside(file: Path) -> Path:
-    """Return the path of the tokenizer of a model's file.
+    """Return the path of the tokenizer file beside a model's file.
 
     Raises:
-        FolderError: It is not the name of a file.
+        FolderError: The path is not that of a file.
     """
     if not file.name:
         raise FolderError(f"{str(file)!r} is a folder, expected a model's file")
@@ -250,7 +250,9 @@ def _tokenizer(path: Path | None, file: Path) -> Tokenizer:
             raise FolderError(f"there is no file {file}, expected one of `lowerdeck lm export`")
         with file.open("rb") as opened:
             if opened.read(8)[4:] != _KIND:
-                raise FolderError(f"{file} is no .pte file, expected one of `lowerdeck lm export`")
+                raise FolderError(
+                    f"{file} is not a .pte file, expected one of `lowerdeck lm export`"
+                )
         if not path.is_file():
             raise FolderError(f"there is no {path}: name the model's folder with --tokenizer")
     text = tokenizer_json(path) if path.is_dir() else _read(path)

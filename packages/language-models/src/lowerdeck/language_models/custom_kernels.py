@@ -1,8 +1,8 @@
-"""Attention and cache of the runtime's own kernels for language models.
+"""Attention and cache by the runtime's own kernels for language models.
 
-A runtime has ``llama::custom_sdpa`` and ``llama::update_cache`` only if the application links them
-(``custom_ops``). The one looks at the filled part of the cache alone, and takes it as the other
-writes it: ``[1, context, heads, width]``.
+A runtime has ``llama::custom_sdpa`` and ``llama::update_cache`` only if the application links
+them (``custom_ops``). ``custom_sdpa`` reads only the filled part of the cache, in the layout
+that ``update_cache`` writes: ``[1, context, heads, width]``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
     start: Any
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make room for keys and values.
+        """Allocate keys and values.
 
         Args:
-            key_states: Keys, ``[1, heads, n, width]``, of which the sizes count.
+            key_states: Keys, ``[1, heads, n, width]``; only the sizes are used.
         """
         super().lazy_initialization(key_states, value_states)
         self.keys: torch.Tensor = self.keys.transpose(1, 2).contiguous()
@@ -51,7 +51,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the keys and values of some tokens; return all, in memory order.
+        """Write the keys and values of some tokens; return the whole cache in memory order.
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.
@@ -64,13 +64,13 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_seq_length(self) -> Any:
-        """Return how many tokens there were before those that are given."""
+        """Return the number of tokens before the current ones."""
         return self.start
 
 
 @cache
 def register() -> None:
-    """Let torch know the kernels, and transformers the attention that calls one."""
+    """Register the kernels with torch, and an attention that calls one with transformers."""
     define("llama", "custom_sdpa", _ARGUMENTS, _eager)
     define("llama", "update_cache", _CACHE_ARGUMENTS, _write)
     AttentionInterface.register(NAME, _attention)
@@ -110,7 +110,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def _write(value: torch.Tensor, cache: torch.Tensor, start_pos: int) -> torch.Tensor:
-    """Write what the kernel writes; its result is unused."""
+    """Write keys or values in eager mode, as the kernel does; the result is unused."""
     if isinstance(start_pos, int) and not value.is_meta:
         cache[:, start_pos : start_pos + value.shape[1]] = value
     return value.new_empty(1)
@@ -126,10 +126,10 @@ def _eager(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute what the kernel computes, from its description."""
+    """Compute attention in eager mode, as the kernel is documented."""
     del attn_mask, drpout_p, is_causal
     if query.is_meta or not isinstance(start_pos, int):
-        # While it is traced, the filled length is unknown.
+        # The filled length is unknown during tracing.
         return torch.empty_like(query, memory_format=torch.contiguous_format)
     count = query.shape[1]
     filled = start_pos + count

@@ -1,4 +1,4 @@
-"""A decoder with its key-value cache as state: from tokens and their positions to logits."""
+"""A decoder with its key-value cache as state: maps tokens and positions to logits."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COARSE = 0.1
 
 
 class PositionedLayer(StaticLayer):  # type: ignore[misc]
-    """Keys and values of one layer, written where the caller's positions say.
+    """Keys and values of one layer, written at the caller's positions.
 
-    The layer of transformers counts by itself, which is a write and an addition for each layer
-    and token, and would go on counting where another text begins.
+    The layer of transformers counts tokens itself. That costs a write and an addition per layer
+    and token, and the count continues when another text begins.
     """
 
     positions: torch.Tensor
@@ -42,7 +42,7 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the keys and values of some tokens; return all.
+        """Write the keys and values of some tokens; return the whole cache.
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.
@@ -54,25 +54,25 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_seq_length(self) -> Any:
-        """Return how many tokens there were before those that are given."""
+        """Return the number of tokens before the current ones."""
         return self.start
 
 
 class CachedDecoder(nn.Module):
-    """Computes logits of the token after the last one given, and keeps keys and values.
+    """Compute the logits of the next token, and keep keys and values.
 
-    Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; gives
-    logits, ``float[1, 1, vocabulary]``. The content of the cache at and after the first position
-    given is forgotten, so that a new text begins at position 0.
+    Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; returns
+    logits, ``float[1, 1, vocabulary]``. The cache at and after the first position is overwritten
+    or ignored, so that a new text begins at position 0.
 
     Args:
         model: A decoder of transformers.
-        context: How many tokens the cache holds.
-        custom_kernel: Whether attention is the runtime's ``llama::custom_sdpa``, which looks at
-            the filled part of the cache alone.
+        context: Capacity of the cache in tokens.
+        custom_kernel: Whether attention is the runtime's ``llama::custom_sdpa``, which reads only
+            the filled part of the cache.
 
     Raises:
-        UnsupportedModelError: The model keeps something else than keys and values.
+        UnsupportedModelError: The model keeps other state than keys and values.
     """
 
     def __init__(
@@ -99,19 +99,18 @@ class CachedDecoder(nn.Module):
         self._tells_positions = True
         self._try_once()
         for index, layer in enumerate(self.cache.layers):
-            # A layer that reads another one's keys and values keeps none.
+            # Layers that read the keys and values of another layer have no cache of their own.
             if layer.is_initialized:
                 self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
                 self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
 
     def _try_once(self) -> None:
-        """Compute short texts with and without the cache, as ``forward`` will.
+        """Compare short texts with and without the cache.
 
-        The first token gives the sizes of keys and values, which not every configuration has:
-        heads that are shared have other names in other families, and compressed keys are wider
-        than values. That both give the same shows whether the family keeps nothing else, and how
-        it counts: to some a position is a row of a table that has others before the first, which
-        they add without given positions.
+        The first token determines the sizes of keys and values, which not every configuration has:
+        names of the number of shared heads differ between families, and compressed keys are wider
+        than values. Equal logits show that the family keeps no other state, and how it counts
+        positions: some families add an offset unless positions are passed.
         """
         faults = []
         for self._tells_positions in (True, False):
@@ -129,16 +128,16 @@ class CachedDecoder(nn.Module):
                 layer.values.zero_()
 
     def _try_beyond(self, count: int, name: str) -> None:
-        """Compute a text that is longer than ``count`` tokens, after which the model changes.
+        """Compare a text of more than ``count`` tokens, at which the model changes.
 
-        That is after a few tokens here: texts as long as windows take minutes.
+        The change is moved to a few tokens first: texts as long as windows take minutes.
         """
         with shortened(self.model, count):
             try:
                 with torch.no_grad():
                     whole = self.without_cache(self._text(_CROSSING))
             except Exception:
-                return  # it can do nothing with so few
+                return  # the model fails for so few tokens
             fault, cause = self._fault(_CROSSING, whole)
         if fault is not None:
             advice = f"give a context of at most {count}"
@@ -159,7 +158,7 @@ class CachedDecoder(nn.Module):
     def _fault(
         self, steps: Sequence[int], whole: torch.Tensor | None = None
     ) -> tuple[str | None, Exception | None]:
-        """Return what is wrong with the logits of a text that is read in steps, and its cause."""
+        """Return the fault in the logits of a text read in steps, and the error behind it."""
         way = "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
         text = self._text(steps)
         ends = [end for end in accumulate(steps) if end <= text.shape[1]]
@@ -189,7 +188,7 @@ class CachedDecoder(nn.Module):
         ), None
 
     def _refuse_encoder(self, text: torch.Tensor, whole: torch.Tensor) -> None:
-        # The last token has nothing behind it: small weights may let the rest agree by chance.
+        # The last token has no successor. With small weights the other logits may agree by chance.
         early = self.without_cache(text[:, :1])
         if float((whole[:, :1] - early).abs().max()) > _bound(whole):
             raise UnsupportedModelError(
@@ -201,7 +200,7 @@ class CachedDecoder(nn.Module):
         """Return the logits of the next token.
 
         Args:
-            positions: Where in the text they stand.
+            positions: Positions of the tokens in the text, ``int64[n]``.
         """
         start = self._start(tokens, positions)
         for layer in self.cache.layers:
@@ -216,13 +215,13 @@ class CachedDecoder(nn.Module):
         return logits
 
     def without_cache(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what the model computes by itself: logits of each token of a text, at once.
+        """Return the logits of each token of a text, computed at once and without a cache.
 
         Args:
             tokens: The text, ``int64[1, n]``.
         """
         if self._custom:
-            # The kernel's attention is causal whatever the model's own is.
+            # The kernel's attention is causal, whatever the model's is.
             _compute_in_torch(self.model)
         try:
             logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
@@ -240,15 +239,15 @@ class CachedDecoder(nn.Module):
 
 
 def _bound(logits: torch.Tensor) -> float:
-    """Return by how much logits may differ that are computed in another order."""
+    """Return the tolerance for logits that are computed in another order."""
     return _ROUNDING.get(logits.dtype, _COARSE) * float(logits.abs().max())
 
 
 def _compute_in_torch(model: PreTrainedModel) -> None:
-    """Give a model its own attention, in torch's operators."""
+    """Set a model's attention to one in torch's operators."""
     try:
         model.set_attn_implementation("sdpa")
-    except ValueError:  # not every family has it
+    except ValueError:  # some families do not have it
         model.set_attn_implementation("eager")
 
 
@@ -273,16 +272,16 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
                 f"layer {index} of {family!r} keeps a {type(layer).__name__}, expected keys and "
                 "values alone: transformers has no static cache for this family"
             )
-        # One that slides decides by numbers known at run time; the mask keeps its window.
+        # A sliding layer branches on numbers known at run time; the mask implements its window.
         cache.layers[index] = kind(context)
     return cache
 
 
 def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
-    """Return the program of a decoder for any number of tokens up to a bound.
+    """Return the program of a decoder for a dynamic number of tokens.
 
     Args:
-        tokens: How many it takes at most at once.
+        tokens: Largest number of tokens in one call.
 
     Raises:
         UnsupportedModelError: ``torch.export`` cannot export it.
@@ -292,7 +291,7 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     varies = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
     shapes = {"tokens": {1: varies}, "positions": {0: varies}} if varies else None
     try:
-        # torch prints the whole graph with its error.
+        # torch prints the whole graph before its error.
         with torch.no_grad(), redirect_stderr(io.StringIO()):
             return torch.export.export(decoder.eval(), example, dynamic_shapes=shapes)
     except UnsupportedModelError:

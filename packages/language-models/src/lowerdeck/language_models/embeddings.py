@@ -1,4 +1,4 @@
-"""Embeddings in 8 or 4 bits, looked up by the runtime's quantised kernels.
+"""Embeddings in 8 or 4 bits, for the runtime's quantised kernels.
 
 A runtime has these kernels only if the application links them (``quantized_ops_lib``).
 """
@@ -34,13 +34,13 @@ _ARGUMENTS = (
 
 
 class QuantizedEmbedding(nn.Module):
-    """An embedding whose weights are integers around zero, times a scale for each group.
+    """An embedding with symmetric integer weights and a scale for each group.
 
     Args:
         weight: The weights, ``float[rows, width]``.
 
     Raises:
-        LanguageModelError: Rows cannot be divided into groups.
+        LanguageModelError: The group size does not divide the width.
     """
 
     def __init__(self, weight: torch.Tensor, bits: int) -> None:
@@ -63,7 +63,7 @@ class QuantizedEmbedding(nn.Module):
         """Return the integers of some rows, and the scales of their groups."""
         grouped = rows.float().reshape(len(rows), -1, group)
         scales = grouped.abs().amax(-1, keepdim=True) / self._limits[1]
-        # A group of zeros has any scale.
+        # The scale of a group of zeros is arbitrary.
         scales = torch.where(scales == 0, torch.ones_like(scales), scales)
         numbers = (grouped / scales).round().clamp(*self._limits).to(torch.int8)
         numbers = numbers.reshape(rows.shape)
@@ -84,7 +84,7 @@ def quantize_embedding(model: Any, bits: int) -> None:
     """Quantise the input embedding of a model of transformers, in place.
 
     Raises:
-        LanguageModelError: It has another kind of embedding, or one that cannot be quantised.
+        LanguageModelError: The embedding is of another class, or cannot be quantised.
     """
     embedding = model.get_input_embeddings()
     if type(embedding) not in (nn.Embedding, StoredEmbedding):
@@ -98,7 +98,7 @@ def quantize_embedding(model: Any, bits: int) -> None:
 
 @cache
 def register() -> None:
-    """Let torch know the kernels."""
+    """Register the kernels with torch."""
     define("quantized_decomposed", "embedding_byte", _ARGUMENTS, _rows_of_bytes)
     define("quantized_decomposed", "embedding_4bit", _ARGUMENTS, _rows_of_halves)
 
@@ -130,7 +130,7 @@ def _dequantized(
 
 
 def _packed(numbers: torch.Tensor) -> torch.Tensor:
-    """Return pairs of numbers of 4 bits in a byte each, moved to 0 to 15, the first one high."""
+    """Pack pairs of 4-bit numbers into bytes, offset to 0 to 15, the first in the high half."""
     moved = (numbers + 8).to(torch.uint8)
     return moved[:, ::2] * 16 + moved[:, 1::2]
 

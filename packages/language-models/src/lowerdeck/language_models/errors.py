@@ -1,30 +1,30 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 from lowerdeck.inspect import ExitStatus
 
 
 class LanguageModelError(Exception):
-    """Base of every error that ``lowerdeck.language_models`` raises on purpose.
+    """Base of all errors of ``lowerdeck.language_models``.
 
     Attributes:
-        exit_status: What a command of the ``lowerdeck`` script ends with.
+        exit_status: The exit status of a command that fails with it.
     """
 
     exit_status: int = ExitStatus.BAD_INPUT
 
 
 class FolderError(LanguageModelError, ValueError):
-    """A folder is none of a model that can be loaded; the message says what it lacks."""
+    """The folder does not hold a model that can be loaded; the message says what is missing."""
 
 
 class UnsupportedModelError(LanguageModelError, NotImplementedError):
-    """A model cannot be exported as a decoder with a cache; the message says why."""
+    """The model cannot be exported as a decoder with a cache; the message gives the reason."""
 
 
 class GenerationError(LanguageModelError, ValueError):
-    """A prompt, or a file, cannot be generated with; the message says what to do."""
+    """The prompt or the file cannot be used to generate text; the message says what to do."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; torch says what to try in many more."""
+    """Return the first line of an error's message: torch appends many lines of advice."""
     return str(error).strip().partition("\n")[0]

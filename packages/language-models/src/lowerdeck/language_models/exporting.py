@@ -1,4 +1,4 @@
-"""From a model or its folder to a program that generates."""
+"""Export a language model to a program that generates text."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ def export_language_model(
     prefill_chunk: int | None = None,
     separate_decode: bool = False,
 ) -> LoweredProgram:
-    """Return the program of a decoder that the official runner generates text with.
+    """Return the program of a decoder, for text generation with the official runner.
 
-    Its method ``forward`` takes tokens and their positions and gives the logits of the next
-    token; other methods say what a runner asks: its vocabulary, bounds and ends of text.
+    Its method ``forward`` maps tokens and their positions to the logits of the next token.
+    Constant methods return the vocabulary size, the limits and the end-of-text tokens.
 
     Args:
         model: A decoder of transformers, or the folder of one.
-        quantize: ``"none"``, or what linear layers become: ``"fp16"`` stores weights in float16;
-            ``"8da4w"`` and ``"8da8w"`` quantise weights to 4 or 8 bits and activations to 8 when
-            the program runs.
-        group: How many weights share a scale in ``"8da4w"``.
-        quantize_embedding: 8 or 4 bits for the embedding, None to leave it. The application must
-            then link the quantised kernels.
-        context: How many tokens a text may have; at most what the model was made for.
+        quantize: Form of linear layers: ``"none"``; ``"fp16"`` stores weights in float16;
+            ``"8da4w"`` and ``"8da8w"`` quantise weights to 4 or 8 bits, and activations to 8 at
+            run time.
+        group: Number of weights that share a scale in ``"8da4w"``.
+        quantize_embedding: Bits of the embedding, 8 or 4; None for no quantisation. The
+            application must link the quantised kernels.
+        context: Largest number of tokens of a text; at most the model's own limit.
         backend: ``"xnnpack"``, or ``"portable"`` for the runtime's own kernels alone.
         attention: ``"delegate"``, or ``"custom-kernel"`` for ``llama::custom_sdpa``, which the
             application must link.
-        prefill_chunk: How many tokens are taken at once at most; None for all of the context.
-        separate_decode: Whether a second method, ``decode``, takes exactly one token. It has the
-            weights and the cache of ``forward``, so that either may follow the other.
+        prefill_chunk: Largest number of tokens in one call; None for the whole context.
+        separate_decode: Whether to add a method ``decode`` for exactly one token, which shares
+            weights and cache with ``forward``.
 
     Raises:
         FolderError: The folder cannot be loaded.
         UnsupportedModelError: The model is not a decoder that can be exported with a static cache.
-        LanguageModelError: An argument makes no sense.
+        LanguageModelError: An argument is out of range, or does not fit the others.
     """
     prepared_model = prepared(
         model,
@@ -92,15 +92,15 @@ def export_language_model(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A decoder as it will be exported, and with what.
+    """A decoder ready for export, with its settings.
 
     Attributes:
-        context: How many tokens a text may have.
-        chunk: How many are taken at once at most.
+        context: Largest number of tokens of a text.
+        chunk: Largest number of tokens in one call.
         kernels: Kernels that the runtime must have in addition to the portable ones.
-        partitioners: Who chooses what goes to a backend.
+        partitioners: The partitioners, in order.
         separate_decode: Whether single tokens have a separate method.
-        quantized: How much of the linear layers was quantised, None if nothing was to be.
+        quantized: How much of the linear layers was quantised; None without quantisation.
     """
 
     decoder: CachedDecoder
@@ -141,20 +141,20 @@ def prepared(
     if quantize == "fp16" and backend != "xnnpack":
         raise LanguageModelError(
             "quantize is 'fp16', which XNNPACK's delegate stores weights in, and backend is "
-            f"{backend!r}, whose kernels compute in the model's own numbers: take 'xnnpack', or "
+            f"{backend!r}, whose kernels compute in the model's own dtype: pass 'xnnpack', or "
             "leave quantize"
         )
     with steps.step("load", "loading the model"):
         loaded = (
             _beside(model)
             if isinstance(model, PreTrainedModel)
-            # A delegate takes weights as they are; the runtime's own kernels would convert them
+            # Delegates compute with float16 weights; the runtime's own kernels would convert them
             # again for each token.
             else load_folder(Path(model), mapped=backend == "xnnpack")
         )
     context = min([context, *_made_for(loaded)])
     kernels: set[str] = set()
-    # Export before the weights are changed: a model that cannot be exported fails at once.
+    # Export before quantisation: models that cannot be exported fail at once.
     _check_positions(loaded.config.get_text_config(), context)
     _keep_frequencies(loaded)
     custom = attention == "custom-kernel"
@@ -168,7 +168,7 @@ def prepared(
     quantized = None
     if quantize in {"8da4w", "8da8w"}:
         with steps.step("quantise", f"quantising linear layers to {quantize}"):
-            # XNNPACK keeps the scales of groups so: the decoder is what the file computes.
+            # XNNPACK stores group scales in bfloat16: the decoder computes what the file computes.
             scales = torch.bfloat16 if backend == "xnnpack" else None
             quantized = quantize_linears(loaded, quantize, group, scales=scales)
     precision = "fp16" if quantize == "fp16" else None
@@ -180,14 +180,13 @@ def prepared(
 
 
 def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> LoweredProgram:
-    """Return the program of a decoder.
+    """Return the lowered program of a decoder.
 
     Args:
         steps: Receives the progress; None for no report.
 
     Raises:
-        UnsupportedModelError: It computes what the runtime has no kernel for, or tensors whose
-            sizes have no bound.
+        UnsupportedModelError: An operator has no kernel in the runtime, or a size has no bound.
     """
     steps = steps or Steps()
     counts = {"forward": prepared_model.chunk} | (
@@ -216,7 +215,7 @@ def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> Lower
 
 
 def _check_positions(config: Any, context: int) -> None:
-    """Refuse texts in the middle of which a model turns the keys that it has kept otherwise."""
+    """Check that the rotary embedding is the same for all positions of the context."""
     rope_settings = (
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     )
@@ -229,7 +228,7 @@ def _check_positions(config: Any, context: int) -> None:
         first = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        # transformers computes all keys again then; a cache has the old ones.
+        # transformers recomputes all keys then; a cache keeps the old ones.
         if first is not None and context > first:
             raise UnsupportedModelError(
                 f"the model's positions (longrope) are other ones for texts of more than {first} "
@@ -239,49 +238,49 @@ def _check_positions(config: Any, context: int) -> None:
 
 
 def _made_for(model: PreTrainedModel) -> Iterator[int]:
-    """Yield how many tokens a text of a model may have, by each thing that says it."""
+    """Yield each limit of the text length that the model's configuration sets."""
     config = model.config.get_text_config()
     for name in ("max_position_embeddings", "max_seq_len"):
         said = getattr(config, name, None)
         if said:
             yield said
     for name, module in model.named_modules():
-        # The kin of RoBERTa count positions from the one after the padding's.
+        # RoBERTa and its relatives number positions from the padding index plus one.
         counts = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
         if counts and module.padding_idx is not None:
             yield module.num_embeddings - module.padding_idx - 1
 
 
 def _keep_frequencies(model: PreTrainedModel) -> None:
-    """Let positions that change beyond what a model was made for be as they are up to there.
+    """Fix the rotary frequencies that change only beyond the model's own text length.
 
-    transformers looks at each token whether a text has grown so long, which a context never is;
-    that is a condition on data, which torch.export cannot take.
+    transformers compares the length of the text with that limit for each token, a data-dependent
+    condition that torch.export refuses. The context never exceeds the limit.
     """
     layer_: Any
     for layer_ in model.modules():
         kind = getattr(layer_, "rope_type", None)
         if kind == "dynamic":
             layer_.rope_type = "default"
-        elif isinstance(kind, dict):  # by the type of a layer
+        elif isinstance(kind, dict):  # by layer type
             kind.update(
                 {layer: "default" for layer, rope_type in kind.items() if rope_type == "dynamic"}
             )
 
 
 def _beside(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model whose modules can be replaced, with the same weights."""
+    """Return a copy of a model with the same weights, whose modules can be replaced."""
     tensors = [*model.parameters(), *model.buffers()]
     copied: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     return copied.eval()
 
 
 def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> Mapping[str, Any]:
-    """Return what runners ask of a file, by the names of their methods.
+    """Return the constant methods that runners call, by name.
 
     Args:
-        context: How many tokens a text may have.
-        chunk: How many are taken at once at most.
+        context: Largest number of tokens of a text.
+        chunk: Largest number of tokens in one call.
     """
     said: dict[str, Any] = {
         "get_eos_ids": list(vocabulary.eos),

@@ -1,4 +1,4 @@
-"""A model folder of Hugging Face: its decoder, its tokenizer, and what runners ask of both."""
+"""Load a Hugging Face model folder: decoder, tokenizer and vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowerdeck.language_models.errors import FolderError, UnsupportedModelError,
 from lowerdeck.language_models.stored import keep_stored
 
 TOKENIZER = "tokenizer.json"
-# Nothing is fetched, and no code of the folder runs; left open, transformers asks at the terminal.
+# Download nothing and run no code of the folder: by default transformers asks at the terminal.
 _TRUSTED: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Names of safetensors."""
@@ -25,12 +25,12 @@ _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a runner has to know of tokens.
+    """Token numbers that a runner needs.
 
     Attributes:
-        size: Number of tokens that logits are given for.
-        bos: The token that a text begins with, None where there is none.
-        eos: The tokens that end it.
+        size: Number of tokens that have logits.
+        bos: First token of each text; None without one.
+        eos: Tokens that end a text.
     """
 
     size: int
@@ -41,17 +41,17 @@ class Vocabulary:
 def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
     """Return the decoder of a folder, in evaluation mode; it computes in float32.
 
-    Weights are converted while they are read, tensor by tensor, so that the model is in memory
-    once, if at all. Nothing is fetched, and no code of the folder runs.
+    Weights are converted one by one while they are read, so that the model is in memory at most
+    once. Nothing is downloaded, and no code of the folder runs.
 
     Args:
-        folder: Has ``config.json`` and weights in safetensors, in one file or several.
-        mapped: Whether large weights in float16 or bfloat16 may stay in their files, as
-            ``keep_stored`` says.
+        folder: Contains ``config.json`` and weights in safetensors, in one file or several.
+        mapped: Whether large weights in float16 or bfloat16 may stay memory-mapped (see
+            ``keep_stored``).
 
     Raises:
-        FolderError: It is not a folder of a model.
-        UnsupportedModelError: transformers knows no decoder of that kind.
+        FolderError: The folder holds no model that can be loaded.
+        UnsupportedModelError: transformers has no decoder of that kind.
     """
     config = load_config(folder)
     if not any(folder.glob("*.safetensors")):
@@ -72,21 +72,21 @@ def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
 
 
 def _stored_dtype(folder: Path) -> torch.dtype | None:
-    """Return the dtype of all weights of a folder, None if they are not all halves of one kind."""
+    """Return float16 or bfloat16 if all weights of a folder have that dtype, or None."""
     dtypes: set[str] = set()
     try:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, framework="pt") as weights:
                 dtypes |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
     except Exception:
-        return None  # transformers says what is wrong
+        return None  # transformers reports what is wrong
     return _HALVES.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def _made_in(dtype: torch.dtype, model: PreTrainedModel) -> bool:
-    """Return whether a model has tensors of that dtype which come of no file.
+    """Return whether a model has tensors of this dtype that are not loaded from a file.
 
-    They were rounded when the model was made: the factor of Gemma's embedding, for one.
+    They were rounded when the model was built, such as the factor of Gemma's embedding.
     """
     read = {*model.state_dict()}
     computed = [buffer for name, buffer in model.named_buffers() if name not in read]
@@ -125,7 +125,7 @@ def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTr
 def _check_whole(
     folder: Path, model: PreTrainedModel, loading_info: Mapping[str, Collection[object]]
 ) -> None:
-    """Refuse a folder that lacks weights: transformers draws them at random and only logs it."""
+    """Check that no weight is missing: transformers only logs it and draws random numbers."""
     missing = sorted(map(str, loading_info["missing_keys"]))
     saved = next(iter(model.config.architectures or ()), None)
     if missing and saved not in {None, type(model).__name__}:
@@ -145,7 +145,7 @@ def load_config(folder: Path) -> PretrainedConfig:
     """Return the configuration of a folder.
 
     Raises:
-        FolderError: It has none, or one of a model that transformers does not know.
+        FolderError: It has no configuration, or one of a model that transformers does not have.
     """
     if not (folder / "config.json").is_file():
         raise FolderError(
@@ -156,19 +156,19 @@ def load_config(folder: Path) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, **_TRUSTED)
     except Exception as error:
         raise FolderError(
-            f"{folder / 'config.json'} is of no model that the installed transformers knows: "
+            f"{folder / 'config.json'} is not of a model that the installed transformers has: "
             f"{first_line(error)}"
         ) from error
 
 
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
-    """Return what a runner has to know of the tokens of ``model``.
+    """Return the token numbers that a runner needs.
 
     Args:
-        model: A decoder; its generation config goes before its config.
+        model: A decoder; its generation config takes precedence over its config.
 
     Raises:
-        FolderError: They do not contain the number of a token.
+        FolderError: An entry is not the number of a token.
     """
     text, generation = model.config.get_text_config(), model.generation_config
 
@@ -181,19 +181,19 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
     if not all(isinstance(token, int) for token in several):
         raise FolderError(
             f"eos_token_id of the model's configuration is {eos!r}, expected the number of a "
-            "token or a list of them: mend generation_config.json or config.json"
+            "token or a list of them: correct generation_config.json or config.json"
         )
     return Vocabulary(text.vocab_size, said("bos_token_id"), tuple(map(int, several)))
 
 
 def tokenizer_json(folder: Path) -> str:
-    """Return the tokenizer of a folder, as the runner reads it.
+    """Return the tokenizer of a folder as the bytes of a ``tokenizer.json``.
 
     Args:
-        folder: Has ``tokenizer.json``, or another tokenizer that transformers can convert.
+        folder: Contains ``tokenizer.json``, or another tokenizer that transformers can convert.
 
     Raises:
-        FolderError: It has none.
+        FolderError: It contains none.
     """
     file = folder / TOKENIZER
     if file.is_file():
@@ -201,7 +201,7 @@ def tokenizer_json(folder: Path) -> str:
         try:
             json.loads(text)
         except ValueError as error:
-            raise FolderError(f"{file} is no JSON ({error}): get it again") from error
+            raise FolderError(f"{file} is not JSON ({error}): download it again") from error
         return text
     try:
         fast = AutoTokenizer.from_pretrained(folder, **_TRUSTED)

@@ -1,4 +1,4 @@
-"""Greedy text from a file: in our own runner, or in the official runtime where it is installed."""
+"""Greedy generation from a file, in our own runner or in the official runtime."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ OURS = "lowerdeck.runner (Python; it emulates the runtime, and its speed says no
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a file says of the model in it.
+    """A language model's file, loaded in our runner.
 
     Attributes:
-        chunk: How many tokens it takes at once at most.
-        context: How many tokens a text may have.
-        eos: The tokens that end a text.
-        program: The file, loaded in our runner.
+        chunk: Largest number of tokens in one call.
+        context: Largest number of tokens of a text.
+        eos: Tokens that end a text.
+        program: The loaded program.
     """
 
     path: Path
@@ -48,14 +48,14 @@ class ModelFile:
 
 @dataclass(slots=True)
 class Timing:
-    """How long generating took.
+    """Time that generation took.
 
     Attributes:
-        runtime: Which runtime it was.
-        prompt_tokens: How many tokens were read.
-        prompt_seconds: Time of the calls that read them.
-        tokens: How many tokens came after the first new one.
-        seconds: Time of the calls for those.
+        runtime: Name of the runtime.
+        prompt_tokens: Number of tokens of the prompt.
+        prompt_seconds: Time of the calls that read the prompt.
+        tokens: Number of generated tokens after the first.
+        seconds: Time of the calls that generated these.
     """
 
     runtime: str = OURS
@@ -66,13 +66,13 @@ class Timing:
 
 
 def open_model(path: Path) -> ModelFile:
-    """Return what a file says of the model in it.
+    """Load the file of a language model.
 
     Args:
-        path: A ``.pte`` file that ``export_language_model`` made.
+        path: A ``.pte`` file that ``export_language_model`` wrote.
 
     Raises:
-        GenerationError: It cannot be loaded, or is of no language model.
+        GenerationError: It cannot be loaded, or is not a language model.
     """
     custom_kernels.register()
     embeddings.register()
@@ -101,16 +101,16 @@ def open_model(path: Path) -> ModelFile:
 def generate(
     model: ModelFile, prompt: Sequence[int], count: int, *, official: bool, timing: Timing
 ) -> Iterator[int]:
-    """Yield the tokens that a model continues a text with, always the likeliest.
+    """Yield the tokens with which a model continues a text, always the most likely one.
 
     Args:
         prompt: The tokens of the text.
-        count: How many to add at most; a token that ends texts is not yielded.
-        official: Whether the official runtime generates, in a separate process.
-        timing: Where it is written how long it took.
+        count: Largest number of tokens to add; a token that ends the text is not yielded.
+        official: Whether to generate in the official runtime, in a separate process.
+        timing: Filled with the time that generation took.
 
     Raises:
-        GenerationError: The text is empty, or longer than the context with what is to be added.
+        GenerationError: The prompt is empty, or prompt and added tokens exceed the context.
     """
     if not prompt:
         raise GenerationError("the prompt has no tokens: give a text to continue")
@@ -145,14 +145,14 @@ def continued(
     ends: Sequence[int],
     timing: Timing,
 ) -> Iterator[int]:
-    """Yield the tokens that follow, by any runtime.
+    """Yield the generated tokens, with the runtime as a function.
 
     Args:
         prompt: The tokens of the text.
-        count: How many to add at most.
-        chunk: How many tokens the model takes at once.
-        ends: The tokens that end a text.
-        timing: Where it is written how long it took.
+        count: Largest number of tokens to add.
+        chunk: Largest number of tokens in one call.
+        ends: Tokens that end a text.
+        timing: Filled with the time that generation took.
     """
     token = 0
     for start in range(0, len(prompt), chunk):
@@ -170,7 +170,7 @@ def continued(
 
 
 def our_step(program: LoadedProgram) -> Step:
-    """Return what runs a model in our runner."""
+    """Return a function that runs a step in our runner."""
 
     def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
         method = method_for(tokens, program.methods)
@@ -182,10 +182,10 @@ def our_step(program: LoadedProgram) -> Step:
 
 
 def official_step(runtime: OfficialRuntime, methods: Collection[str]) -> Step:
-    """Return what runs a model in the official runtime.
+    """Return a function that runs a step in the official runtime.
 
     Args:
-        runtime: It has the model loaded.
+        runtime: A runtime that has loaded the model.
         methods: The methods of the model.
     """
 
@@ -197,7 +197,7 @@ def official_step(runtime: OfficialRuntime, methods: Collection[str]) -> Step:
 
 
 def method_for(tokens: Sequence[int], methods: Collection[str]) -> str:
-    """Return the method that takes these tokens.
+    """Return the name of the method for this number of tokens.
 
     Args:
         methods: The methods of a file.
@@ -206,9 +206,9 @@ def method_for(tokens: Sequence[int], methods: Collection[str]) -> str:
 
 
 def inputs_of(tokens: Sequence[int], position: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a method takes.
+    """Return the inputs of a method.
 
     Args:
-        position: Where in the text the first stands.
+        position: Position of the first token in the text.
     """
     return torch.tensor([list(tokens)]), torch.arange(position, position + len(tokens))

@@ -1,4 +1,4 @@
-"""Kernels that a runtime has only where an application links them, made known to torch."""
+"""Register kernels of optional runtime libraries with torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def define(namespace: str, name: str, arguments: str, computed: Callable[..., Any]) -> None:
-    """Let torch know an operator that returns one tensor, and its out-variant.
+    """Register an operator that returns one tensor, and its out-variant, with torch.
 
-    Where another library has defined it, such as ExecuTorch's own, its definition is taken.
+    An existing definition, such as ExecuTorch's own, is kept.
 
     Args:
-        arguments: Its arguments, as torch writes schemas.
-        computed: Computes it in eager mode; from fake tensors it must come to the right shape.
+        arguments: Its arguments in torch's schema language.
+        computed: Computes the result in eager mode, and the shape from fake tensors.
     """
     if hasattr(getattr(torch.ops, namespace), name):
         return

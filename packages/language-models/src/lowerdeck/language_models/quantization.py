@@ -1,4 +1,4 @@
-"""Linear layers quantised by torchao, in the forms that XNNPACK computes."""
+"""Quantise linear layers with torchao, in the forms that XNNPACK computes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _EMBEDDINGS = "embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """How much of a model was quantised.
+    """Number of quantised and float weights.
 
     Attributes:
-        weights: How many weights were.
-        left: How many stayed floats, by what they are of, the most first.
+        weights: Number of quantised weights.
+        left: Number of float weights by kind of layer, in descending order.
     """
 
     weights: int
@@ -43,11 +43,11 @@ class Quantized:
 
     @property
     def is_little(self) -> bool:
-        """Whether more stayed floats than were quantised, embeddings aside."""
+        """Return whether most weights are still floats, not counting embeddings."""
         return sum(self.left.values()) - self.left.get(_EMBEDDINGS, 0) > self.weights
 
     def line(self) -> str:
-        """Return it in words."""
+        """Return a line for the terminal."""
         most = sum(self.left.values()) + self.weights
         text = f"{self.weights / most:.1%} of {most:,} weights"
         if not self.left:
@@ -59,18 +59,18 @@ class Quantized:
 def quantize_linears(
     model: nn.Module, mode: str, group: int, *, scales: torch.dtype | None = None
 ) -> Quantized:
-    """Quantise the linear layers of a model, in place, one after the other.
+    """Quantise the linear layers of a model one by one, in place.
 
     Args:
-        model: The model; its weights are freed as they are replaced.
-        group: How many weights of a row share a scale in ``"8da4w"``.
-        scales: What the scales of groups are rounded to, None to leave them.
+        model: The model; weights are freed as they are replaced.
+        group: Number of weights of a row that share a scale in ``"8da4w"``.
+        scales: Dtype that group scales are rounded to; None for no rounding.
 
     Returns:
-        How much of the model that was.
+        How much of the model was quantised.
 
     Raises:
-        LanguageModelError: No linear layer can be divided into such groups.
+        LanguageModelError: The group size divides no linear layer.
     """
     if mode == "8da8w":
         config = Int8DynamicActivationIntxWeightConfig(
@@ -104,7 +104,7 @@ def quantize_linears(
 
 
 def _row(layer: nn.Linear | Conv1D) -> int:
-    """Return how many weights a number that a layer gives is made with."""
+    """Return the number of weights per output of a layer."""
     return int(layer.in_features if isinstance(layer, nn.Linear) else layer.weight.shape[0])
 
 
@@ -115,12 +115,12 @@ def _quantize(
     odd: str,
     scales: torch.dtype | None,
 ) -> Quantized:
-    """Quantise layers so that the floats of some rows alone are in memory."""
+    """Quantise layers with the float weights of only a few rows in memory at a time."""
     done: dict[nn.Module, nn.Module] = {}
     weights = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in done:  # it has several parents
+            if child in done:  # it is shared by several parents
                 setattr(parent, name, done[child])
                 continue
             if not isinstance(child, nn.Linear | Conv1D) or not chosen(_row(child)):
@@ -137,10 +137,10 @@ def _held(layer: nn.Linear | Conv1D) -> int:
 
 
 def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | None) -> nn.Module:
-    """Return a layer quantised, a piece after the other.
+    """Return a layer quantised in pieces.
 
-    All at once, the floats of a large layer and as much again several times over would be in
-    memory. Each row has its own scale, so that pieces give the same as the whole.
+    A large layer at once needs several times its float size in memory. Rows have separate scales,
+    so that pieces give the same result.
     """
     weight = layer.stored if isinstance(layer, StoredLinear) else layer.weight
     rows = weight.detach() if isinstance(layer, nn.Linear) else weight.detach().t()
@@ -151,7 +151,7 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     for some in torch.split(rows, max(1, _PIECE // rows.shape[1])):
         piece: Any = _linear(nn.Parameter(some.to(dtype).contiguous(), requires_grad=False))
         quantize_(piece, config)
-        # A quantised weight is a tensor made of plain ones.
+        # A quantised weight is a tensor subclass that holds plain tensors.
         names, context = piece.weight.__tensor_flatten__()
         parts.append({name: joined([getattr(piece.weight, name)]) for name in names})
         kind = type(piece.weight)
@@ -164,8 +164,8 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     linear_layer = _linear(nn.Parameter(whole, requires_grad=False))
     linear_layer.bias = layer.bias
     alone = nn.ModuleDict({"layer": linear_layer.train(layer.training)})
-    # Of plain tensors each distinct layer is decomposed once; of its own classes torch traces
-    # the whole program, which takes seven times as long.
+    # Each distinct layer on plain tensors is decomposed once; with the subclass torch traces the
+    # whole program, which takes seven times as long.
     unwrap_tensor_subclass(alone)
     give_back()
     return alone["layer"]
@@ -178,14 +178,14 @@ def _linear(weight: nn.Parameter) -> nn.Linear:
 
 
 def _left(model: nn.Module, done: set[nn.Module], odd: str) -> Mapping[str, int]:
-    """Return how many weights stayed floats, by what they are of."""
+    """Return the number of float weights by kind of layer."""
     counts: Counter[str] = Counter()
     seen: set[torch.Tensor] = set()
     for module in _outside(model, done):
         if isinstance(module, QuantizedEmbedding):
             continue
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            # Norms and biases are floats in XNNPACK as well.
+            # XNNPACK computes norms and biases in float as well.
             if tensor.dim() < 2 or not tensor.is_floating_point() or tensor in seen:
                 continue
             seen.add(tensor)

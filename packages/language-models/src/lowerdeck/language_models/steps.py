@@ -14,22 +14,15 @@ from lowerdeck.serializer import printable
 
 
 class Steps:
-    """Times the steps of an export, and prints each to standard error when it begins.
+    """Time the steps of an export, and print each to standard error when it begins.
 
-    One line for each, in a pipe as on a terminal.
+    One line per step, on a terminal and in a pipe.
 
     Args:
-        visible: Whether they are printed.
+        visible: Whether to print them.
 
     Attributes:
-        seconds: Wall time of each step that is done.
-
-    Example:
-        >>> steps = Steps(visible=False)
-        >>> with steps.step("load", "loading a folder"):
-        ...     pass
-        >>> list(steps.seconds)
-        ['load']
+        seconds: Wall time of each finished step.
     """
 
     def __init__(self, *, visible: bool = False) -> None:
@@ -52,8 +45,8 @@ class Steps:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hold back the bars that transformers draws while it loads a model."""
-    # Not by its switch, which is one for all libraries of Hugging Face and forgets how it stood.
+    """Suppress the progress bars of transformers while it loads a model."""
+    # Not by Hugging Face's switch, which affects all its libraries and does not record its state.
     before = logging.set_tqdm_hook(lambda _, arguments, __: logging.EmptyTqdm(*arguments))
     try:
         yield

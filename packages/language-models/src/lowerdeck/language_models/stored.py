@@ -1,7 +1,7 @@
-"""Weights that stay as their files have them, and become floats where they are used.
+"""Keep weights in the dtype of their file, and convert them to float32 at each use.
 
-Most folders are in bfloat16. Their weights are mapped, not read, until they are converted:
-a model of them takes no memory, however large it is. What is computed is float32 all the same.
+Most folders are in bfloat16. Their weights stay memory-mapped until they are converted: the
+model takes no memory, whatever its size. All computation is in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL = 1 << 16
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer in float32 whose weight has fewer bits."""
+    """A linear layer that computes in float32 with a float16 or bfloat16 weight."""
 
     stored: torch.Tensor
 
@@ -35,7 +35,7 @@ class StoredLinear(nn.Linear):
 
 
 class StoredEmbedding(nn.Embedding):
-    """An embedding in float32 whose rows have fewer bits."""
+    """An embedding that computes in float32 with float16 or bfloat16 rows."""
 
     stored: torch.Tensor
 
@@ -45,7 +45,7 @@ class StoredEmbedding(nn.Embedding):
         return self.stored.float()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
-        """Return rows, of which only those that are looked up are converted."""
+        """Return rows; only those looked up are converted."""
         return F.embedding(input, self.stored).float()
 
 
@@ -56,13 +56,13 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def keep_stored(model: nn.Module) -> None:
-    """Let a model compute in float32, in place, its large weights staying what they are.
+    """Make a model compute in float32, in place, with its large weights in their own dtype.
 
     Args:
         model: A model in float16 or bfloat16. Weights of linear layers and of plain embeddings
-            stay; all others become float32.
+            keep their dtype; all others become float32.
     """
-    # By the weights themselves, which are equal to none but themselves and live as long as this.
+    # Tensors hash by identity and outlive this dictionary.
     kept: dict[torch.Tensor, torch.Tensor] = {}
     for module in list(model.modules()):
         kind = _KINDS.get(type(module))
@@ -71,7 +71,7 @@ def keep_stored(model: nn.Module) -> None:
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if weight is None or weight.dtype not in HALVES:
             continue
-        # Tied weights are one tensor still.
+        # Tied weights stay one tensor.
         stored = kept.setdefault(weight, weight.detach())
         del module.weight
         module.__class__ = kind
@@ -87,14 +87,14 @@ def keep_stored(model: nn.Module) -> None:
 
 
 def _renorms(module: nn.Module) -> bool:
-    """Return whether an embedding writes its own rows when they are looked up."""
+    """Return whether an embedding renormalizes its rows in place at lookup."""
     return getattr(module, "max_norm", None) is not None
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return parts of a tensor as one, by their first dimension.
+    """Concatenate tensors along the first dimension.
 
-    A large one is stored in an unlinked file, unless none can be written.
+    A large result is stored in an unlinked file, unless none can be written.
 
     Args:
         parts: At least one; a single large one is moved to such a file, a small one returned.
@@ -113,10 +113,10 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def give_back() -> None:
-    """Let the C library give memory that was freed back to the system, where it knows how.
+    """Return freed memory to the system, if the C library can.
 
-    glibc keeps freed blocks of less than 32 MB, and blocks between small allocations cannot
-    be used for as large ones again.
+    glibc keeps freed blocks of less than 32 MB, and free blocks between small allocations cannot
+    be reused for larger ones.
     """
     trim = _trim()
     if trim is not None:
@@ -128,5 +128,5 @@ def _trim() -> Callable[[int], object] | None:
     try:
         trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
-        return None  # another C library, or another system
+        return None  # another C library or system
     return trim
