@@ -23,6 +23,13 @@ class Steps:
 
     Attributes:
         seconds: Wall time of each finished step.
+
+    Example:
+        >>> steps = Steps(visible=False)
+        >>> with steps.step("load", "loading a folder"):
+        ...     pass
+        >>> list(steps.seconds)
+        ['load']
     """
 
     def __init__(self, *, visible: bool = False) -> None:

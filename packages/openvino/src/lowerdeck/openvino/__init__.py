@@ -1,7 +1,8 @@
-"""Compile programs with OpenVINO for the delegate of the official runtime, and run them here.
+"""Compile programs with OpenVINO for the official runtime's delegate, and run the payloads.
 
-Importing this package alone makes no backend known by its name: each half is imported at its
-first use, so that running a file leaves ExecuTorch's backend of the same id the only one.
+The backend and the runtime half are imported at first use: importing this package registers
+neither, so that in a process that only runs files ExecuTorch's backend of the same id is the
+only one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _HALVES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a part of one half, importing it at the first use."""
+    """Import a name from its half at first use."""
     if name not in _HALVES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HALVES[name]}"), name)

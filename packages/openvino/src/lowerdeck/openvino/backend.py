@@ -1,4 +1,4 @@
-"""The backend, and the partitioner that chooses for it."""
+"""The OpenVINO backend and its partitioner."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lowerdeck.torch_base import pytree
 
 
 class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reductions, Windows):
-    """Compiles partitions with OpenVINO, for the runtime's delegate of that name.
+    """Compile partitions with OpenVINO, for the runtime's delegate of the same name.
 
-    A payload is bound to the version of OpenVINO that made it.
+    A payload runs only with the version of OpenVINO that compiled it.
 
     Example:
         >>> import torch
@@ -39,17 +39,17 @@ class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reducti
 
 
 class OpenvinoPartitioner(DeclarativePartitioner):
-    """Gives OpenVINO all that it computes as torch does.
+    """Partition programs into what OpenVINO computes as torch does.
 
     Args:
-        device: Which of OpenVINO's devices runs the payloads, such as ``"CPU"`` or ``"GPU.1"``.
+        device: OpenVINO's device for the payloads, such as ``"CPU"`` or ``"GPU.1"``.
         keep_precision: Whether float32 is computed in float32. If not, the device chooses, as with
-            ExecuTorch's own backend: a processor with bfloat16 takes that, which is up to twice
+            ExecuTorch's own backend: a processor with bfloat16 uses that, which is up to twice
             as fast, with errors of up to a hundredth of the largest result.
-        dynamic_sizes: Whether to take tensors whose sizes are known at run time alone. The
-            official runtime up to 1.5 does not report the size of a result to the program, and
-            gives all of its memory instead: only ``lowerdeck.runner`` runs such files rightly.
-        min_nodes: Partitions with fewer nodes are left to the program.
+        dynamic_sizes: Whether to delegate tensors of dynamic sizes. The official runtime up to 1.5
+            does not pass the size of a result to the program and returns all of its memory
+            instead: only ``lowerdeck.runner`` runs such files correctly.
+        min_nodes: Smallest number of nodes in a partition.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         self.dynamic_sizes = dynamic_sizes
 
     def objection(self, node: Node) -> str | None:
-        """Return why ``node`` is left to the program, or None if OpenVINO takes it.
+        """Return the reason why ``node`` is not delegated, or None if OpenVINO computes it.
 
         Args:
             node: A call in the program, or in a nested graph.
@@ -85,7 +85,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         if operator_name(node).startswith("aten.conv") and self._is_constant(
             node.all_input_nodes[0]
         ):
-            # 2025.4.1: convolution(constant), transposed, times a matrix, is off by any amount.
+            # OpenVINO 2025.4.1 computes matmul(transpose(convolution(constant)), x) wrongly.
             return "OpenVINO folds convolutions of constants wrongly"
         for source in (*node.all_input_nodes, node):
             if source.name not in self.known:
@@ -95,7 +95,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         return None
 
     def _is_constant(self, node: Node) -> bool:
-        """Return whether ``node`` is computed of constants alone."""
+        """Return whether ``node`` depends on constants only."""
         seen, waiting = {node}, [node]
         while waiting:
             node_ = waiting.pop()

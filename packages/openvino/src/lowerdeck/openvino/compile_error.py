@@ -1,8 +1,8 @@
-"""The error of compiling, apart from the others: what it derives from imports torch."""
+"""The compile-time error, in a module of its own because its base class imports torch."""
 
 from lowerdeck.lowered_module import UnsupportedOperatorError
 from lowerdeck.openvino.errors import OpenvinoError
 
 
 class CompileError(OpenvinoError, UnsupportedOperatorError):
-    """OpenVINO refuses a partition; the message says which operator, or what the compiler said."""
+    """OpenVINO cannot compile a partition; the message names the operator or the fault."""

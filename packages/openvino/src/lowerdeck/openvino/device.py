@@ -1,4 +1,4 @@
-"""OpenVINO itself: compiling a model for a device, and the payload that the runtime imports."""
+"""Compile OpenVINO models to payloads for a device."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import openvino
 from lowerdeck.openvino.errors import DeviceError
 from lowerdeck.openvino.precision import multiplies_in_subgraphs, with_precision_kept
 
-# The key under which the runtime looks for the name of the device.
+# The key that the runtime reads the device name from.
 DEVICE = "device"
-# Ours: whether float32 is kept, or the device chooses. The runtime does not look at it.
+# Our own key: whether float32 is kept, or the device chooses. The runtime ignores it.
 PRECISION = "precision"
 _NO_KERNELS_OF_ITS_OWN = {"SNIPPETS_MODE": "DISABLE"}
 
 
 @cache
 def core() -> openvino.Core:
-    """Return OpenVINO's entry, made once: it looks for devices, which takes a while."""
+    """Return OpenVINO's ``Core``, created once: it searches for devices, which is slow."""
     return openvino.Core()
 
 
 def device_of(compile_specs: Mapping[str, bytes]) -> str:
-    """Return the device that compile specs name, the processor where they name none.
+    """Return the device that compile specs name; the processor by default.
 
     Raises:
-        DeviceError: It is not on this machine.
+        DeviceError: The device is not on this machine.
     """
-    # Other than the text, the runtime takes a trailing zero byte for a part of the name.
+    # No terminating zero byte: the runtime would read it as a part of the name.
     name = bytes(compile_specs.get(DEVICE, b"CPU")).decode(errors="replace")
     available = core().available_devices
     if name.partition(".")[0] not in available:
@@ -42,16 +42,15 @@ def device_of(compile_specs: Mapping[str, bytes]) -> str:
 
 
 def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = True) -> bytes:
-    """Return the bytes that the runtime imports.
+    """Return the payload of a model.
 
     Args:
-        model: What is to be compiled.
-        device: Where it is to run.
-        keep_precision: Whether every operator is computed in the precision that it has.
+        device: The device that will run it.
+        keep_precision: Whether every operator is computed in its own precision.
 
     Raises:
         RuntimeError: OpenVINO cannot compile it.
-        CompileError: It lays out payloads otherwise than the versions that are known.
+        CompileError: OpenVINO's payload has an unknown layout.
     """
     keeps = keep_precision and device.startswith("CPU")
     settings = {"INFERENCE_PRECISION_HINT": "f32"} if keep_precision else {}
@@ -60,12 +59,12 @@ def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = Tru
         "Softmax",
     }:
         # Attention would become a fused kernel, which in bfloat16 has two precisions and
-        # cannot be compiled; without such kernels models of attention are as fast (within 3 %).
+        # cannot be compiled. Models with attention are as fast without such kernels (within 3 %).
         settings |= _NO_KERNELS_OF_ITS_OWN
     payload = _exported(model, device, settings)
     if keeps and multiplies_in_subgraphs(payload):
-        # Linear layers in a row become one too. It heeds no mark of precision when it is imported,
-        # or it cannot be: on processors with bfloat16 float32 was off by 4e-4.
+        # Consecutive linear layers become one kernel as well. Marks of precision have no effect on
+        # it, or it cannot be imported: float32 was off by 4e-4 on processors with bfloat16.
         payload = _exported(model, device, settings | _NO_KERNELS_OF_ITS_OWN)
     return with_precision_kept(payload) if keeps else payload
 

@@ -1,21 +1,21 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 
 class OpenvinoError(Exception):
-    """Base of every error that ``lowerdeck.openvino`` raises on purpose."""
+    """Base of all errors of ``lowerdeck.openvino``."""
 
 
 class DeviceError(OpenvinoError, ValueError):
-    """OpenVINO has no such device on this machine."""
+    """The device is not on this machine."""
 
 
 class BlobError(OpenvinoError, ValueError):
-    """A delegate's payload is damaged, or was made by another version of OpenVINO."""
+    """The payload of a delegate is damaged, or was compiled by another version of OpenVINO."""
 
 
 class DelegateInputError(OpenvinoError, ValueError):
-    """A delegate was called with inputs that its payload was not compiled for."""
+    """The inputs of a call do not match those that the payload was compiled for."""
 
 
 class DelegateRunError(OpenvinoError, RuntimeError):
-    """A sound payload failed while it ran."""
+    """An intact payload failed at run time."""

@@ -1,4 +1,4 @@
-"""Channels-last images, passed to OpenVINO by their sizes alone."""
+"""Pass channels-last images to OpenVINO, which has no memory formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def whole(numbers: int | Sequence[int]) -> Output:
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the runtime passes it: its bytes in memory order, with its own sizes."""
+    """Return a view of a tensor with its dimensions in memory order, as the runtime passes it."""
     if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
@@ -27,14 +27,14 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the channels-last argument of ``memory_order``."""
+    """Return the channels-last tensor of a view made by ``memory_order``."""
     batch, channels, *image = tensor.shape
     order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
     return tensor.reshape(batch, *image, channels).permute(order)
 
 
 def with_channels_first(value: Output) -> Output:
-    """Return a channels-last input of the model, in torch's order of dimensions.
+    """Transpose a channels-last parameter of the model to torch's order of dimensions.
 
     Args:
         value: A parameter with torch's sizes.
@@ -46,7 +46,7 @@ def with_channels_first(value: Output) -> Output:
 
 
 def with_channels_last(value: Output) -> Output:
-    """Return a result of the model with channels-last bytes and torch's sizes.
+    """Transpose a result of the model to channels-last bytes, with torch's sizes.
 
     Args:
         value: A value in torch's order of dimensions.

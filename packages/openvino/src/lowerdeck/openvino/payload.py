@@ -1,7 +1,7 @@
 """Checked reader of payloads, without OpenVINO.
 
-A payload of the device ``CPU`` holds the graph that OpenVINO made of a model: three parts behind a
-header, of which the last is the graph's text, in OpenVINO's own form of XML.
+A payload of the device ``CPU`` contains the compiled graph: a header and three parts, of which
+the last is the graph in OpenVINO's XML.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION = struct.Struct("<8sIQ")
 The text names the version and the instruction set. Offsets in the header count from its end.
 """
 _VERSION_MARK = b"RR_UPCVO"
-# With these OpenVINO obfuscates the text.
+# OpenVINO XORs the text with these bytes.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _BEGIN = b"<?xml"
 _NOTHING = "unspecified"
@@ -45,28 +45,28 @@ _Port = tuple[str, str]
 
 
 def decode_payload(blob: memoryview) -> PayloadGraph:
-    """Return the operators in a payload of the device ``CPU``, by any compiler.
+    """Return the operators in a payload of the device ``CPU``.
 
-    They are those that OpenVINO runs, which has joined some that the model had, and precedes its
-    own kernels: which of them it chooses is known where it runs alone.
+    These are the operators after OpenVINO's fusions, before it selects kernels: the selection is
+    known only on the machine that runs the payload.
 
     Args:
         blob: The bytes of the delegate.
 
     Raises:
-        BlobError: They are damaged, or of another device or a version that is not known.
+        BlobError: They are damaged, or of another device or an unknown version.
     """
     return _read(blob, _Reader.graph)
 
 
 def operator_numbers(blob: memoryview) -> dict[str, int]:
-    """Return the numbers of a payload's operators, in ``decode_payload``'s order, by their names.
+    """Return the index of each operator in ``decode_payload``'s order, by name.
 
     Args:
         blob: The bytes of the delegate.
 
     Raises:
-        BlobError: They are damaged, or of another device or a version that is not known.
+        BlobError: They are damaged, or of another device or an unknown version.
     """
     return _read(blob, _Reader.numbers)
 
@@ -91,10 +91,10 @@ def _read(blob: memoryview, read_part: Callable[[_Reader], _Told]) -> _Told:
 
 
 def crossed(text: bytes) -> bytes:
-    """Return a graph's text readable, or a readable one as payloads hold it.
+    """Return obfuscated text as plain text, or plain text as obfuscated.
 
     Args:
-        text: From its first byte on, or from one whose number is a multiple of 12.
+        text: Text that starts at a multiple of 12 bytes.
     """
     key = (_KEY * (len(text) // len(_KEY) + 1))[: len(text)]
     number = int.from_bytes(text, "little") ^ int.from_bytes(key, "little")
@@ -102,7 +102,7 @@ def crossed(text: bytes) -> bytes:
 
 
 def without_version(blob: memoryview) -> memoryview:
-    """Return a payload from its header on, without the version that OpenVINO 2026 writes."""
+    """Return a payload from its header on, without the version string of OpenVINO 2026."""
     if len(blob) < _VERSION.size or bytes(blob[:8]) != _VERSION_MARK:
         return blob
     return blob[_VERSION.size + _VERSION.unpack_from(blob)[2] :]
@@ -112,7 +112,7 @@ def begins_with_text(blob: memoryview) -> bool:
     """Return whether a payload has the known layout from its header on.
 
     Args:
-        blob: The bytes of the delegate, without a version.
+        blob: The bytes of the delegate, without a version string.
     """
     if len(blob) < HEADER.size:
         return False
@@ -122,7 +122,7 @@ def begins_with_text(blob: memoryview) -> bool:
 
 
 def _parts(blob: memoryview) -> tuple[int, int, int]:
-    """Return where the text begins, and the sizes of constants and of the text."""
+    """Return the offset of the text, and the sizes of constants and text."""
     if not begins_with_text(blob):
         raise BlobError(
             f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}, expected "
@@ -162,13 +162,13 @@ class _Layer:
 
 
 class _Reader:
-    """Takes the text's elements one after the other, as a parser hands them on.
+    """Handler of the XML parser's events.
 
-    Only those of the graph itself are kept; bodies of loops and branches are counted, operators
-    and constants.
+    It keeps the elements of the graph itself; the operators and constants in bodies of loops and
+    branches are only counted.
 
     Args:
-        constants: How many bytes of constants the payload has.
+        constants: Size of the payload's constants in bytes.
     """
 
     def __init__(self, constants: int) -> None:
@@ -186,11 +186,11 @@ class _Reader:
         self._text: list[str] = []
 
     def doctype(self, name: str, _public: str, _system: str) -> None:
-        """Refuse document type declarations, which no graph of OpenVINO has."""
+        """Reject document type declarations, which OpenVINO never writes."""
         raise BlobError(f"found a document type {name!r} in the graph's text, expected none")
 
     def start(self, tag: str, about: dict[str, str]) -> None:
-        """Take the beginning of an element."""
+        """Handle the start of an element."""
         self._path.append(tag)
         begin = _BEGINS.get("/".join(self._path)) if len(self._path) <= _DEEPEST else None
         if begin is not None:
@@ -204,12 +204,12 @@ class _Reader:
             self._place(about)
 
     def data(self, text: str) -> None:
-        """Take text between elements."""
+        """Handle text between elements."""
         if self._path[-1] == "dim" and len(self._path) == _DEEPEST:
             self._text.append(text)
 
     def end(self, _tag: str) -> None:
-        """Take the end of an element."""
+        """Handle the end of an element."""
         if len(self._path) == _DEEPEST and self._path[-1] == "dim":
             text = "".join(self._text).strip()
             self._text = []
@@ -222,17 +222,17 @@ class _Reader:
         self._path.pop()
 
     def close(self) -> None:
-        """Take the end of the text."""
+        """Handle the end of the text."""
 
     def begin_layer(self, about: dict[str, str]) -> None:
-        """Take the beginning of an operator."""
+        """Handle the start of an operator."""
         self._layer = _Layer(about["type"], about["name"])
         if about["id"] in self._layers:
             raise ValueError(f"two operators with the number {about['id']!r}")
         self._layers[about["id"]] = self._layer
 
     def take_settings(self, about: dict[str, str]) -> None:
-        """Take what an operator is set to."""
+        """Record the attributes of an operator."""
         if self._layer.kind == "Const":
             self._layer.taken = self._place(about)
         elif self._layer.kind == "Clamp":
@@ -240,25 +240,25 @@ class _Reader:
             self._layer.limits = f"limits {low:.6g} to {high:.6g}"
 
     def take_input(self, about: dict[str, str]) -> None:
-        """Take an input of an operator."""
+        """Record an input of an operator."""
         self._layer.inputs.append(about["id"])
 
     def begin_output(self, about: dict[str, str]) -> None:
-        """Take the beginning of an output of an operator, which its sizes follow."""
+        """Record an output of an operator; its sizes follow."""
         self._port = about["id"]
         self._dtype = _TYPES.get(about["precision"], about["precision"].lower())
         self._sizes = []
 
     def take_edge(self, about: dict[str, str]) -> None:
-        """Take what reads what."""
+        """Record an edge."""
         source = about["from-layer"], about["from-port"]
         self._edges[about["to-layer"], about["to-port"]] = source
 
     def graph(self) -> PayloadGraph:
-        """Return what was read.
+        """Return the graph.
 
         Raises:
-            KeyError: Something reads what is not there.
+            KeyError: An edge refers to a missing operator.
             ValueError: There is no result, which every graph of a delegate has.
         """
         inputs: list[int] = []
@@ -283,12 +283,12 @@ class _Reader:
         )
 
     def numbers(self) -> dict[str, int]:
-        """Return the numbers of the operators by their names."""
+        """Return the index of each operator by name."""
         layers = [layer for layer in self._layers.values() if layer.kind not in _NO_OPERATORS]
         return {layer.name: number for number, layer in enumerate(layers)}
 
     def _place(self, about: dict[str, str]) -> int:
-        """Record the place of a constant, and return its size in bytes."""
+        """Record the offset of a constant, and return its size in bytes."""
         offset, size = int(about["offset"]), int(about["size"])
         if min(offset, size) < 0 or offset + size > self._constants:
             raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")

@@ -1,9 +1,9 @@
-"""Marks in a payload that keep the precision of each operator.
+"""Precision marks in payloads.
 
 The official runtime imports payloads without settings, and a processor with bfloat16 then
-chooses that for float32. No setting survives the export. What does is a mark on operators, but
-those that OpenVINO makes of a model's while it compiles, such as a convolution with the factors of
-a batch norm in it, lose it: so it is written into the payload, which holds what they became.
+computes float32 in bfloat16. No setting survives the export; a mark on an operator does. But
+operators that OpenVINO fuses while it compiles, such as a convolution with a batch norm, lose
+their marks, so the marks are written into the payload, which holds the fused operators.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MARK = {"name": "precise", "version": "0"}
 
 
 def rounded_to_float16(value: Output) -> Output:
-    """Return float32 rounded to what float16 holds, computed in float32.
+    """Round float32 to float16 precision, computed in float32.
 
-    OpenVINO computes float16 in float32 there, and so drops conversions to it and back.
+    OpenVINO computes float16 in float32 there, and so removes conversions to float16 and back.
     """
 
     def number(value: float) -> Output:
@@ -32,7 +32,7 @@ def rounded_to_float16(value: Output) -> Output:
     # The upper 11 bits: lower ones are lost when added to a number 2**13 times as large.
     larger = opset13.multiply(value, number(2.0**13 + 1))
     normal = opset13.subtract(larger, opset13.subtract(larger, value))
-    # Beneath the normal numbers, multiples of the least.
+    # Subnormal numbers are multiples of the smallest one.
     steps = opset13.round(opset13.multiply(value, number(2.0**24)), "half_to_even")
     small = opset13.multiply(steps, number(2.0**-24))
     finite = opset13.select(opset13.less(size, number(2.0**-14)), small, normal)
@@ -41,10 +41,10 @@ def rounded_to_float16(value: Output) -> Output:
 
 
 def with_precision_kept(payload: bytes) -> bytes:
-    """Return a payload of the device ``CPU`` whose operators all bear the mark.
+    """Return a payload of the device ``CPU`` with the mark on all operators.
 
     Raises:
-        CompileError: It is laid out otherwise than those of the versions that are known.
+        CompileError: The payload has an unknown layout.
     """
     net = ElementTree.fromstring(text_of(payload))
     for layer in net.iter("layer"):
@@ -62,13 +62,13 @@ def with_precision_kept(payload: bytes) -> bytes:
 
 
 def multiplies_in_subgraphs(payload: bytes) -> bool:
-    """Return whether products of matrices became part of a kernel that OpenVINO made for a model.
+    """Return whether matrix products were fused into generated kernels.
 
     Args:
         payload: What OpenVINO exported for the device ``CPU``.
 
     Raises:
-        CompileError: It is laid out otherwise than those of the versions that are known.
+        CompileError: The payload has an unknown layout.
     """
     net = ElementTree.fromstring(text_of(payload))
     subgraphs = net.iterfind(".//layer[@type='Subgraph']")
@@ -79,7 +79,7 @@ def text_of(payload: bytes) -> bytes:
     """Return the text of the graph in a payload of the device ``CPU``.
 
     Raises:
-        CompileError: It is laid out otherwise than those of the versions that are known.
+        CompileError: The payload has an unknown layout.
     """
     rest = without_version(memoryview(payload))
     if begins_with_text(rest):

@@ -1,4 +1,4 @@
-"""Times of the operators of a payload, measured by OpenVINO."""
+"""Time the operators of a payload with OpenVINO's profiling."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RUN = openvino.ProfilingInfo.Status.EXECUTED
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A payload imported once more, to be measured: measuring slows every call.
+    """A second import of a payload with profiling enabled, which slows every call.
 
     Attributes:
-        request: What it is run with.
-        numbers: The numbers of its operators in the payload, by their names there.
+        request: The inference request.
+        numbers: Index of each operator in the payload, by name.
     """
 
     compiled: openvino.CompiledModel
@@ -28,27 +28,27 @@ class Watched:
 
     @property
     def names(self) -> dict[int | str, str]:
-        """What each operator computes, with the kernel that OpenVINO chose for it."""
+        """Names of the operators, each with the kernel that OpenVINO selected."""
         return {
             self._identifier(info): f"{info.node_type} ({info.exec_type})"
             for info in self.request.get_profiling_info()
         }
 
     def spent(self) -> Iterator[tuple[int | str, int]]:
-        """Yield each operator that the last call ran, and its nanoseconds."""
+        """Yield each operator that the last call ran, with its nanoseconds."""
         for info in self.request.get_profiling_info():
             if info.status == _RUN:
                 yield self._identifier(info), round(info.real_time.total_seconds() * 1e9)
 
     def _identifier(self, info: openvino.ProfilingInfo) -> int | str:
-        # Additional work of the device, such as moving channels, has only a name. Profiles have
-        # slashes between a delegate and its parts.
+        # Additional work of the device, such as layout changes, has only a name. Profiles separate
+        # a delegate and its parts by slashes.
         name: str = info.node_name
         return self.numbers.get(name, name.replace("/", "."))
 
 
 def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
-    """Return a payload, ready to be measured.
+    """Import a payload with profiling enabled.
 
     Args:
         blob: The payload, which was imported before.
@@ -58,5 +58,5 @@ def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
     try:
         numbers = operator_numbers(blob)
     except BlobError:
-        numbers = {}  # another device's
+        numbers = {}  # of another device
     return Watched(compiled, compiled.create_infer_request(), numbers)

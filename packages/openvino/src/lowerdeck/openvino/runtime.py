@@ -1,4 +1,4 @@
-"""The half that runs payloads, for ``lowerdeck.runner``."""
+"""The runtime half, for ``lowerdeck.runner``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class LoadedPayload:
-    """A payload that OpenVINO imported.
+    """An imported payload.
 
     Attributes:
-        request: What it is run with.
+        request: The inference request.
         device: The device that runs it.
     """
 
@@ -36,14 +36,14 @@ class LoadedPayload:
     _watched: list[Watched] = field(default_factory=list)
 
     def watched(self) -> Watched:
-        """Return the payload once more, to be measured, imported at the first use."""
+        """Return the payload imported with profiling enabled, at first use."""
         if not self._watched:
             self._watched.append(watched(core(), self.blob, self.device))
         return self._watched[0]
 
 
 class OpenvinoRuntime:
-    """Runs payloads with OpenVINO, as the official runtime does."""
+    """Run payloads with OpenVINO, as the official runtime does."""
 
     def init(
         self,
@@ -51,13 +51,13 @@ class OpenvinoRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, memoryview],  # noqa: ARG002  (weights are in the payload)
     ) -> LoadedPayload:
-        """Return the payload, imported.
+        """Import a payload.
 
         Args:
-            blob: What ``preprocess`` made, ours or ExecuTorch's.
+            blob: A payload of our backend or of ExecuTorch's.
 
         Raises:
-            BlobError: It is damaged, or another version of OpenVINO made it.
+            BlobError: It is damaged, or was compiled by another version of OpenVINO.
             DeviceError: The device is not on this machine.
         """
         device = device_of(
@@ -73,7 +73,7 @@ class OpenvinoRuntime:
         return LoadedPayload(compiled, compiled.create_infer_request(), blob, device)
 
     def input_count(self, handle: LoadedPayload) -> int:
-        """Return how many inputs a payload takes."""
+        """Return the number of inputs of a payload."""
         return len(handle.compiled.inputs)
 
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -86,39 +86,39 @@ class OpenvinoRuntime:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Other inputs than the payload was compiled for.
-            DelegateRunError: OpenVINO cannot run it.
+            DelegateInputError: The inputs do not match those that the payload was compiled for.
+            DelegateRunError: OpenVINO fails.
         """
         return _run(handle.request, handle.compiled, inputs)
 
     def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
-        """Return what each operator of a payload computes, with the kernel chosen for it."""
+        """Return the name of each operator of a payload, with the kernel selected for it."""
         return handle.watched().names
 
     def execute_logged(
         self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
     ) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs``, and report what OpenVINO measured of each operator.
+        """Return the outputs for ``inputs``, and log OpenVINO's time for each operator.
 
-        Operators fused into another are not reported, nor are their results.
+        Operators fused into another one are not logged, nor are their results.
 
         Args:
             inputs: The arguments of the call.
-            log: Called with the operator's number in the payload, or the name of what the device
-                does in addition, and the start and the end in nanoseconds.
+            log: Called with the operator's index in the payload, or the name of additional work of
+                the device, and the start and the end in nanoseconds.
 
         Returns:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Other inputs than the payload was compiled for.
-            DelegateRunError: OpenVINO cannot run it.
+            DelegateInputError: The inputs do not match those that the payload was compiled for.
+            DelegateRunError: OpenVINO fails.
         """
         measured = handle.watched()
         start = time.perf_counter_ns()
         results = _run(measured.request, measured.compiled, inputs)
         for identifier, spent in measured.spent():
-            # Durations are measured, but no start times: events are logged one after the other.
+            # OpenVINO measures durations without start times: events are logged one after another.
             log(identifier, start, start + spent)
             start += spent
         return results
@@ -149,7 +149,7 @@ def _run(
 
 
 def _last_line(error: RuntimeError) -> str:
-    """Return what OpenVINO says at last, after the places in its sources."""
+    """Return the last line of OpenVINO's error, which follows the places in its sources."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

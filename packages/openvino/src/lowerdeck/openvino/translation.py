@@ -1,4 +1,4 @@
-"""Base of all visitors: OpenVINO's value of each node, and the model made of them."""
+"""Base class of all visitors: the OpenVINO value of each node, and the model built from them."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _NO_OPERATORS = ("Parameter", "Constant", "Result")
 
 
 class Translation(DeclarativeBackend):
-    """Makes an OpenVINO model of a partition; families of operators derive from it."""
+    """Build an OpenVINO model from a partition; families of operators derive from it."""
 
-    # Each release may compile otherwise, and each OpenVINO reads its own payloads alone.
+    # Each release compiles differently, and OpenVINO reads only payloads of its own version.
     version: ClassVar[str] = (
         f"{metadata.version('lowerdeck-openvino')} of openvino {openvino.__version__}"
     )
-    # New values of buffers are returned to the program, which keeps them: payloads forget.
+    # The program keeps buffers and receives their new values as results: payloads have no state.
     owns_state: ClassVar[bool] = False
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Make the model's parameters and constants."""
+        """Create the model's parameters and constants."""
         self._keeps_float32 = part.compile_specs.get(PRECISION) != b"device"
         self._values: dict[Node, Output] = {}
         self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
         for node, tensor in part.constants.items():
-            # A view of the program's memory, which OpenVINO copies when it compiles. By way of its
-            # bytes, as ``tensor.numpy()`` would make a lazy copy of weights a true one.
+            # A view of the program's memory, which OpenVINO copies when it compiles. From bytes:
+            # ``tensor.numpy()`` would turn a lazy copy of weights into a real one.
             array = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
             self._values[node] = opset13.constant(array, TYPES[tensor.dtype]).output(0)
             self._known.add(self._values[node])
@@ -80,7 +80,7 @@ class Translation(DeclarativeBackend):
         if dtype is None or tensor_of(argument).dtype == dtype:
             return value
         if dtype == torch.bool:
-            # As a conversion, OpenVINO takes the least int32 for 0.
+            # Not by a conversion, which maps the most negative int32 to false.
             exact = self.read(argument, torch.float32)
             return opset13.not_equal(exact, self.read(0.0)).output(0)
         if dtype == torch.float16 and self._keeps_float32:
@@ -95,7 +95,7 @@ class Translation(DeclarativeBackend):
             output: OpenVINO's operator, or one of its outputs.
         """
         value = output.output(0) if isinstance(output, openvino.Node) else output
-        # A value that was given before keeps the name that it has.
+        # A value that has a name keeps it.
         if value not in self._known and value.get_index() == 0:
             value.get_node().set_friendly_name(node.name)
             part.emit(value, nodes=[node], identifier=node.name)
@@ -103,7 +103,7 @@ class Translation(DeclarativeBackend):
         self._known.add(value)
 
     def compile(self, part: PartitionView) -> bytes:
-        """Return the payload.
+        """Compile the model to a payload.
 
         Args:
             part: The partition, whose nodes were visited.
@@ -123,8 +123,8 @@ class Translation(DeclarativeBackend):
     def _result(self, node: Node) -> Output:
         value = self._values[node]
         if value.get_node().get_type_name() in _NO_OPERATORS:
-            # The official runtime writes nothing where a result is an input: x or x, the larger
-            # of x and x, is x, and an operator that OpenVINO does not drop.
+            # The runtime does not write a result that is an input: ``maximum(x, x)`` is x,
+            # and OpenVINO does not remove it.
             join = (
                 opset13.logical_or if value.get_element_type() == Type.boolean else opset13.maximum
             )
@@ -138,7 +138,7 @@ class Translation(DeclarativeBackend):
 
 
 def tensor_of(node: Node) -> torch.Tensor:
-    """Return what export knows of a node's tensor: its sizes and its dtype.
+    """Return the fake tensor of a node.
 
     Args:
         node: A node whose value is one tensor.
@@ -158,7 +158,7 @@ def axis_of(node: Node, dim: int) -> int:
 
 
 def axes_of(node: Node, dims: int | Sequence[int] | None) -> list[int]:
-    """Return dimensions counted from the first, all of them where none are named.
+    """Return dimensions counted from the first; all dimensions for None.
 
     Args:
         node: The node whose dimensions they are.

@@ -1,4 +1,4 @@
-"""The operators that are taken, a family to a module."""
+"""Supported operators, one module for each family."""
 
 from lowerdeck.openvino.operators.elementwise import Elementwise
 from lowerdeck.openvino.operators.matrices import Matrices

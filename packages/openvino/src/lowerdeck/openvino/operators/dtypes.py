@@ -1,9 +1,9 @@
-"""Dtypes that operators are taken in."""
+"""Sets of dtypes that operators support."""
 
 import torch
 
 FLOATS = frozenset({torch.float32, torch.float16})
-# 64-bit integers become 32-bit ones on OpenVINO's processors: good for positions, not for sums.
+# OpenVINO computes int64 as int32 on processors, which suffices for positions but not for sums.
 NUMBERS = FLOATS | {torch.int32}
 VALUES = NUMBERS | {torch.bool, torch.int8, torch.uint8}
 WITH_POSITIONS = NUMBERS | {torch.int64}

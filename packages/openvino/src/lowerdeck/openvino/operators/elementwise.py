@@ -1,4 +1,4 @@
-"""Operators that compute each element by itself."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _COMPARISONS: dict[str, Callable[[Output, Output], openvino.Node]] = {
     "aten.ne": opset13.not_equal,
     "aten.lt": opset13.less,
     "aten.le": opset13.less_equal,
-    # Turned round, as OpenVINO takes NaN for greater than anything, and for less than nothing.
+    # Operands swapped: OpenVINO evaluates ``NaN > x`` as true and ``NaN < x`` as false.
     "aten.gt": lambda left, right: opset13.less(right, left),
     "aten.ge": lambda left, right: opset13.less_equal(right, left),
 }
@@ -75,7 +75,7 @@ _LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
 
 
 def _forms(names: Iterable[str], *overloads: str) -> list[str]:
-    """Return names with each overload, and those that torch has for writing in place."""
+    """Return names with each overload, and with those of the in-place variants."""
     forms = []
     for name in names:
         short = name.partition(".")[2]
@@ -114,27 +114,27 @@ def _same_dtype(node: Node) -> bool | str:
 
 
 def _compared(node: Node) -> bool | str:
-    """Refuse int32 with numbers that float32, the type of the comparison, does not represent."""
+    """Reject int32 with a scalar that float32, the dtype of the comparison, cannot represent."""
     arguments = arguments_of(node)
     sides = arguments["self"], arguments["other"]
     dtypes = {tensor_of(side).dtype for side in sides if isinstance(side, Node)}
     if torch.int32 not in dtypes or dtypes & FLOATS:
         return True
     if len(dtypes) == 1 and all(isinstance(side, Node) or abs(side) >= 2**24 for side in sides):
-        return "it compares int32 in float32, for which 2**24 and 2**24 + 1 are one"
+        return "OpenVINO compares int32 in float32, which rounds beyond 2**24"
     return True
 
 
 def _chosen(node: Node) -> bool | str:
-    """Refuse int32, which passes through float32 where OpenVINO joins it with a comparison."""
+    """Reject int32, which OpenVINO converts to float32 when it fuses it with a comparison."""
     whole = tensor_of(node).dtype == torch.int32
-    return not whole or "it would choose among int32 in float32, which rounds beyond 2**24"
+    return not whole or "OpenVINO selects int32 in float32, which rounds beyond 2**24"
 
 
 def _exponential_linear(node: Node) -> bool | str:
     arguments = arguments_of(node)
     plain = arguments["scale"] == 1 and arguments["input_scale"] == 1
-    return plain or "it scales its input or its result"
+    return plain or "its scale or input_scale is not 1"
 
 
 def _softplus(node: Node) -> bool | str:
@@ -154,14 +154,14 @@ class Elementwise(Translation):
 
     @visits(*_UNARY_FORMS, dtypes=FLOATS)
     def unary(self, part: PartitionView, node: Node) -> None:
-        """Visit a function of one number."""
+        """Visit a unary function."""
         function = _UNARY[_plain(operator_name(node))]
         self.give(part, node, function(self.read(node.args[0])))
 
     @visits(*_SUM_FORMS, dtypes=NUMBERS, when=_same_dtype)
     @visits(*_QUOTIENT_FORMS, dtypes=FLOATS)
     def arithmetic(self, part: PartitionView, node: Node) -> None:
-        """Visit a function of two numbers, the second perhaps scaled."""
+        """Visit a binary function, with a scaled second operand if ``alpha`` is given."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         left, right = self.read(arguments["self"], dtype), self.read(arguments["other"], dtype)
@@ -171,7 +171,7 @@ class Elementwise(Translation):
 
     @visits("aten.rsub.Scalar", dtypes=FLOATS)
     def reversed_difference(self, part: PartitionView, node: Node) -> None:
-        """Visit a number minus each element, perhaps scaled."""
+        """Visit ``rsub``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         subtrahend = self.read(arguments["self"])
@@ -194,40 +194,40 @@ class Elementwise(Translation):
 
     @visits(*_COMPARISON_FORMS, dtypes=VALUES, when=_compared)
     def comparison(self, part: PartitionView, node: Node) -> None:
-        """Visit a comparison, in the dtype that torch compares in."""
+        """Visit a comparison, in the dtype to which torch promotes both operands."""
         arguments = arguments_of(node)
         left, right = arguments["self"], arguments["other"]
         dtype = torch.result_type(
             *(tensor_of(x) if isinstance(x, Node) else x for x in (left, right))
         )
         if dtype in (torch.int16, torch.int32):
-            # Bytes with and without a sign meet in 16 bits, which OpenVINO lacks. It compares
-            # integers in float32 in any case: their producers stay in integers.
+            # int8 and uint8 are promoted to int16, which OpenVINO lacks. It compares integers in
+            # float32 in any case.
             dtype = torch.float32
         compare = _COMPARISONS[_plain(operator_name(node))]
         self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
 
     @visits(*_LOGIC, dtypes={torch.bool})
     def logic(self, part: PartitionView, node: Node) -> None:
-        """Visit a function of two truths."""
+        """Visit a binary function of bools."""
         function = _LOGIC[_plain(operator_name(node))]
         self.give(part, node, function(self.read(node.args[0]), self.read(node.args[1])))
 
     @visits("aten.logical_not", dtypes={torch.bool})
     def negation(self, part: PartitionView, node: Node) -> None:
-        """Visit the opposite of a truth."""
+        """Visit ``logical_not``."""
         self.give(part, node, opset13.logical_not(self.read(node.args[0])))
 
     @visits(*_CLAMPS, dtypes=FLOATS)
     def clamp(self, part: PartitionView, node: Node) -> None:
-        """Visit a limit on either side, or both."""
+        """Visit ``clamp`` with one limit or two."""
         arguments = arguments_of(node)
         lower, upper = (
             arguments.get("min", arguments.get("min_val")),
             arguments.get("max", arguments.get("max_val")),
         )
         value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
-        # Two operators, as torch gives the upper limit where the lower is above it.
+        # Two operators, because torch returns the upper limit if the lower one is above it.
         if lower is not None:
             value = opset13.maximum(value, self.read(lower, dtype)).output(0)
         if upper is not None:
@@ -236,14 +236,14 @@ class Elementwise(Translation):
 
     @visits(*_LEAKY, dtypes=FLOATS)
     def leaky(self, part: PartitionView, node: Node) -> None:
-        """Visit a rectifier with a slope below zero."""
+        """Visit ``leaky_relu``."""
         arguments = arguments_of(node)
         slope = self.read(arguments["negative_slope"], tensor_of(node).dtype)
         self.give(part, node, opset13.prelu(self.read(arguments["self"]), slope))
 
     @visits("aten.prelu", dtypes=FLOATS)
     def learned_slopes(self, part: PartitionView, node: Node) -> None:
-        """Visit a rectifier with a slope for each channel."""
+        """Visit ``prelu``."""
         arguments = arguments_of(node)
         self.give(
             part, node, opset13.prelu(self.read(arguments["self"]), self.read(arguments["weight"]))
@@ -251,13 +251,13 @@ class Elementwise(Translation):
 
     @visits(*_ELU, dtypes=FLOATS, when=_exponential_linear)
     def exponential_linear(self, part: PartitionView, node: Node) -> None:
-        """Visit an exponential linear unit."""
+        """Visit ``elu`` or ``celu``."""
         arguments = arguments_of(node)
         self.give(part, node, opset13.elu(self.read(arguments["self"]), float(arguments["alpha"])))
 
     @visits(*_SELU, dtypes=FLOATS)
     def self_normalising(self, part: PartitionView, node: Node) -> None:
-        """Visit a scaled exponential linear unit, with torch's two factors."""
+        """Visit ``selu``, with torch's two factors."""
         dtype = tensor_of(node).dtype
         alpha = self.read(1.6732632423543772848170429916717, dtype)
         scale = self.read(1.0507009873554804934193349852946, dtype)
@@ -265,25 +265,25 @@ class Elementwise(Translation):
 
     @visits(*_GELU, dtypes=FLOATS)
     def gelu(self, part: PartitionView, node: Node) -> None:
-        """Visit a Gaussian error linear unit, exact or by tanh."""
+        """Visit ``gelu``, exact or with tanh."""
         arguments = arguments_of(node)
         form = "tanh" if arguments["approximate"] == "tanh" else "erf"
         self.give(part, node, opset13.gelu(self.read(arguments["self"]), form))
 
     @visits("aten.softplus", dtypes=FLOATS, when=_softplus)
     def softplus(self, part: PartitionView, node: Node) -> None:
-        """Visit the logarithm of one and the exponential."""
+        """Visit ``softplus``."""
         self.give(part, node, opset13.softplus(self.read(node.args[0])))
 
     @visits("aten.log_sigmoid", dtypes=FLOATS)
     def log_sigmoid(self, part: PartitionView, node: Node) -> None:
-        """Visit the logarithm of a sigmoid, which no large number overflows."""
+        """Visit ``log_sigmoid``, in a form that does not overflow."""
         opposite = opset13.negative(self.read(node.args[0]))
         self.give(part, node, opset13.negative(opset13.softplus(opposite)))
 
     @visits(*_RECIPROCALS, dtypes=FLOATS)
     def reciprocal(self, part: PartitionView, node: Node) -> None:
-        """Visit one over an element, or over its square root."""
+        """Visit ``reciprocal`` or ``rsqrt``."""
         value = self.read(node.args[0])
         if _plain(operator_name(node)) == "aten.rsqrt":
             value = opset13.sqrt(value).output(0)
@@ -291,7 +291,7 @@ class Elementwise(Translation):
 
     @visits("aten.addcmul", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
-        """Visit a product of elements, perhaps scaled, that is added."""
+        """Visit ``addcmul`` or ``addcdiv``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         product = opset13.multiply(
@@ -303,7 +303,7 @@ class Elementwise(Translation):
 
     @visits(*_CHOICES, dtypes=VALUES, when=_chosen)
     def choice(self, part: PartitionView, node: Node) -> None:
-        """Visit a choice between two elements."""
+        """Visit ``where``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         chosen = self.read(arguments["self"], dtype), self.read(arguments["other"], dtype)
@@ -311,7 +311,7 @@ class Elementwise(Translation):
 
     @visits("aten.masked_fill.Scalar", dtypes=VALUES, when=_chosen)
     def masked(self, part: PartitionView, node: Node) -> None:
-        """Visit a number written where a mask says."""
+        """Visit ``masked_fill``."""
         arguments = arguments_of(node)
         filling = self.read(arguments["value"], tensor_of(node).dtype)
         kept = self.read(arguments["self"])

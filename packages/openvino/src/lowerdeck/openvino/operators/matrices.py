@@ -1,4 +1,4 @@
-"""Products of matrices, and attention."""
+"""Matrix products and attention."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
-# A number of a mask that is less leaves nothing of a score that is added to it.
+# A mask value below this leaves nothing of a score that it is added to.
 _BEYOND = -1e30
-# OpenVINO clamps constants to the range of bfloat16, but computes smaller numbers.
+# OpenVINO clamps constants to the range of bfloat16, but computes smaller values.
 _LEAST = torch.finfo(torch.bfloat16).min
 
 
 def _attention(node: Node) -> bool | str:
     arguments = arguments_of(node)
     if arguments["dropout_p"]:
-        return "it drops at random"
+        return "its dropout is active"
     if arguments["enable_gqa"]:
-        return "heads share keys"
-    return tensor_of(arguments["query"]).dim() == 4 or "it is not of batches of heads"
+        return "query heads share keys (enable_gqa)"
+    return tensor_of(arguments["query"]).dim() == 4 or "its tensors are not of rank 4"
 
 
 class Matrices(Translation):
@@ -35,13 +35,13 @@ class Matrices(Translation):
 
     @visits("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", dtypes=FLOATS)
     def product(self, part: PartitionView, node: Node) -> None:
-        """Visit a product, with torch's rules for vectors and batches."""
+        """Visit a matrix product, with torch's rules for vectors and batches."""
         left, right = (self.read(operand) for operand in node.args)
         self.give(part, node, opset13.matmul(left, right, False, False))
 
     @visits("aten.linear", dtypes=FLOATS)
     def linear(self, part: PartitionView, node: Node) -> None:
-        """Visit a layer."""
+        """Visit ``linear``."""
         arguments = arguments_of(node)
         product = opset13.matmul(
             self.read(arguments["input"]), self.read(arguments["weight"]), False, True
@@ -52,14 +52,14 @@ class Matrices(Translation):
 
     @visits("aten.addmm", "aten.baddbmm", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
-        """Visit a product with something added, both perhaps scaled."""
+        """Visit ``addmm``, with ``beta`` and ``alpha``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
         product = opset13.matmul(*(self.read(arguments[name]) for name in names), False, False)
         if arguments["alpha"] != 1:
             product = opset13.multiply(product, self.read(arguments["alpha"], dtype))
-        if arguments["beta"] == 0:  # whatever is there is not looked at, not even where it is NaN
+        if arguments["beta"] == 0:  # torch ignores the addend if beta is 0, even where it is NaN
             self.give(part, node, product)
             return
         added = self.read(arguments["self"])
@@ -69,16 +69,16 @@ class Matrices(Translation):
 
     @visits(_ATTENTION, dtypes=FLOATS | {torch.bool}, when=_attention)
     def attention(self, part: PartitionView, node: Node) -> None:
-        """Visit attention, with a mask of truths, of floats, or none.
+        """Visit scaled dot product attention, with a boolean mask, a float mask, or none.
 
-        OpenVINO's own operator uses the processor's precision, whatever the model asks for.
+        OpenVINO's own operator uses the processor's precision, whatever the model requests.
         """
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         scale = arguments["scale"]
         if scale is None:
             scale = float(tensor_of(arguments["query"]).shape[-1]) ** -0.5
-        # In float32, as in torch: next to the least float16 a score is not a rounding error.
+        # In float32, as in torch: float16 rounds scores near its most negative number.
         query, key, value = (
             self.read(arguments[x], torch.float32) for x in ("query", "key", "value")
         )
@@ -97,11 +97,11 @@ class Matrices(Translation):
         )
 
     def _bias(self, arguments: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
-        """Return what is added to scores, as finite numbers, and which rows have any that count.
+        """Return the mask as finite numbers, and the rows in which it leaves a score.
 
-        torch leaves nothing of a row that is minus infinity alone, and 0 is its result; the least
-        finite number says otherwise: a row of it alone is a mean. A softmax without infinities
-        separates the two: they differ here, and a sum with any score stays finite.
+        torch's result is 0 for a row whose mask is all minus infinity, and a mean for a row whose
+        mask is all the smallest finite number. A softmax without infinities cannot tell them
+        apart, so the rows are returned as well. The sum of the mask and any score is finite.
         """
         zero, never = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
         mask = arguments["attn_mask"]
@@ -112,8 +112,8 @@ class Matrices(Translation):
             else:
                 value = self.read(mask, torch.float32)
                 counts = opset13.not_equal(value, self.read(float("-inf"))).output(0)
-                # What is beyond any score is halved, all of it beyond this bound: what was less
-                # is less, and both absorb every score.
+                # Halve values beyond this bound: their order is preserved, and all still absorb
+                # every score.
                 bound = self.read(_BEYOND)
                 excess = opset13.clamp(value, _LEAST, _BEYOND)
                 excess = opset13.multiply(excess, self.read(0.5))

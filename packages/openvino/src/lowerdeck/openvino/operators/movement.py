@@ -1,4 +1,4 @@
-"""Operators that move elements, and compute none."""
+"""Operators that move or copy elements."""
 
 from __future__ import annotations
 
@@ -46,44 +46,44 @@ def _one_dynamic(node: Node) -> bool | str:
 
 def _static(node: Node) -> bool | str:
     sizes = [size for size in tensor_of(node).shape if not isinstance(size, int)]
-    return not sizes or "its sizes are dynamic"
+    return not sizes or "it has dynamic sizes"
 
 
 def _idle(node: Node) -> bool | str:
-    return not arguments_of(node).get("train") or "it drops at random"
+    return not arguments_of(node).get("train") or "its dropout is active"
 
 
 def _conversion(node: Node) -> bool | str:
     for dtype in (tensor_of(node.all_input_nodes[0]).dtype, tensor_of(node).dtype):
         if dtype == torch.int64:
-            return "64-bit integers become 32-bit ones"
+            return "OpenVINO computes int64 in int32"
         if dtype not in VALUES:
-            return f"dtype {dtype} is not taken"
+            return f"dtype {dtype} is not supported"
     return True
 
 
 def _asserted(node: Node) -> bool | str:
-    """Take what is said of a tensor that a partition can be given: it says nothing here."""
+    """Accept ``_assert_tensor_metadata``: the partition's inputs are fixed."""
     dtype = tensor_of(node.all_input_nodes[0]).dtype
-    return dtype in TYPES or f"dtype {dtype} is not taken"
+    return dtype in TYPES or f"dtype {dtype} is not supported"
 
 
 def _numbered(node: Node) -> bool | str:
-    """Take a table and positions in it, with whatever the table holds."""
+    """Accept a table of any dtype with integer positions."""
     arguments = arguments_of(node)
     table = tensor_of(arguments["weight"] if "weight" in arguments else arguments["self"])
-    return table.dtype in VALUES or f"dtype {table.dtype} is not taken"
+    return table.dtype in VALUES or f"dtype {table.dtype} is not supported"
 
 
 def _sizes(node: Node) -> list[tuple[Any, Any]]:
-    """Return how long the dimensions of a tensor are, and those of positions in it."""
+    """Return the sizes of a tensor and of its index."""
     arguments = arguments_of(node)
     shapes = tensor_of(arguments["self"]).shape, tensor_of(arguments["index"]).shape
     return list(zip(*shapes, strict=True))
 
 
 def _gathered(node: Node) -> bool | str:
-    """Take as many positions as elements, or fewer, in dimensions that are known."""
+    """Accept a ``gather`` with at most as many positions as elements in each static dimension."""
     axis = axis_of(node, arguments_of(node)["dim"])
     for dim, pair in enumerate(_sizes(node)):
         is_static = all(isinstance(size, int) for size in pair)
@@ -93,35 +93,35 @@ def _gathered(node: Node) -> bool | str:
 
 
 def _one_index(node: Node) -> bool | str:
-    """Take positions in one dimension; a mask's result is as long as it has truths."""
+    """Accept an index in one dimension; reject masks, whose result has a data-dependent size."""
     indices = [index for index in arguments_of(node)["indices"] if index is not None]
     if len(indices) != 1 or tensor_of(indices[0]).dtype not in (torch.int32, torch.int64):
-        return "it takes something else than positions in one dimension"
+        return "it does not index one dimension with integers"
     return _numbered(node)
 
 
 class Movement(Translation):
-    """Shapes, orders, parts, joins and lookups."""
+    """Views, permutations, slices, concatenations and lookups."""
 
     @visits(*_SHAPES, dtypes=VALUES, when=_one_dynamic)
     def reshaped(self, part: PartitionView, node: Node) -> None:
-        """Visit other sizes of the same elements."""
+        """Visit ``view`` and its relatives."""
         sizes = [size if isinstance(size, int) else -1 for size in tensor_of(node).shape]
         value = self.read(node.args[0])
         self.give(part, node, opset13.reshape(value, whole(sizes), special_zero=False))
 
     @visits("aten.unsqueeze", dtypes=VALUES)
     def unsqueezed(self, part: PartitionView, node: Node) -> None:
-        """Visit a new dimension."""
+        """Visit ``unsqueeze``."""
         axis = axis_of(node, arguments_of(node)["dim"])
         self.give(part, node, opset13.unsqueeze(self.read(node.args[0]), whole([axis])))
 
     @visits(*_SQUEEZED, dtypes=VALUES)
     def squeezed(self, part: PartitionView, node: Node) -> None:
-        """Visit dimensions of one element that fall away.
+        """Visit ``squeeze``.
 
-        Where sizes are dynamic, OpenVINO would take another shape for a shuffle of channels, and
-        fail to compile it: there the one place is looked up.
+        With dynamic sizes, OpenVINO infers a wrong shape for a channel shuffle and fails to
+        compile it: there the single position is gathered.
         """
         arguments = arguments_of(node)
         sizes = tensor_of(arguments["self"]).shape
@@ -139,21 +139,21 @@ class Movement(Translation):
 
     @visits(*_SAME, dtypes=VALUES, when=_idle)
     def same(self, part: PartitionView, node: Node) -> None:
-        """Visit what changes nothing."""
+        """Visit an operator that returns its input."""
         self.give(part, node, self.read(node.args[0]))
 
     @visits("aten._assert_tensor_metadata", when=_asserted)
     def asserted(self, part: PartitionView, node: Node) -> None:
-        """Visit what export asserts of a dtype, which no input can change any more."""
+        """Visit an assertion about a dtype, which holds for every input."""
 
     @visits(*_CONVERSIONS, when=_conversion)
     def conversion(self, part: PartitionView, node: Node) -> None:
-        """Visit another dtype."""
+        """Visit a conversion of dtype."""
         self.give(part, node, self.read(node.args[0], tensor_of(node).dtype))
 
     @visits(*_ORDERS, dtypes=VALUES)
     def reordered(self, part: PartitionView, node: Node) -> None:
-        """Visit another order of dimensions."""
+        """Visit a permutation of dimensions."""
         arguments = arguments_of(node)
         source = arguments["self"]
         order = list(range(tensor_of(source).dim()))
@@ -171,7 +171,7 @@ class Movement(Translation):
 
     @visits(*_PARTS, dtypes=VALUES, static=True)
     def parted(self, part: PartitionView, node: Node) -> None:
-        """Visit a tensor that is cut along one dimension."""
+        """Visit ``split``, ``chunk`` or ``unbind``."""
         arguments = arguments_of(node)
         axis = axis_of(arguments["self"], arguments["dim"])
         single = operator_name(node) == "aten.unbind.int"
@@ -186,10 +186,10 @@ class Movement(Translation):
 
     @visits("aten.cat", dtypes=VALUES)
     def joined(self, part: PartitionView, node: Node) -> None:
-        """Visit tensors one behind the other."""
+        """Visit ``cat``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
-        # torch lets an empty vector stand among tensors of any rank.
+        # torch accepts an empty vector among tensors of any rank.
         nonempty = [
             tensor for tensor in arguments["tensors"] if tuple(tensor_of(tensor).shape) != (0,)
         ]
@@ -198,7 +198,7 @@ class Movement(Translation):
 
     @visits("aten.stack", dtypes=VALUES)
     def stacked(self, part: PartitionView, node: Node) -> None:
-        """Visit tensors along a new dimension."""
+        """Visit ``stack``."""
         arguments = arguments_of(node)
         dtype, axis = tensor_of(node).dtype, axis_of(node, arguments["dim"])
         values = [
@@ -209,13 +209,13 @@ class Movement(Translation):
 
     @visits(*_EXPANDED, dtypes=VALUES, when=_static)
     def expanded(self, part: PartitionView, node: Node) -> None:
-        """Visit dimensions that are repeated."""
+        """Visit ``expand``."""
         sizes = whole(list(tensor_of(node).shape))
         self.give(part, node, opset13.broadcast(self.read(node.args[0]), sizes))
 
     @visits("aten.repeat", dtypes=VALUES, when=_static)
     def repeated(self, part: PartitionView, node: Node) -> None:
-        """Visit a tensor several times along each dimension."""
+        """Visit ``repeat``."""
         arguments = arguments_of(node)
         self.give(
             part, node, opset13.tile(self.read(arguments["self"]), whole(arguments["repeats"]))
@@ -223,7 +223,7 @@ class Movement(Translation):
 
     @visits("aten.slice.Tensor", "aten.narrow", dtypes=VALUES)
     def sliced(self, part: PartitionView, node: Node) -> None:
-        """Visit a stretch of a dimension."""
+        """Visit ``slice``."""
         arguments = arguments_of(node)
         start, step = arguments["start"] or 0, arguments.get("step", 1)
         end = start + arguments["length"] if "length" in arguments else arguments["end"]
@@ -235,7 +235,7 @@ class Movement(Translation):
 
     @visits("aten.select.int", dtypes=VALUES)
     def selected(self, part: PartitionView, node: Node) -> None:
-        """Visit one place of a dimension."""
+        """Visit ``select``."""
         arguments = arguments_of(node)
         axis = axis_of(arguments["self"], arguments["dim"])
         value = self.read(arguments["self"])
@@ -243,7 +243,7 @@ class Movement(Translation):
 
     @visits("aten.flip", dtypes=VALUES)
     def flipped(self, part: PartitionView, node: Node) -> None:
-        """Visit dimensions from their end to their beginning."""
+        """Visit ``flip``."""
         arguments = arguments_of(node)
         dims = [axis_of(node, dim) for dim in arguments["dims"]]
         least = torch.iinfo(torch.int64).min
@@ -255,7 +255,7 @@ class Movement(Translation):
 
     @visits("aten.roll", dtypes=VALUES, when=lambda node: len(node.args) > 2 or "it has no dims")
     def rolled(self, part: PartitionView, node: Node) -> None:
-        """Visit dimensions that begin elsewhere."""
+        """Visit ``roll``."""
         arguments = arguments_of(node)
         shifts, dims = (
             [x] if isinstance(x, int) else x for x in (arguments["shifts"], arguments["dims"])
@@ -265,14 +265,14 @@ class Movement(Translation):
 
     @visits("aten.embedding", dtypes=WITH_POSITIONS, when=_numbered)
     def looked_up(self, part: PartitionView, node: Node) -> None:
-        """Visit rows of a table."""
+        """Visit ``embedding``."""
         arguments = arguments_of(node)
         rows = self.read(arguments["indices"])
         self.give(part, node, opset13.gather(self.read(arguments["weight"]), rows, whole(0)))
 
     @visits("aten.index_select", dtypes=WITH_POSITIONS | VALUES, when=_numbered)
     def chosen(self, part: PartitionView, node: Node) -> None:
-        """Visit places of a dimension, known at run time."""
+        """Visit ``index_select``."""
         arguments = arguments_of(node)
         axis = whole(axis_of(arguments["self"], arguments["dim"]))
         self.give(
@@ -283,7 +283,7 @@ class Movement(Translation):
 
     @visits("aten.index.Tensor", dtypes=WITH_POSITIONS | VALUES, when=_one_index)
     def indexed(self, part: PartitionView, node: Node) -> None:
-        """Visit an index into one dimension, which may have several dimensions."""
+        """Visit an index tensor, of any rank, in one dimension."""
         arguments = arguments_of(node)
         (dim,) = (i for i, index in enumerate(arguments["indices"]) if index is not None)
         places = self.read(arguments["indices"][dim])
@@ -291,12 +291,12 @@ class Movement(Translation):
 
     @visits("aten.gather", dtypes=WITH_POSITIONS | VALUES, when=_gathered)
     def gathered(self, part: PartitionView, node: Node) -> None:
-        """Visit one place of a dimension for each element."""
+        """Visit ``gather``."""
         arguments = arguments_of(node)
         value, places = self.read(arguments["self"]), self.read(arguments["index"])
         axis = axis_of(node, arguments["dim"])
-        # torch takes fewer positions than there are elements in the other dimensions. Not cut by
-        # a slice: OpenVINO takes one for idle there, and fails to compile what is left.
+        # torch accepts fewer positions than elements in the other dimensions. Not by a slice:
+        # OpenVINO removes it as a no-op and fails to compile the rest.
         for dim, (size, length) in enumerate(_sizes(node)):
             if dim != axis and size != length:
                 first = whole(list(range(int(length))))

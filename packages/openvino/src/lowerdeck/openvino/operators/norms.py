@@ -1,4 +1,4 @@
-"""Norms over channels, groups and layers."""
+"""Normalization operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _first_alone(node: Node) -> bool | str:
 def _trained(node: Node) -> bool | str:
     arguments = arguments_of(node)
     if arguments.get("training"):
-        return "it is trained"
+        return "it is in training mode"
     return arguments["running_mean"] is not None or "it has no running mean"
 
 
@@ -36,10 +36,10 @@ _BATCH = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training")
 
 
 class Norms(Translation):
-    """Norms."""
+    """Batch, layer, group, RMS and weight norms."""
 
     def give_first(self, part: PartitionView, node: Node, output: openvino.Node) -> None:
-        """Set the value of a node, or the first of its values where the others are unread."""
+        """Set the value of a node, or of its first element if the others are unread."""
         if isinstance(node.meta["val"], torch.Tensor):
             self.give(part, node, output)
         elif (first := part.parts(node)[0]) is not None:
@@ -47,7 +47,7 @@ class Norms(Translation):
 
     @visits(*_BATCH, dtypes=FLOATS, when=_batch)
     def batch_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a norm with the running mean and variance."""
+        """Visit a batch norm in inference mode."""
         arguments = arguments_of(node)
         mean, variance = self.read(arguments["running_mean"]), self.read(arguments["running_var"])
         channels = tensor_of(arguments["running_mean"])
@@ -62,7 +62,7 @@ class Norms(Translation):
     @visits("aten.layer_norm", dtypes=FLOATS)
     @visits("aten.native_layer_norm", dtypes=FLOATS, when=_first_alone)
     def layer_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a norm over the last dimensions."""
+        """Visit a layer norm."""
         arguments = arguments_of(node)
         axes = list(range(-len(arguments["normalized_shape"]), 0))
         normalized = opset13.mvn(
@@ -79,7 +79,7 @@ class Norms(Translation):
     @visits("aten.group_norm", dtypes=FLOATS)
     @visits("aten.native_group_norm", dtypes=FLOATS, when=_first_alone)
     def group_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a norm over groups of channels."""
+        """Visit a group norm."""
         arguments = arguments_of(node)
         tensor = tensor_of(arguments["input"])
         channels = torch.empty(int(tensor.shape[1]), dtype=tensor.dtype)
@@ -94,7 +94,7 @@ class Norms(Translation):
 
     @visits("aten.rms_norm", dtypes=FLOATS)
     def rms_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a norm by the root of the mean square, in float32, as torch computes it."""
+        """Visit ``rms_norm``, in float32 as in torch."""
         arguments = arguments_of(node)
         eps = torch.finfo(torch.float32).eps if arguments["eps"] is None else arguments["eps"]
         value = self.read(arguments["input"], torch.float32)
@@ -114,10 +114,10 @@ class Norms(Translation):
 
     @visits("aten._weight_norm", dtypes=FLOATS)
     def weight_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a weight of given lengths: a constant, which OpenVINO computes ahead of time."""
+        """Visit a weight norm: a constant, which OpenVINO folds."""
         arguments = arguments_of(node)
         value = self.read(arguments["v"])
-        # -1 is torch's word for all dimensions, not for the last one.
+        # torch uses -1 for all dimensions here, not for the last one.
         kept = (
             arguments["dim"]
             if arguments["dim"] == -1

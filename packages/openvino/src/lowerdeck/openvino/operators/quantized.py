@@ -1,4 +1,4 @@
-"""Quantised programs: what torch says with pairs of operators, OpenVINO says with one."""
+"""Quantised programs: torch has pairs of operators where OpenVINO has one."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def _makes(node: Node) -> bool:
 
 
 class Quantized(Translation):
-    """Conversions between floats and bytes."""
+    """Quantization and dequantization."""
 
     @visits(_QUANTIZE, _QUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
     def quantize(self, part: PartitionView, node: Node) -> None:
-        """Visit floats that become bytes."""
+        """Visit ``quantize_per_tensor`` or ``quantize_per_channel``."""
         arguments = arguments_of(node)
         scale, zero = self._parameters_of(arguments)
         value = opset13.round(opset13.divide(self.read(arguments["input"]), scale), "half_to_even")
@@ -60,10 +60,10 @@ class Quantized(Translation):
 
     @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
     def dequantize(self, part: PartitionView, node: Node) -> None:
-        """Visit bytes that become floats.
+        """Visit a dequantization.
 
-        Where the bytes were floats just before, the pair is one ``FakeQuantize``, which OpenVINO
-        moves about until products are computed on integers.
+        If its input was just quantised, the pair becomes one ``FakeQuantize``, from which OpenVINO
+        derives integer kernels.
         """
         arguments = arguments_of(node)
         source = arguments["input"]

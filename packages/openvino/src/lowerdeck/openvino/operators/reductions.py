@@ -1,4 +1,4 @@
-"""Sums, means, extremes and what is made of them."""
+"""Reductions, softmax, variance and running sums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VARIANCES = ("aten.var.correction", "aten.var.dim", "aten.std.correction", "ate
 
 
 def _norm(node: Node) -> bool | str:
-    return arguments_of(node)["ord"] in (1, 2) or "it is neither of order 1 nor of order 2"
+    return arguments_of(node)["ord"] in (1, 2) or "its order is neither 1 nor 2"
 
 
 def _has_elements(node: Node) -> bool | str:
@@ -49,7 +49,7 @@ def _has_elements(node: Node) -> bool | str:
 
 
 def _degrees(node: Node) -> float:
-    """Return what a sum of squares is divided by."""
+    """Return the divisor of a variance."""
     arguments = arguments_of(node)
     correction = arguments.get("correction", 1 if arguments.get("unbiased", True) else 0)
     sizes = tensor_of(arguments["self"]).shape
@@ -58,11 +58,14 @@ def _degrees(node: Node) -> float:
 
 
 def _varied(node: Node) -> bool | str:
-    """Refuse what is divided by zero, of which OpenVINO may make zero."""
+    """Reject a variance that divides by zero, for which OpenVINO may return zero."""
     answer = _has_elements(node)
     sizes = tensor_of(node.all_input_nodes[0]).shape
     if answer is True and all(isinstance(size, int) for size in sizes):
-        return _degrees(node) > 0 or "it has no more elements than its correction"
+        return (
+            _degrees(node) > 0
+            or "it has no more elements than its correction, so that torch divides by zero"
+        )
     return answer
 
 
@@ -72,7 +75,7 @@ class Reductions(Translation):
     @visits(*_REDUCTIONS, dtypes=FLOATS, when=_has_elements)
     @visits(*_TRUTHS, dtypes={torch.bool}, when=_has_elements)
     def reduction(self, part: PartitionView, node: Node) -> None:
-        """Visit a sum, a mean, a product or an extreme."""
+        """Visit a sum, mean, product, maximum or minimum."""
         arguments = arguments_of(node)
         reduce = {**_REDUCTIONS, **_TRUTHS}[operator_name(node)]
         axes = whole(axes_of(arguments["self"], arguments.get("dim")))
@@ -81,7 +84,7 @@ class Reductions(Translation):
 
     @visits(*_SOFTMAX, dtypes=FLOATS)
     def softmax(self, part: PartitionView, node: Node) -> None:
-        """Visit a softmax, or its logarithm."""
+        """Visit ``softmax`` or ``log_softmax``."""
         arguments = arguments_of(node)
         value = self.read(arguments["self"], tensor_of(node).dtype)
         function = _SOFTMAX[operator_name(node)]
@@ -89,7 +92,7 @@ class Reductions(Translation):
 
     @visits(*_VARIANCES, dtypes=FLOATS, static=True, when=_varied)
     def variance(self, part: PartitionView, node: Node) -> None:
-        """Visit a variance, or its root."""
+        """Visit a variance or a standard deviation."""
         arguments = arguments_of(node)
         axes = axes_of(arguments["self"], arguments["dim"])
         value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
@@ -103,7 +106,7 @@ class Reductions(Translation):
 
     @visits("aten.linalg_vector_norm", dtypes=FLOATS, when=_norm)
     def vector_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a norm of vectors."""
+        """Visit a vector norm."""
         arguments = arguments_of(node)
         reduce = opset13.reduce_l1 if arguments["ord"] == 1 else opset13.reduce_l2
         axes = whole(axes_of(arguments["self"], arguments["dim"]))
@@ -112,7 +115,7 @@ class Reductions(Translation):
 
     @visits("aten.cumsum", dtypes=NUMBERS)
     def running_sum(self, part: PartitionView, node: Node) -> None:
-        """Visit a running sum."""
+        """Visit ``cumsum``."""
         arguments = arguments_of(node)
         value = self.read(arguments["self"], tensor_of(node).dtype)
         self.give(part, node, opset13.cumsum(value, whole(axis_of(node, arguments["dim"]))))

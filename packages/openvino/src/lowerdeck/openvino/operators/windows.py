@@ -1,4 +1,4 @@
-"""Convolutions, pools, and what changes the size of images."""
+"""Convolutions, pools, padding and resizing."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _PADS = ("aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.repl
 
 
 def _batched(node: Node) -> bool | str:
-    """Take images in a batch: a single one has one dimension less."""
+    """Reject images without a batch dimension."""
     image = next(int(character) for character in operator_name(node) if character.isdigit())
     rank = tensor_of(node.all_input_nodes[0]).dim()
-    return rank == image + 2 or "it is of one image, not of a batch"
+    return rank == image + 2 or "its input has no batch dimension"
 
 
 def _pool(node: Node) -> bool | str:
     arguments = arguments_of(node)
     if arguments.get("divisor_override") is not None:
-        return "it is divided by another number than its window has elements"
+        return "divisor_override is not the number of elements in the window"
     if isinstance(node.meta["val"], list | tuple):
         read = [user for user in node.users if user.args[1] == 1 and user.users]
         if read:
@@ -61,12 +61,12 @@ def _pool(node: Node) -> bool | str:
     if batched is True and _hangs_over(arguments):
         source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
         if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
-            return "its windows reach beyond the border of sizes that are dynamic"
+            return "its windows may reach beyond the padding, as sizes are dynamic"
     return batched
 
 
 def _larger_than_image(node: Node) -> bool:
-    """Return whether a window is larger than the padded image, as ``ceil_mode`` allows."""
+    """Return whether a window is larger than the padded image, as ``ceil_mode`` permits."""
     arguments = arguments_of(node)
     sizes = tensor_of(node.all_input_nodes[0]).shape[2:]
     kernel, padding, dilation = (
@@ -84,7 +84,7 @@ def _larger_than_image(node: Node) -> bool:
 
 
 def _hangs_over(arguments: dict[str, Any]) -> bool:
-    """Return whether averaged windows may reach beyond counted padding."""
+    """Return whether windows of an average may extend beyond counted padding."""
     border = any(_each(arguments["padding"], 1))
     return border and bool(arguments["ceil_mode"] and arguments.get("count_include_pad"))
 
@@ -93,7 +93,7 @@ def _padded(node: Node) -> bool | str:
     arguments = arguments_of(node)
     mode, filling = arguments.get("mode", "constant"), arguments.get("value") or 0
     if tensor_of(node).dtype == torch.int32 and abs(filling) > 2**24:
-        return "it would fill with a float32, which rounds beyond 2**24"
+        return "OpenVINO fills in float32, which rounds integers beyond 2**24"
     return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
 
 
@@ -101,7 +101,7 @@ def _resized(node: Node) -> bool | str:
     source, target = tensor_of(node.all_input_nodes[0]).shape[2:], tensor_of(node).shape[2:]
     factors = arguments_of(node)["scale_factors"]
     if not all(isinstance(size, int) for size in (*source, *target)):
-        return "its sizes are dynamic"
+        return "it has dynamic sizes"
     if factors is None or "nearest" in operator_name(node):
         return True
     exact = all(a * f == b for a, f, b in zip(source, factors, target, strict=True))
@@ -114,7 +114,7 @@ class Windows(Translation):
     @visits(*_CONVOLUTIONS, *_TRANSPOSED, dtypes=FLOATS, when=_batched)
     @visits("aten.convolution", dtypes=FLOATS, ranks={1, 3, 4, 5})
     def convolution(self, part: PartitionView, node: Node) -> None:
-        """Visit a convolution: plain, in groups, transposed."""
+        """Visit a convolution: plain, grouped or transposed."""
         arguments = arguments_of(node)
         weight = tensor_of(arguments["weight"])
         image = weight.dim() - 2
@@ -144,7 +144,7 @@ class Windows(Translation):
 
     @visits(*_AVERAGES, dtypes=FLOATS, when=_pool)
     def average(self, part: PartitionView, node: Node) -> None:
-        """Visit means over windows."""
+        """Visit an average pool."""
         arguments = arguments_of(node)
         image = tensor_of(node).dim() - 2
         kernel = _each(arguments["kernel_size"], image)
@@ -153,8 +153,8 @@ class Windows(Translation):
         alone = not arguments["count_include_pad"]
         value = self.read(arguments["self"])
         if _hangs_over(arguments):
-            # torch counts the border in a window's size, but nothing beyond it: the border is
-            # explicit, as far as windows reach, and elements beyond it are not counted.
+            # torch counts padding in a window's size, but nothing beyond it: padding becomes an
+            # explicit operator as far as windows reach, and elements beyond it are not counted.
             sizes = zip(
                 *(tensor_of(arguments["self"]).shape[2:], tensor_of(node).shape[2:]),
                 *(kernel, stride, padding),
@@ -177,7 +177,7 @@ class Windows(Translation):
     @visits(*_MAXIMA[:-1], dtypes=FLOATS, when=_pool)
     @visits(_MAXIMA[-1], dtypes=FLOATS | {torch.int64}, when=_pool)
     def maximum_of_windows(self, part: PartitionView, node: Node) -> None:
-        """Visit maxima over windows."""
+        """Visit a max pool."""
         arguments = arguments_of(node)
         image = tensor_of(arguments["self"]).dim() - 2
         kernel = _each(arguments["kernel_size"], image)
@@ -194,18 +194,18 @@ class Windows(Translation):
 
     @visits(*_ADAPTIVE, dtypes=FLOATS, when=_batched)
     def adaptive(self, part: PartitionView, node: Node) -> None:
-        """Visit means over as many windows as are wanted."""
+        """Visit an adaptive average pool."""
         arguments = arguments_of(node)
         shape = whole(list(tensor_of(node).shape[2:]))
         self.give(part, node, opset13.adaptive_avg_pool(self.read(arguments["self"]), shape))
 
     @visits(*_PADS, dtypes=NUMBERS, when=_padded)
     def padded(self, part: PartitionView, node: Node) -> None:
-        """Visit a border, or what is cut off where it is negative."""
+        """Visit padding; negative amounts cut."""
         arguments = arguments_of(node)
         pads = arguments["pad"] if "pad" in arguments else arguments["padding"]
         rank = tensor_of(node).dim()
-        # torch counts from the last dimension, and begins before it ends.
+        # torch lists the last dimension first.
         begin = [0] * (rank - len(pads) // 2) + list(reversed(pads[::2]))
         end = [0] * (rank - len(pads) // 2) + list(reversed(pads[1::2]))
         short = operator_name(node).split(".")[1]
@@ -223,7 +223,7 @@ class Windows(Translation):
 
     @visits("aten.upsample_nearest2d.vec", dtypes=FLOATS, when=_resized)
     def nearest(self, part: PartitionView, node: Node) -> None:
-        """Visit an image of another size, whose pixels are those of the source."""
+        """Visit a resize to the nearest pixel."""
         arguments = arguments_of(node)
         value = self.read(arguments["input"])
         sizes = tensor_of(arguments["input"]).shape[2:], tensor_of(node).shape[2:]
@@ -249,7 +249,7 @@ class Windows(Translation):
 
     @visits("aten.upsample_bilinear2d.vec", dtypes=FLOATS, when=_resized)
     def resized(self, part: PartitionView, node: Node) -> None:
-        """Visit a resized image, interpolated between the pixels of the source."""
+        """Visit a bilinear or bicubic resize."""
         arguments = arguments_of(node)
         corners = "align_corners" if arguments["align_corners"] else "half_pixel"
         interpolated = opset13.interpolate(
@@ -262,7 +262,7 @@ class Windows(Translation):
 
     @visits("aten.pixel_shuffle", "aten.pixel_unshuffle", dtypes=FLOATS, ranks={4})
     def shuffled(self, part: PartitionView, node: Node) -> None:
-        """Visit channels that become pixels, or pixels that become channels."""
+        """Visit ``pixel_shuffle`` or ``pixel_unshuffle``."""
         arguments = arguments_of(node)
         value = self.read(arguments["self"])
         if "upscale_factor" in arguments:
@@ -275,12 +275,12 @@ class Windows(Translation):
 
 
 def _rounding(arguments: dict[str, Any]) -> str:
-    """Return how many windows there are: with torch's rule, none that begins in the border."""
+    """Return the rounding of the number of windows: in torch no window starts in the padding."""
     return "ceil_torch" if arguments["ceil_mode"] else "floor"
 
 
 def _each(setting: int | Sequence[int], count: int) -> list[int]:
-    """Return a number for each dimension, where torch takes one for all."""
+    """Return one number for each dimension; torch abbreviates equal ones."""
     values = [setting] if isinstance(setting, int) else list(setting)
     return values * count if len(values) == 1 else values
 
@@ -298,7 +298,7 @@ def _padding(
 
 
 def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
-    """Return which pixels torch takes along a dimension: it is asked, as its rule is its own."""
+    """Return the pixels that torch selects along a dimension, as computed by torch itself."""
     line = torch.arange(source, dtype=torch.float32).view(1, 1, source, 1)
     sizes, factors = ([target, 1], None) if factor is None else (None, [factor, 1.0])
     indices: torch.Tensor = torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors)
@@ -306,7 +306,7 @@ def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
 
 
 def _nearest_of_openvino(source: int, target: int) -> torch.Tensor:
-    """Return which pixels OpenVINO takes: it divides by a rounded factor, torch multiplies."""
+    """Return the pixels that OpenVINO selects: it divides by a rounded factor."""
     factor = torch.tensor(float(target)) / source
     places = torch.arange(target, dtype=torch.float32)
     return (places if source == target else places / factor).long().clamp(max=source - 1)
