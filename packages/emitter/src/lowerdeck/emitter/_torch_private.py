@@ -37,12 +37,12 @@ def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
 
 
 def overload_packet(operator: OpOverload) -> OpOverloadPacket:
-    """Return what holds all overloads of the same operator, by name."""
+    """Return the overload packet of an overload's operator."""
     return operator._overloadpacket
 
 
 def number_functions() -> dict[Callable[..., Any], OpOverload]:
-    """Return torch's functions of one symbolic number, each with the operator on tensors."""
+    """Return torch's functions of symbolic numbers, each with its tensor operator."""
     aten = torch.ops.aten
     kernels: dict[Callable[..., Any], OpOverload] = {torch.sym_sqrt: aten.sqrt.default}
     names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
@@ -55,10 +55,10 @@ def number_functions() -> dict[Callable[..., Any], OpOverload]:
 
 @contextmanager
 def inferring_shapes(mode: Any) -> Iterator[None]:
-    """Compute on a program's fake tensors without effect on its sizes.
+    """Compute with a program's fake tensors without adding guards on its sizes.
 
-    Some operators know shapes of symbols in Python only (padding among them): elsewhere they ask
-    for sizes as numbers, which a guard of the program's shape environment would specialize.
+    Some operators, padding among them, have a symbolic shape rule in Python only. Otherwise they
+    ask for sizes as numbers, which specializes symbols of the program's shape environment.
 
     Args:
         mode: The FakeTensorMode of the tensors; None if there are none.
@@ -70,16 +70,16 @@ def inferring_shapes(mode: Any) -> Iterator[None]:
 
 
 def is_known(truth: Any) -> bool:
-    """Return whether ``truth`` is true whatever the sizes are; never asks for a guard."""
+    """Return whether ``truth`` holds for all sizes, without adding a guard."""
     if isinstance(truth, bool):
         return truth
-    # Who made a symbolic number has loaded this module; importing it here would load sympy, which
-    # takes 0.3 s, for everybody.
+    # Whoever created a symbolic number has loaded this module. Importing it here would load sympy,
+    # which takes 0.3 s, in every process.
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 
 def dimension_names(size: Any) -> dict[str, str]:
-    """Return the names that the user gave to dynamic dimensions, by the symbol's text.
+    """Return the user's names of dynamic dimensions, by the symbol's text.
 
     Args:
         size: Any size of the program.
@@ -96,14 +96,14 @@ def dimension_names(size: Any) -> dict[str, str]:
 def untraced() -> AbstractContextManager[Any]:
     """Return a context in which arithmetic on sizes is not recorded.
 
-    Sizes of an earlier trace mean nothing in this one: to compute with them would be an error.
+    Symbols of an earlier trace are undefined in this one.
     """
     context: AbstractContextManager[Any] = disable_proxy_modes_tracing()
     return context
 
 
 def current_result() -> Any:
-    """Return what the node that is traced again gave before, as fake tensors; None if unknown."""
+    """Return the recorded result of the node being retraced as fake tensors; None if unknown."""
     return fx_traceback.get_current_meta().get("val")
 
 

@@ -1,4 +1,4 @@
-"""Upper bounds of dynamic dimensions from the caller: memory is planned for the largest sizes."""
+"""Upper bounds of dynamic dimensions, for memory planning."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_numbers(bounds: Bounds) -> None:
 
 
 def _dynamic_dimensions(graph: Graph) -> Iterator[tuple[Node, int, Any]]:
-    """Yield the dimensions of inputs that a symbol alone is: others follow from these."""
+    """Yield the dimensions of inputs that are plain symbols."""
     for node in graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -154,7 +154,7 @@ _PICK = frozenset({_ATEN.nonzero.default, _ATEN.where.default, _ATEN.index.Tenso
 
 
 def _bound_data_dependent_sizes(graph: Graph, ranges: dict[Any, Any]) -> None:
-    """Bound the symbols of sizes that are read from data, in ``ranges``."""
+    """Bound the symbols of data-dependent sizes in ``ranges``."""
     for node in graph.nodes:
         if node.target in _PICK:
             for symbol in node.meta.get("unbacked_bindings") or ():
@@ -166,7 +166,7 @@ def _bound_data_dependent_sizes(graph: Graph, ranges: dict[Any, Any]) -> None:
 
 
 def _most_picked(node: Node, ranges: Mapping[Any, Any]) -> int | None:
-    """Return how many elements the masks of a call have."""
+    """Return the largest number of elements that the masks of a call select."""
     is_index = node.target is _ATEN.index.Tensor
     indices: Any = node.args[1] if is_index else node.args
     values = [node.meta["val"] for node in indices if isinstance(node, Node)]
@@ -184,7 +184,7 @@ def _elements(tensor: torch.Tensor, ranges: Mapping[Any, Any]) -> int | None:
 
 
 def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
-    """Return how large a symbol of a linear condition can be; None if it has no bound."""
+    """Return the upper bound of a symbol in a linear condition; None without one."""
     operator = getattr(condition, "rel_op", "")
     if operator not in {"<=", "<", ">=", ">", "=="}:
         return None

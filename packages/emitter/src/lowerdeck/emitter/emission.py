@@ -86,7 +86,7 @@ def emit(
         for name, program in by_name.items()
     }
     by_name = bounded(by_name, settings.bounds)
-    # A file has no device, and what is computed ahead is computed here.
+    # A file has no device, and constants are folded on the CPU.
     by_name = methods_on_cpu(by_name)
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
@@ -100,7 +100,7 @@ def emit(
 
 @dataclass(frozen=True, slots=True)
 class _PreparedMethod:
-    """A method whose memory is planned, except for its state."""
+    """A method with planned memory, except for its state."""
 
     method: Method
     code: Code
@@ -109,7 +109,7 @@ class _PreparedMethod:
 
 
 class _Emission:
-    """What the methods of one program share."""
+    """State that the methods of one program share."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Emission:
         self._decomposed = {
             name: decompose(exported, settings) for name, exported in programs.items()
         }
-        # A buffer has one offset in all methods: the states of all are found before any is read.
+        # A buffer has one offset in all methods: find all states before reading any method.
         self._views = find_states(self._decomposed, shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
@@ -135,7 +135,7 @@ class _Emission:
         self._emitted = EmittedProgram(Program())
 
     def prepare_method(self, name: str) -> None:
-        """Read, rewrite and linearize a method, and plan all memory but that of its state."""
+        """Read, rewrite and linearize a method, and plan its memory, except for its state."""
         settings = self._settings
         try:
             method = read_method(
@@ -158,7 +158,7 @@ class _Emission:
         self._prepared[name] = _PreparedMethod(method, code, memory, stem_of)
 
     def add_methods(self) -> None:
-        """Add the methods that were prepared, with their state in one memory."""
+        """Add the prepared methods, with their state in one memory."""
         methods = self._prepared.items()
         memory_id = max((len(program.memory.sizes) for _, program in methods), default=0)
         for name, program in methods:
@@ -187,7 +187,7 @@ class _Emission:
         self._emitted.program.execution_plan.append(plan)
 
     def _stems(self, method: str) -> Callable[[str], str | None] | None:
-        """Return the function that names the file of each weight of a method; None if all stay."""
+        """Return a function from weights of a method to file stems; None if all weights stay."""
         if self._files is not None:
             return self._files.of(method, self._programs[method])
         stem = self._settings.weights_file

@@ -26,7 +26,7 @@ class EmittedProgram:
 
     Attributes:
         program: The program as plain data; constants are views on the tensors' own memory.
-        debug_handle_map: For each method, where each instruction comes from, by its index.
+        debug_handle_map: For each method, the source of each instruction, by its index.
         delegate_debug_maps: For each method, the debug map of each delegate call, by the index of
             its instruction.
         memory_plans: For each method, the place and lifetime of each storage.
@@ -40,7 +40,7 @@ class EmittedProgram:
     named_data: NamedDataStore = field(default_factory=NamedDataStore)
 
     def __repr__(self) -> str:
-        """Return the methods with their numbers of instructions; weights are not for reading."""
+        """Return the methods with their numbers of instructions, without weights."""
         methods_shown = [
             f"{plan.name}: {sum(len(chain.instructions) for chain in plan.chains)} instructions"
             for plan in self.program.execution_plan
@@ -54,7 +54,7 @@ class EmittedProgram:
 
     @property
     def buffer(self) -> bytes:
-        """The `.pte` file as bytes, serialized each time: :meth:`to_bytes` under exir's name."""
+        """The `.pte` file as bytes, serialized at each access; exir's name of :meth:`to_bytes`."""
         return self.to_bytes()
 
     def to_bytes(self, **options: Any) -> bytes:
@@ -68,21 +68,21 @@ class EmittedProgram:
         return {tag: serialize_ptd(data) for tag, data in external_data(named).items()}
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
-        """Write the `.pte` file and its `.ptd` files, straight from the tensors' memory.
+        """Write the `.pte` file and its `.ptd` files, without copying weights.
 
-        A process that dies leaves the old files, the new ones, or no `.pte` file, but never one
-        with the data of another.
+        A crash leaves the old files, the new ones, or no `.pte` file, but never one with the data
+        of another.
 
         Args:
-            path: Where to write the program.
-            **options: What :func:`lowerdeck.serializer.write_model` takes: how it is laid out.
+            path: Path of the program.
+            **options: The layout options of :func:`lowerdeck.serializer.write_model`.
 
         Returns:
             The size of the `.pte` file in bytes.
 
         Raises:
-            ProgramError: Something cannot be written; nothing was touched.
-            OSError: A file cannot be written; the old ones are as they were.
+            ProgramError: Something cannot be written; nothing was changed.
+            OSError: A file cannot be written; the old ones are unchanged.
         """
         named = self.named_data.get_named_data_store_output()
         if not external_data(named):

@@ -1,4 +1,4 @@
-"""A program as the emitter reads it: what it needs of an ExportedProgram, and no more."""
+"""The parts of an ExportedProgram that the emitter reads."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.export.graph_signature import ExportGraphSignature
 class TracedProgram:
     """A functional graph with its signature and its tensors.
 
-    torch's own class verifies what it is made of, and refuses a right graph in which two buffers
-    get the same new value; a graph that goes no further than here needs no second verification.
+    torch's own class verifies its parts, and rejects a correct graph in which two buffers get the
+    same new value; a graph that stays in the emitter needs no second verification.
 
     Attributes:
-        graph_module: The graph, with those of its control flow inside.
-        graph_signature: What each input and output is.
+        graph_module: The graph, with nested control flow.
+        graph_signature: The kind of each input and output.
         state_dict: Parameters and persistent buffers.
         call_spec: Pytree specs of the inputs and outputs.
-        ranges: The least and the largest value of each symbol, as the user gave them: torch traces
-            as if none were below 2.
+        ranges: The least and the largest value of each symbol, as the user gave them: torch
+            assumes at least 2 while it traces.
     """
 
     graph_module: fx.GraphModule

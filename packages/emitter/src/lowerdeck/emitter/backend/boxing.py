@@ -1,4 +1,4 @@
-"""Turn Python arguments into what a kernel's schema wants."""
+"""Convert Python arguments to the types of a kernel's schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEMORY_FORMAT_NUMBERS = {form: number for number, form in torch_base.MEMORY_FOR
 
 
 def box(argument: Any, kind: str) -> Any:
-    """Return ``argument`` as the schema type ``kind`` wants it.
+    """Convert ``argument`` to the schema type ``kind``.
 
     Args:
         argument: A value, a literal, or a list of those.
@@ -49,7 +49,7 @@ def box(argument: Any, kind: str) -> Any:
 
 
 def box_untyped(argument: Any) -> Any:
-    """Return ``argument`` as its own Python type says, for kernels without a schema."""
+    """Convert ``argument`` by its own Python type, for kernels without a schema."""
     if isinstance(argument, (list, tuple)):
         if argument and all(isinstance(item, TensorValue) for item in argument):
             return TensorListArg(tuple(argument))
@@ -60,7 +60,7 @@ def box_untyped(argument: Any) -> Any:
 
 
 def literal(argument: Any) -> bool | int | float | str | None:
-    """Return a literal argument as the runtime has it: enumerations are integers.
+    """Return a literal argument as the runtime represents it: enumerations are integers.
 
     Raises:
         UnsupportedError: If the runtime has nothing of the kind.
@@ -79,7 +79,7 @@ def literal(argument: Any) -> bool | int | float | str | None:
     if isinstance(argument, torch.layout):
         return 0
     if isinstance(argument, torch.device):
-        # The runtime has no devices as arguments; every kernel takes None here.
+        # The runtime has no device arguments; every kernel takes None.
         return None
     raise UnsupportedError(
         f"the argument {argument!r} of type {type(argument).__name__} has no counterpart in a "

@@ -1,4 +1,4 @@
-"""Turn planned steps into an execution plan of the file format."""
+"""Convert planned steps to an execution plan of the file format."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ class PlanBuilder:
         )
 
     def _add_initial_values(self, states: Sequence[TensorValue]) -> None:
-        """Give each state its initial value where the steps name it only as what they write.
+        """Set the initial value of states that the steps only write.
 
-        A kernel that writes a part of what it is given has one name for what is there afterwards,
-        which may be all that the table contains.
+        A kernel that writes a part of its argument has one value for the result, which may be the
+        only one in the value table.
         """
         for state in states:
             if root_of(state)[0] is state and state.constant is not None:
@@ -139,7 +139,7 @@ class PlanBuilder:
         return self._operators.setdefault((name, overload), len(self._operators))
 
     def _delegate(self, step: DelegateStep) -> int:
-        # The steps hold the modules, which need not be hashable.
+        # The steps keep the modules alive; they need not be hashable.
         key = id(step.module)
         if key not in self._delegate_index:
             self._delegate_index[key] = len(self._plan_delegates)
@@ -218,8 +218,8 @@ class PlanBuilder:
                 return self._external_index(value, name)
         buffer = self._constants.index_of(data)
         named = self._names and len(data) == root.nbytes
-        # Equal bytes are stored once, but each name has an entry: without it fresh layers
-        # would all seem to be the first one.
+        # Equal bytes are stored once, but each name has a separate entry: without it, names of
+        # layers with equal initial weights would be lost.
         module = root.key.rpartition(".")[0] if named else ""
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order, module)
         if key not in self._by_key:
@@ -247,8 +247,8 @@ class PlanBuilder:
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         if root.grows and root is not value and _alike(value, root):
             return self._tensor_index(root)
-        # A dynamic one has a separate entry for each name, and so have its parts: an entry
-        # that named the bytes of two results would look like the one overwritten by the other.
+        # Dynamic tensors have a separate entry for each name, and so do their views: the runtime
+        # resizes an entry in place, so two results must not share one.
         shared = not any(v.dynamic or v.grows for v in (value, root))
         if shared and key in self._by_key:
             return self._by_key[key]
@@ -268,7 +268,7 @@ class PlanBuilder:
 
 
 def _alike(value: TensorValue, root: TensorValue) -> bool:
-    """Return whether a view that begins with its root is all of it, seen in the same way."""
+    """Return whether a view at offset 0 has the type, shape and layout of its root."""
     kind = (value.dtype, value.sizes, value.dim_order)
     return kind == (root.dtype, root.sizes, root.dim_order)
 
@@ -282,7 +282,7 @@ def _slot(value: ScalarValue) -> Int | Bool | Double:
 def _key(argument: Any) -> Any:
     """Return a key under which equal arguments share one value."""
     if isinstance(argument, float):
-        # 0.0 equals -0.0 and NaN equals nothing, but they are different values.
+        # 0.0 equals -0.0 and NaN does not equal itself, but the values are different.
         return ("float", math.copysign(1.0, argument), repr(argument))
     if isinstance(argument, DoubleListArg):
         return ("floats", tuple(_key(float(item)) for item in argument.items))

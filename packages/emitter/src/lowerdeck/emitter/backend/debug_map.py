@@ -18,15 +18,15 @@ from lowerdeck.torch_base import module_path, source_frame, source_frames
 
 @dataclass(frozen=True, slots=True)
 class InstructionSource:
-    """Where one instruction comes from.
+    """Source of one instruction.
 
     Attributes:
         handles: Debug handles of its nodes.
-        operator: What it calls: a kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
+        operator: A kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
         node: Name of the node in the caller's program, "" for what the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
         module_path: The module's path, such as ``"layers.0.attention"``, "" when unknown.
-        results: How many tensors it computes.
+        results: Number of tensors that it computes.
     """
 
     handles: tuple[int, ...]
@@ -54,7 +54,7 @@ class DelegateSource:
 
 
 class DebugTrace:
-    """Follows steps to the nodes of the caller's program.
+    """Map steps to the nodes of the caller's program.
 
     Args:
         exported: The caller's program, before decomposition.
@@ -71,7 +71,7 @@ class DebugTrace:
         return {index: self._source(step) for index, step in enumerate(code.steps)}
 
     def delegates(self, code: Code) -> dict[int, DelegateSource]:
-        """Return what is known about each step that calls a delegate, by its index."""
+        """Return the debug information of each step that calls a delegate, by its index."""
         sources: dict[int, DelegateSource] = {}
         for index, step in enumerate(code.steps):
             if isinstance(step, DelegateStep):
@@ -122,7 +122,7 @@ def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
 
 
 def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
-    """Return the sources of the nodes that a delegate was made from, by their handles."""
+    """Return the sources of a delegate's original nodes, by their handles."""
     if not isinstance(exported, ExportedProgram):
         return {}
     sources: dict[int, InstructionSource] = {}

@@ -1,4 +1,4 @@
-"""Weights that go to `.ptd` files."""
+"""Store weights in `.ptd` files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _ALIGNMENT = 16
 
 
 class ExternalWeights:
-    """Puts weights into a store under the names that the program looks them up by.
+    """Add weights to a named data store, under the keys that the program refers to.
 
     Args:
-        store: Takes the bytes, without copying them.
-        stem_of: Returns the stem of the `.ptd` file that a parameter or buffer goes to, None
-            where it stays in the program.
+        store: Receives the bytes, without a copy.
+        stem_of: Returns the stem of the `.ptd` file of a parameter or buffer, None for the `.pte`.
     """
 
     def __init__(self, store: NamedDataStore, stem_of: Callable[[str], str | None]) -> None:
@@ -49,7 +48,7 @@ class ExternalWeights:
         layout = TensorLayout(SCALAR_TYPES[value.dtype], list(value.sizes), list(value.dim_order))
         key = root.key
         if value is not root or not value.contiguous:
-            # The runtime compares shape and layout with the file, so each form has its own key.
+            # The runtime compares shape and layout with the file, so each form has a separate key.
             form = "x".join(map(str, value.sizes))
             order = "".join(map(str, value.dim_order))
             key = f"{key}:{offset}:{form}:{order}:{value.dtype}"
@@ -58,7 +57,7 @@ class ExternalWeights:
 
 
 class ChosenFiles:
-    """The file of each parameter and buffer, as a function of the caller's chooses it.
+    """The file of each parameter and buffer, as the caller's function chooses it.
 
     Args:
         choose: Takes the placeholder of a parameter or buffer in the caller's program, and
@@ -70,7 +69,7 @@ class ChosenFiles:
         self._chosen: dict[str, str | None] = {}
 
     def of(self, method: str, program: ExportedProgram) -> Callable[[str], str | None]:
-        """Return what gives the stems of one method's weights, each asked for once.
+        """Return a function from weights of one method to stems, which calls the user's once.
 
         Args:
             method: Name of the method.
@@ -79,7 +78,7 @@ class ChosenFiles:
         stems: dict[str, str | None] = {}
 
         def stem_of(key: str) -> str | None:
-            # Constants that the emitter made out of others have no placeholder: they stay.
+            # Constants that the emitter computed have no placeholder: they stay in the program.
             if key not in stems and key in nodes:
                 stems[key] = self._asked(key, nodes[key], method)
             return stems.get(key)
@@ -104,7 +103,7 @@ class ChosenFiles:
 
 
 def is_stem(value: object) -> bool:
-    """Return whether a file can have a name of this stem.
+    """Return whether a value is a valid stem of a file name.
 
     Args:
         value: What the caller gave.

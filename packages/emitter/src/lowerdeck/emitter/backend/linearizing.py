@@ -1,4 +1,4 @@
-"""Linearize the blocks of a method to one chain of steps, control flow to jumps."""
+"""Linearize the blocks of a method to one list of steps, with control flow as jumps."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Linearizer:
     # Storages
 
     def _touch(self, value: TensorValue) -> Storage:
-        """Return the storage of ``value``, made on first use."""
+        """Return the storage of ``value``, created at first use."""
         if value.storage is None:
             self._make_storage(value)
         assert value.storage is not None
@@ -238,7 +238,7 @@ class _Linearizer:
     # Assignments
 
     def _assign(self, targets: Sequence[Any], sources: Sequence[Any], origin: Any) -> None:
-        """Assign all ``sources`` to ``targets`` at once: every source is the old value."""
+        """Assign all ``sources`` to ``targets`` in parallel: every source has its old value."""
         pairs = [
             (target, source)
             for target, source in zip(targets, sources, strict=True)
@@ -279,7 +279,7 @@ class _Linearizer:
         kept: dict[TensorValue, TensorValue] = {}
         for value in self._method.outputs:
             if isinstance(value, TensorValue) and self._touch(value) in written:
-                # The old content of a buffer is asked for: save it before it is overwritten.
+                # The old content of a buffer is needed: save it before it is overwritten.
                 if value not in kept:
                     kept[value] = value.like(f"{value.name}.old")
                     self._copy(kept[value], value, None)
@@ -290,7 +290,7 @@ class _Linearizer:
         return outputs
 
     def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
-        """Copy each computed output to a tensor whose memory the caller brings."""
+        """Copy each computed output to a tensor whose memory the caller provides."""
         copies: dict[TensorValue, TensorValue] = {}
         for value in outputs:
             if not isinstance(value, TensorValue) or value in copies:

@@ -1,4 +1,4 @@
-"""Decompositions of operators that have no kernel, or a wrong one."""
+"""Decompositions of operators whose kernel is missing or wrong."""
 
 from lowerdeck.emitter.decompositions.table import decompose
 

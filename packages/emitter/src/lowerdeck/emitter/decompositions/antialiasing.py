@@ -1,4 +1,4 @@
-"""Images in another size by interpolation that averages where it shrinks."""
+"""Antialiased image resizing as matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
-# The cubic of Keys, which torch uses here; without antialiasing it uses -0.75.
+# Coefficient of Keys' cubic with antialiasing; without it torch uses -0.75.
 _CURVE = -0.5
 _REACH = 2.0
 
@@ -22,7 +22,7 @@ def bicubic(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """Return an image in another size: each row and column is a weighted sum of others."""
+    """Return a bicubic resize: each row and column is a weighted sum of others."""
     sizes = (*self.shape[-2:], *output_size)
     if not all(isinstance(size, int) for size in sizes) or self.dtype != torch.float32:
         return NotImplemented
@@ -38,7 +38,7 @@ def bicubic_of_size_or_factors(
     align_corners: bool,
     scale_factors: Sequence[float] | None,
 ) -> Any:
-    """Return an image in a size that is given itself or by its ratio to the old one."""
+    """Return a bicubic resize to a size, or by scale factors."""
     return _sized(bicubic, input, output_size, align_corners, scale_factors)
 
 
@@ -65,15 +65,15 @@ def bilinear(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """Return an image of bytes in another size by way of floats: the kernel sums weights of bytes.
+    """Return a bilinear resize of uint8 images, computed in float32.
 
-    torch widens the image first, rounds, and then makes it higher; so does this.
+    Like torch, resize and round the width first, then the height.
     """
     if self.dtype != torch.uint8:
         return NotImplemented
     resize = _ATEN._upsample_bilinear2d_aa.default
     image = self.to(torch.float32)
-    # The kernel takes factors only if both are given.
+    # The kernel accepts scale factors only if both are given.
     across = (None, None) if scales_w is None else (1.0, scales_w)
     image = resize(image, [image.size(2), output_size[1]], align_corners, *across)
     image = torch.floor(image + 0.5)
@@ -88,7 +88,7 @@ def bilinear_of_size_or_factors(
     align_corners: bool,
     scale_factors: Sequence[float] | None,
 ) -> Any:
-    """Return an image of bytes in a size that is given itself or by its ratio to the old one."""
+    """Return a bilinear resize of uint8 images to a size, or by scale factors."""
     if input.dtype != torch.uint8:
         return NotImplemented
     return _sized(bilinear, input, output_size, align_corners, scale_factors)
@@ -101,7 +101,7 @@ def _scale(size: int, new: int, align_corners: bool, factor: float | None) -> fl
 
 
 def _weights(size: int, new: int, scale: float) -> torch.Tensor:
-    """Return for each new pixel how much of each old one goes into it, shape (new, size)."""
+    """Return the weights of the old pixels for each new one, shape (new, size)."""
     stretch = max(scale, 1.0)
     center = (torch.arange(new, dtype=torch.float32).unsqueeze(1) + 0.5) * scale
     position = torch.arange(size, dtype=torch.float32).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Attention in as few kernels as its mask allows."""
+"""Attention by the fewest kernels that its mask permits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return ``aten.scaled_dot_product_attention`` in terms of matrix products and softmax.
+    """Return ``aten.scaled_dot_product_attention`` as matrix products and a softmax.
 
-    torch guards every softmax against rows that a mask hides altogether, which takes five more
-    kernels. Without a mask, and with the causal one, no such row exists.
+    torch's decomposition guards every softmax against rows that are masked completely, with five
+    more kernels. Without a mask, and with the causal one, no such row exists.
 
     Args:
         query: Queries, shape (..., heads, length, features).

@@ -1,8 +1,8 @@
-"""Complex numbers by their parts, where no kernel takes them.
+"""Decompositions of complex operators that have no kernel into real arithmetic.
 
-The runtime adds, multiplies, copies and joins complex tensors of one kind; all else is done on
-pairs of real numbers. A pair and a complex number are the same bytes, so going from one to the
-other costs nothing where shapes are fixed.
+The runtime adds, multiplies, copies and concatenates complex tensors of one dtype; everything
+else is computed on pairs of real numbers. A complex number and a pair have the same bytes, so
+converting one to the other is free for static shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-# A transform multiplies by a square matrix of this many rows at most.
+# Largest transform size: it multiplies by a square matrix of this many rows.
 _LONGEST = 4096
 
 
@@ -35,7 +35,7 @@ def _joined(real: torch.Tensor, imaginary: Any) -> torch.Tensor:
     if not isinstance(imaginary, torch.Tensor):
         imaginary = torch.full_like(real, imaginary)
     if real.shape != imaginary.shape:
-        # A sum broadcasts each part to the shape of both.
+        # The sum broadcasts each part to the shape of both.
         zeros = torch.zeros_like(real), torch.zeros_like(imaginary)
         real, imaginary = real + zeros[1], imaginary + zeros[0]
     return torch.view_as_complex(torch.stack([real, imaginary], -1))
@@ -48,11 +48,11 @@ def _is_complex(number: Any) -> bool:
 
 
 def _runs(left: Any, right: Any) -> bool:
-    """Return whether a kernel takes these two as they are."""
+    """Return whether a kernel takes both operands as they are."""
     tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     if not tensors or left.dtype != right.dtype:
         return False
-    # A complex tensor that varies in shape cannot be another name for pairs.
+    # A complex tensor of dynamic shape cannot alias a tensor of pairs.
     return not (_varies(left) or _varies(right))
 
 
@@ -61,12 +61,12 @@ def _varies(number: torch.Tensor) -> bool:
 
 
 def _adds(left: Any, right: Any) -> bool:
-    """Return whether the kernels that add and subtract take these two: they do not broadcast."""
+    """Return whether the kernels of ``add`` and ``sub`` take both: they do not broadcast."""
     return _runs(left, right) and left.shape == right.shape
 
 
 def product(self: torch.Tensor, other: Any) -> Any:
-    """Return a product of which one factor at least is complex."""
+    """Return a product with at least one complex factor."""
     if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
@@ -78,7 +78,7 @@ def product(self: torch.Tensor, other: Any) -> Any:
 
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
-    """Return a quotient of which one part at least is complex.
+    """Return a quotient with at least one complex operand.
 
     Args:
         other: What it is divided by.
@@ -93,7 +93,7 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
 
 
 def reciprocal(self: torch.Tensor) -> Any:
-    """Return one divided by complex numbers.
+    """Return the reciprocal of complex numbers.
 
     Args:
         self: What it is divided by.
@@ -106,10 +106,10 @@ def reciprocal(self: torch.Tensor) -> Any:
 
 
 def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
-    """Return a sum of which one term at least is complex.
+    """Return a sum with at least one complex term.
 
     Args:
-        alpha: Factor of the other one.
+        alpha: Factor of ``other``.
     """
     if not (_is_complex(self) or _is_complex(other)):
         return NotImplemented
@@ -120,12 +120,10 @@ def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
 
 
 def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
-    """Return a difference of which one term at least is complex.
+    """Return a difference with at least one complex operand.
 
     Args:
-        self: What is taken from.
-        other: What is taken away.
-        alpha: Factor of what is taken away.
+        alpha: Factor of ``other``.
     """
     if _is_complex(self) and _adds(self, other) and alpha == 1:
         return NotImplemented
@@ -133,7 +131,7 @@ def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
 
 
 def conjugate(self: torch.Tensor) -> Any:
-    """Return numbers with their imaginary parts turned around."""
+    """Return complex conjugates."""
     if not self.is_complex():
         return self.clone()
     real, imaginary = _parts(self)
@@ -141,17 +139,17 @@ def conjugate(self: torch.Tensor) -> Any:
 
 
 def from_parts(real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
-    """Return complex numbers."""
+    """Return complex numbers from real and imaginary parts."""
     return _joined(real, imag)
 
 
 def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
-    """Return complex numbers."""
+    """Return complex numbers from absolute values and angles."""
     return _joined(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
 def exponential(self: torch.Tensor) -> Any:
-    """Return e to the power of complex numbers."""
+    """Return the exponential of complex numbers."""
     if not self.is_complex():
         return NotImplemented
     real, imaginary = _parts(self)
@@ -159,7 +157,7 @@ def exponential(self: torch.Tensor) -> Any:
 
 
 def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """Return numbers in another type, of which one is complex.
+    """Return a conversion from or to a complex dtype.
 
     Args:
         **options: Other arguments of :func:`torch.Tensor.to`.
@@ -179,7 +177,7 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
 
 
 def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return a product of matrices, one of them complex."""
+    """Return a matrix product with a complex operand."""
     if not (self.is_complex() or mat2.is_complex()):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(mat2)
@@ -195,7 +193,7 @@ def dense(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Any:
-    """Return a dense layer with complex numbers.
+    """Return ``linear`` with complex operands.
 
     Args:
         weight: The weight, shape (outputs, inputs).
@@ -209,7 +207,7 @@ def dense(
 def product_and_sum(
     self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """Return ``addmm`` of matrices of which some are complex."""
+    """Return ``addmm`` with complex operands."""
     if not (self.is_complex() or mat1.is_complex() or mat2.is_complex()):
         return NotImplemented
     multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
@@ -225,10 +223,10 @@ def angle(self: torch.Tensor) -> Any:
 
 
 def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Callable[..., Any]:
-    """Return the rule that does to both parts what ``change`` does.
+    """Return a rule that applies ``change`` to tensors of pairs.
 
     Args:
-        fixed: Whether the rule also applies where all sizes are fixed: a kernel may do it there.
+        fixed: Whether the rule also applies to static shapes, for which a kernel may exist.
     """
 
     def rule(self: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -241,7 +239,7 @@ def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Cal
 
 
 def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return complex numbers chosen from two tensors.
+    """Return ``where`` of complex tensors.
 
     Args:
         condition: Whether the first one is taken.
@@ -253,14 +251,14 @@ def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> 
 
 
 def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """Return complex tensors stacked."""
+    """Return ``stack`` of complex tensors."""
     if not any(tensor.is_complex() for tensor in tensors):
         return NotImplemented
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 
 def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """Return complex tensors joined, of which one varies in shape.
+    """Return ``cat`` of complex tensors with a dynamic shape.
 
     Args:
         dim: The dimension in which they follow each other.
@@ -272,7 +270,7 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def absolute(self: torch.Tensor) -> Any:
-    """Return how far complex numbers are from 0, of a tensor that varies in shape."""
+    """Return ``abs`` of a complex tensor with a dynamic shape."""
     if not self.is_complex() or not _varies(self):
         return NotImplemented
     real, imaginary = _parts(self)
@@ -280,7 +278,7 @@ def absolute(self: torch.Tensor) -> Any:
 
 
 def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
-    """Return slices of complex tensors one after the other.
+    """Return ``split_with_sizes`` of complex tensors.
 
     Args:
         split_sizes: The size of each slice.
@@ -296,7 +294,7 @@ def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
 
 
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
-    """Return the rows of complex tensors.
+    """Return ``unbind`` of complex tensors.
 
     Args:
         dim: The dimension that is split.
@@ -307,12 +305,12 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
 
 
 def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
-    """Return a discrete Fourier transform as products with matrices of roots of one.
+    """Return a discrete Fourier transform as matrix products.
 
     Args:
         dim: The dimensions to transform.
-        normalization: 0 for none, 1 to divide by the root of the size, 2 by the size.
-        forward: Whether from samples to frequencies.
+        normalization: 0 for none, 1 to divide by the square root of the size, 2 by the size.
+        forward: False for the inverse transform.
     """
     if not _transformable(self, dim):
         return NotImplemented
@@ -336,11 +334,11 @@ def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forwar
 def transform_of_real(
     self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Any:
-    """Return the Fourier transform of real numbers, both halves of it.
+    """Return the Fourier transform of real numbers, with both halves of the spectrum.
 
     Args:
         dim: The dimensions to transform.
-        onesided: Whether only the first half is asked for, which the kernel gives.
+        onesided: Whether only the first half is requested, for which a kernel exists.
     """
     if onesided or not _transformable(self, dim):
         return NotImplemented
@@ -352,7 +350,7 @@ def _transformable(self: torch.Tensor, dim: Sequence[int]) -> bool:
     return all(isinstance(size, int) and size <= _LONGEST for size in sizes)
 
 
-# What moves numbers is done to them as they are, but where nothing can be another name for pairs.
+# Moved as they are, unless the shape is dynamic: then they cannot alias pairs.
 _MOVEMENTS = (
     *(_ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int),
     *(_ATEN.permute.default, _ATEN.view.default, _ATEN.expand.default, _ATEN.slice.Tensor),

@@ -1,4 +1,4 @@
-"""Scales and zero points that a program finds itself, and quantization by them, as arithmetic.
+"""Dynamic quantization as arithmetic: choosing scales and zero points, and applying them.
 
 The runtime has no kernels for these ``quantized_decomposed`` operators.
 """
@@ -14,16 +14,16 @@ _SMALLEST_TOKEN_SCALE = 1e-5
 
 
 def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
-    """Refuse what a type cannot hold, as eager does; a cast would wrap it around.
+    """Check that a dtype holds the limits, as eager does; a cast would wrap around.
 
     Args:
-        dtype: The type of the integers.
+        dtype: The integer dtype.
 
     Raises:
-        ValueError: They are beyond the type.
+        ValueError: A limit is out of the dtype's range.
     """
     if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
-        return  # tensors, which the program computes
+        return  # tensors that the program computes
     if dtype.is_floating_point:
         return
     limits = torch.iinfo(dtype)
@@ -64,7 +64,7 @@ def _choose_symmetric(
 
 
 def _range(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and the largest element, zero counted as one."""
+    """Return the minimum and the maximum, extended to include zero."""
     wide = values.to(torch.float32)
     return torch.clamp(torch.amin(wide), max=0.0), torch.clamp(torch.amax(wide), min=0.0)
 
@@ -92,7 +92,7 @@ def _choose_per_token_asymmetric(
     high = torch.clamp(torch.amax(input, dim=-1, keepdim=True), min=0.0)
     scale = torch.clamp((high - low) / 255.0, min=torch.finfo(torch.float32).eps)
     from_low, from_high = low / scale, high / scale
-    # Of both ends the one is taken whose rounding costs less.
+    # Use the end of the range whose rounding error is smaller.
     zero_point = torch.where(
         (from_low - 128) + (from_high + 127) > 0, -128 - from_low, 127 - from_high
     )

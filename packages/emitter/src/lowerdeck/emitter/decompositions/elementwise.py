@@ -1,4 +1,4 @@
-"""Operators without a kernel that a few others compute element by element."""
+"""Elementwise operators without a kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 
-# Integers of the width of each floating type, whose sign is that of the number.
+# Integer dtypes of the width of each floating dtype, which have the same sign bit.
 _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
@@ -22,7 +22,7 @@ _BITS = {
 
 
 def sign_bit(self: torch.Tensor) -> torch.Tensor:
-    """Return whether elements have a sign, that of zero counted."""
+    """Return ``signbit``, also of negative zero."""
     if self.dtype == torch.bool:
         return torch.zeros_like(self)
     bits = _BITS.get(self.dtype)
@@ -30,7 +30,7 @@ def sign_bit(self: torch.Tensor) -> torch.Tensor:
 
 
 def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return elements with the signs of others.
+    """Return ``copysign`` of two tensors.
 
     Args:
         other: What the signs are taken from.
@@ -42,23 +42,23 @@ def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def copy_sign_of_number(self: torch.Tensor, other: float) -> torch.Tensor:
-    """Return elements with the sign of a number."""
+    """Return ``copysign`` of a tensor and a number."""
     size = torch.abs(self if self.is_floating_point() else self.to(torch.float32))
     return -size if math.copysign(1.0, other) < 0 else size
 
 
 def power_of_two(self: torch.Tensor) -> torch.Tensor:
-    """Return two to the power of each element."""
+    """Return ``exp2``."""
     return torch.pow(2.0, self)
 
 
 def larger_number(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the larger ones of elements; what is not a number loses."""
+    """Return ``fmax``, which ignores NaN."""
     return _number(self, other, torch.maximum)
 
 
 def smaller_number(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the smaller ones of elements; what is not a number loses."""
+    """Return ``fmin``, which ignores NaN."""
     return _number(self, other, torch.minimum)
 
 
@@ -72,7 +72,7 @@ def _number(
 
 
 def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return the root of the sum of squares, scaled so that no square overflows."""
+    """Return ``hypot``, scaled so that no square overflows."""
     first, second = torch.abs(self), torch.abs(other)
     long, short = torch.maximum(first, second), torch.minimum(first, second)
     ratio = torch.where((long == 0) | torch.isinf(long), torch.zeros_like(long), short / long)
@@ -80,10 +80,10 @@ def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def round_to_decimals(self: torch.Tensor, *, decimals: int) -> torch.Tensor:
-    """Return elements rounded to decimals.
+    """Return ``round`` to a number of decimals.
 
     Args:
-        decimals: How many; tens, hundreds and so on when negative.
+        decimals: Number of decimals; negative for tens, hundreds and so on.
     """
     scale = 10.0 ** abs(decimals)
     if decimals < 0:
@@ -92,7 +92,7 @@ def round_to_decimals(self: torch.Tensor, *, decimals: int) -> torch.Tensor:
 
 
 def angle(self: torch.Tensor) -> Any:
-    """Return the angle of real numbers: that of what is below zero is half a turn."""
+    """Return ``angle`` of real numbers: pi for negative ones."""
     if self.is_complex():
         return NotImplemented
     if not self.is_floating_point():
@@ -108,21 +108,20 @@ def add_products(
     beta: float = 1,
     alpha: float = 1,
 ) -> torch.Tensor:
-    """Return the sum of a batch of products, added to ``self``.
+    """Return ``addbmm``.
 
     Args:
-        self: What is added to.
         batch1: Matrices, shape (batch, rows, inner).
         batch2: Matrices, shape (batch, inner, columns).
         alpha: Factor of the products.
     """
     if not self.is_floating_point():
-        # torch cuts the factors of integers off.
+        # torch truncates the factors for integers.
         beta, alpha = int(beta), int(alpha)
     total = torch.bmm(batch1, batch2).sum(0, dtype=self.dtype)
     total = total if alpha == 1 else total * alpha
     if beta == 0:
-        # Not even what is not a number counts then.
+        # torch ignores ``self`` if beta is 0, even where it is NaN.
         return total.clone()
     return (self if beta == 1 else self * beta) + total
 
@@ -137,13 +136,13 @@ def three_factors(
     sumdim: Sequence[int],
     unroll_dim: int = 1,  # noqa: ARG001 - the schema's
 ) -> torch.Tensor:
-    """Return sums of products of three, what a bilinear layer is made of.
+    """Return ``_trilinear``, on which bilinear layers are built.
 
     Args:
-        expand1: Dimensions that the first lacks.
-        expand2: Dimensions that the second lacks.
-        expand3: Dimensions that the third lacks.
-        sumdim: Dimensions that are summed over.
+        expand1: Dimensions to insert into the first operand.
+        expand2: Dimensions to insert into the second operand.
+        expand3: Dimensions to insert into the third operand.
+        sumdim: Dimensions to sum over.
     """
     factors = []
     for factor, lacking in ((i1, expand1), (i2, expand2), (i3, expand3)):

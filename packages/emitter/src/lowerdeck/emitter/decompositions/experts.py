@@ -1,4 +1,4 @@
-"""Products with one weight for each group of rows, what mixtures of experts are made of."""
+"""Grouped matrix products of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowerdeck.torch_base import OpOverload
 
 
 def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules for grouped products, of torch and of libraries that are loaded."""
+    """Return rules for the grouped products of torch and of loaded libraries."""
     rules: dict[OpOverload, Callable[..., Any]] = {}
     for space, name, rule in (
         ("aten", "_grouped_mm", _torch_product),
@@ -28,12 +28,12 @@ def grouped_product(
     weight: torch.Tensor,
     offs: torch.Tensor,
 ) -> Any:
-    """Return rows times the weight of their group.
+    """Return the product of each row with the weight of its group.
 
     Args:
         input: The rows, sorted by group, shape (rows, inner).
         weight: The weights, shape (groups, inner, columns).
-        offs: Where each group ends; rows after the last end give zeros.
+        offs: End of each group; rows after the last end give zeros.
     """
     rows, groups = input.size(0), weight.size(0)
     if not isinstance(groups, int):
@@ -41,7 +41,7 @@ def grouped_product(
     # A row belongs to the first group that ends after it.
     group = (offs.reshape(1, -1) <= torch.arange(rows).reshape(-1, 1)).to(torch.int64).sum(1)
     if isinstance(rows, int) and rows <= groups:
-        # Less is copied than all weights together.
+        # This copies fewer bytes than all weights have.
         chosen = torch.index_select(weight, 0, group.clamp(max=groups - 1))
         product = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
         return torch.where((group < groups).unsqueeze(1), product, 0.0)

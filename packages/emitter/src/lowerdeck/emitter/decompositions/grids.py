@@ -1,4 +1,4 @@
-"""Sampling of volumes at positions between their elements: the kernel knows images only."""
+"""Three-dimensional grid sampling; the kernel takes only images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
-# How torch numbers the modes.
+# torch's numbers of the modes.
 _NEAREST = 1
 _ZEROS, _BORDER = 0, 1
 
@@ -23,13 +23,13 @@ def grid_sample(
     padding_mode: int,
     align_corners: bool,
 ) -> torch.Tensor:
-    """Return a volume sampled at positions.
+    """Return ``grid_sampler_3d``.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).
         grid: The positions, shape (batch, ..., 3): width, height and depth, from -1 to 1.
-        interpolation_mode: 0 to weigh the eight elements around, 1 to take the nearest.
-        padding_mode: Values outside: 0 zeros, 1 the edge, 2 the mirrored volume.
+        interpolation_mode: 0 for trilinear, 1 for nearest.
+        padding_mode: Values outside: 0 zeros, 1 the border, 2 the reflected volume.
         align_corners: Whether -1 and 1 are the centres of the outermost elements.
     """
     batch, channels = input.shape[:2]
@@ -54,7 +54,7 @@ def grid_sample(
 
 
 def _unscaled(position: torch.Tensor, size: int, padding_mode: int, corners: bool) -> torch.Tensor:
-    """Return positions counted in elements, brought inside as the padding asks."""
+    """Return positions in units of elements, clipped or reflected as the padding mode requires."""
     coordinate = (position + 1) * ((size - 1) / 2) if corners else ((position + 1) * size - 1) / 2
     if padding_mode == _ZEROS:
         return coordinate
@@ -77,7 +77,7 @@ def _mirrored(position: torch.Tensor, low: float, span: float) -> torch.Tensor:
 
 
 def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
-    """Return the elements at whole positions, zero outside; shape (batch, channels, positions)."""
+    """Return elements at integer positions, zero outside; shape (batch, channels, positions)."""
     inside = torch.ones_like(near[0], dtype=torch.bool)
     flat_index = torch.zeros_like(near[0], dtype=torch.int64)
     for along, size in zip(near[::-1], sizes[::-1], strict=True):

@@ -1,4 +1,4 @@
-"""Operators that write, find and count at indices, for which the runtime has no kernel."""
+"""Decompositions of operators that read, write, find or count by index."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _ATEN = torch.ops.aten
 def put(
     self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """Return ``self`` with elements written, counted as if it had one dimension.
+    """Return ``put``: ``self`` with elements of the flattened tensor written.
 
     Args:
-        self: What is there before.
-        index: The indices, into the flat tensor.
-        accumulate: Whether they are added to what is there.
+        index: Indices into the flattened tensor.
+        accumulate: Whether to add to the old elements.
     """
     indices = _from_zero(index.reshape(-1), self.numel())
     flat = self.reshape(-1).index_put((indices,), source.reshape(-1), accumulate)
@@ -28,10 +27,10 @@ def put(
 
 
 def take(self: torch.Tensor, index: torch.Tensor) -> Any:
-    """Return elements, counted as if ``self`` had one dimension.
+    """Return ``take``: elements of the flattened tensor.
 
     Args:
-        index: The indices, into the flat tensor.
+        index: Indices into the flattened tensor.
     """
     if self.numel() == 0:
         return self.new_empty(index.shape)
@@ -40,26 +39,25 @@ def take(self: torch.Tensor, index: torch.Tensor) -> Any:
 
 
 def _from_zero(indices: torch.Tensor, size: int) -> torch.Tensor:
-    """Return indices counted from the start, where some count from the end."""
+    """Return indices with negative ones counted from the start."""
     return torch.where(indices < 0, indices + size, indices)
 
 
 def diagonal_scatter(
     self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """Return ``self`` with a diagonal written.
+    """Return ``diagonal_scatter``: ``self`` with a diagonal replaced.
 
     Args:
-        self: What is there before.
         src: The diagonal, along the last dimension.
-        offset: Which diagonal, above the main one when positive.
+        offset: Index of the diagonal, above the main one when positive.
         dim1: The dimension of the rows.
         dim2: The dimension of the columns.
     """
     whole = self.movedim((dim1, dim2), (-2, -1))
     rows, columns = whole.shape[-2:]
     above = max(-offset, 0)
-    # One element of the diagonal for each row; rows without one read what is not chosen.
+    # One element of the diagonal for each row; rows without one read an element that is masked.
     padded = torch.constant_pad_nd(src, [above, rows - above - src.size(-1)], 0)
     on_it = torch.arange(rows).reshape(-1, 1) + offset == torch.arange(columns)
     scattered = torch.where(on_it, padded.unsqueeze(-1), whole)
@@ -67,16 +65,16 @@ def diagonal_scatter(
 
 
 def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """Return the indices of the first elements that are not zero.
+    """Return the indices of the first nonzero elements.
 
     Args:
-        size: How many indices are returned.
-        fill_value: Fills the rows beyond the last index.
+        size: Number of indices to return.
+        fill_value: Fills the rows after the last index.
     """
     count = self.numel()
     hit = (self != 0).reshape(-1)
     rank = hit.to(torch.int64).cumsum(0) - 1
-    # What is not wanted is written after the end, which is cut off.
+    # Elements that are zero are written after the end, which is cut off.
     slot = torch.where(hit & (rank < size), rank, size)
     positions = torch.full((size + 1,), count, dtype=torch.int64)
     positions = torch.scatter(positions, 0, slot, torch.arange(count))[:size]
@@ -96,11 +94,11 @@ def histogram(
     min: float = 0,  # noqa: A002 - the name in the schema
     max: float = 0,  # noqa: A002 - the name in the schema
 ) -> Any:
-    """Return how many elements fall into each of equal bins.
+    """Return ``histc``: the number of elements in each of several equal bins.
 
     Args:
-        min: Where the first starts.
-        max: Where the last one ends; it belongs to it.
+        min: Start of the first bin.
+        max: End of the last bin, which includes it.
     """
     if min >= max:
         # The range is that of the elements.

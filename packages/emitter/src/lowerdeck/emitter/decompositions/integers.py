@@ -1,9 +1,10 @@
-"""Arithmetic on integers that kernels do in float64, by way of kernels that do not.
+"""Exact integer arithmetic for operators whose kernels compute in float64.
 
-Above 2^53 float64 knows not every integer, and what does not fit into an integer becomes the least
-one, where torch wraps around. In the runtime 1.4.1 products, sums of two, floored division and
-sums over several dimensions are computed in integers; powers, ``fmod``, division that truncates,
-rounding and the sum over one dimension are not. That sum adds float64 up in float32.
+Above 2^53 float64 does not represent every integer, and results out of range become the smallest
+integer, where torch wraps around. In the runtime 1.4.1 products, sums of two tensors, floor
+division and sums over several dimensions are computed in integers. Powers, ``fmod``, truncating
+division, rounding and the sum over one dimension are not; that sum also accumulates float64 in
+float32.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
-# Half of what float64 counts to without leaving one out, so that an end after it is exact as well.
+# Half of the integers that float64 represents exactly, so that start plus length is exact too.
 _EXACT = 2**52
 _ROUNDED = (_ATEN.floor.default, _ATEN.ceil.default, _ATEN.trunc.default)
 
 
 def power(self: torch.Tensor, exponent: float) -> Any:
-    """Return the power of integers to a fixed one by squares and products.
+    """Return ``pow`` of integers with a constant exponent, by repeated squaring.
 
     Args:
-        exponent: The exponent; a negative one is refused by torch.
+        exponent: The exponent; torch rejects negative ones.
     """
     if not _is_integer(self) or type(exponent) is not int or exponent < 0:
         return NotImplemented
@@ -43,10 +44,10 @@ def power(self: torch.Tensor, exponent: float) -> Any:
 
 
 def truncated_remainder(self: torch.Tensor, other: Any) -> Any:
-    """Return the remainder of integers with the sign of what is divided.
+    """Return ``fmod`` of integers.
 
     Args:
-        other: What by: integers, or one.
+        other: The divisor, a tensor or a number.
     """
     dtype = _wide_type(self, other)
     if dtype is None:
@@ -57,11 +58,11 @@ def truncated_remainder(self: torch.Tensor, other: Any) -> Any:
 
 
 def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any:
-    """Return the quotient of integers without what follows the point.
+    """Return the truncated quotient of integers.
 
     Args:
-        other: What by: integers, or one.
-        rounding_mode: Only ``"trunc"`` is not computed in integers.
+        other: The divisor, a tensor or a number.
+        rounding_mode: Only ``"trunc"`` is decomposed: the kernel computes the others in integers.
     """
     number = _in_range(self, other) if rounding_mode is not None else other
     if number is not other:
@@ -74,13 +75,13 @@ def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any
 
 
 def floor_divided(self: torch.Tensor, other: Any) -> Any:
-    """Return the floored quotient by a number that the type of the tensor holds."""
+    """Return the floored quotient by a number, wrapped to the dtype of the tensor."""
     number = _in_range(self, other)
     return NotImplemented if number is other else torch.floor_divide(self, number)
 
 
 def rounded(self: torch.Tensor) -> Any:
-    """Return integers as they are."""
+    """Return ``floor``, ``ceil`` or ``trunc`` of integers: a copy."""
     return self.clone() if _is_integer(self) else NotImplemented
 
 
@@ -91,12 +92,11 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return the sum over one dimension as that over two, for which the kernel keeps the type.
+    """Return a sum over one dimension as a sum over two, which the kernel computes in its dtype.
 
     Args:
-        self: What to add up.
-        keepdim: Whether they stay, as 1.
-        dtype: The type of the sum.
+        keepdim: Whether reduced dimensions stay, with size 1.
+        dtype: Dtype of the sum.
     """
     result_type = dtype
     if result_type is None:
@@ -111,11 +111,11 @@ def total(
 def numbers_from(
     start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_options: Any
 ) -> Any:
-    """Return integers one after the other, counted from zero where the first is far from it.
+    """Return ``arange`` from a large start as ``arange`` from zero plus the start.
 
     Args:
-        end: What is not reached.
-        step: How far apart they are.
+        end: The end, exclusive.
+        step: The distance of two neighbours.
     """
     if type(start) is not int or abs(start) <= _EXACT or dtype not in (None, torch.int64):
         return NotImplemented
@@ -127,11 +127,11 @@ def numbers_from(
 def evenly_spaced(
     start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any
 ) -> Any:
-    """Return integers from one number to another, which eager cuts to integers first.
+    """Return ``linspace`` of integers with truncated ends, as in eager.
 
     Args:
-        start: The first, a number or a tensor of one.
-        **options: As torch passes them on.
+        start: The first element, a number or a tensor of one.
+        **options: Other arguments of ``linspace``.
     """
     if dtype is None or dtype.is_floating_point or dtype.is_complex:
         return NotImplemented
@@ -148,7 +148,7 @@ def _cut(number: Any, dtype: torch.dtype) -> Any:
 
 
 def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
-    """Return the remainder of a number by each element.
+    """Return ``remainder`` of a number and a tensor.
 
     Args:
         other: What it is divided by.
@@ -157,7 +157,7 @@ def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
 
 
 def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    """Return the product of matrices of 8-bit integers, whose sums are of 32 bits.
+    """Return ``_int_mm``: the product of 8-bit matrices, accumulated in 32 bits.
 
     Args:
         self: The rows, signed or not.
@@ -168,11 +168,11 @@ def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 def _floored(
     self: torch.Tensor, other: Any, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return floored quotient and remainder, and where rounding to zero gives one more."""
+    """Return floored quotient and remainder, and where truncation adds one to the quotient."""
     wide = self.to(dtype)
     quotient = torch.div(wide, other, rounding_mode="floor")
     remainder = wide - quotient * other
-    # The remainder has the sign of ``other``, or is none.
+    # The remainder is zero or has the sign of ``other``.
     return quotient, remainder, (remainder != 0) & ((remainder < 0) != (wide < 0))
 
 
@@ -183,14 +183,14 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _wide_type(self: torch.Tensor, other: Any) -> torch.dtype | None:
-    """Return int64 where that is what is computed in; float64 holds what is narrower."""
+    """Return int64 if the result is computed in it; float64 is exact for narrower integers."""
     if isinstance(other, float | complex):
         return None
     return torch.int64 if torch.result_type(self, other) == torch.int64 else None
 
 
 def _in_range(self: torch.Tensor, other: Any) -> Any:
-    """Return a number as torch converts it to the type of integers: it wraps around."""
+    """Return a number wrapped around to the dtype of an integer tensor, as torch converts it."""
     if type(other) is not int or not _is_integer(self):
         return other
     limits = torch.iinfo(self.dtype)
@@ -200,7 +200,7 @@ def _in_range(self: torch.Tensor, other: Any) -> Any:
 
 
 def _is_narrowed(source: torch.dtype, result: torch.dtype) -> bool:
-    """Return whether a sum may be beyond 2^53 or its own type, or is of float64."""
+    """Return whether a sum may exceed 2^53 or the range of its dtype, or is of float64."""
     if source == result == torch.float64:
         return True
     if result.is_floating_point or result.is_complex or result == torch.bool:

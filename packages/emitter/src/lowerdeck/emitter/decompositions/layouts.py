@@ -1,7 +1,7 @@
-"""Results of rules in the layout that torch's operator gives them.
+"""Keep the memory layout of torch's results in decompositions.
 
-A program has no strides, but the rest of the model was traced with torch's: a ``view`` that they
-allow fails on others.
+A program has no strides, but the rest of the model was traced with torch's: a ``view`` that is
+legal with those fails with others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lowerdeck.emitter._torch_private import current_result, is_known, untraced
 
 
 def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule`` with the memory layout of the traced node's results.
+    """Return ``rule`` with results in the memory layout of the traced node's results.
 
     Args:
-        rule: A decomposition. Where it is used inside another one, the traced node is the outer
-            one; its layout is then given to results of the same shape, which changes no number.
+        rule: A decomposition. If it runs inside another one, the traced node is the outer one,
+            whose layout is given to results of the same shape; no number changes.
     """
 
     @wraps(rule)
@@ -40,7 +40,7 @@ def _like(result: Any, traced: Any) -> Any:
     if not isinstance(result, torch.Tensor) or not isinstance(traced, torch.Tensor):
         return result
     if result.is_complex() and not all(isinstance(size, int) for size in result.shape):
-        # Every operator that moves it, permute included, creates the pairs again.
+        # Every operator that moves elements, permute included, would create the pairs again.
         return result
     with untraced():
         order = _outermost_first(traced)
@@ -53,7 +53,7 @@ def _like(result: Any, traced: Any) -> Any:
 
 
 def _outermost_first(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions by falling stride; those that may be equal stay as they are."""
+    """Return the dimensions in order of descending stride; equal ones keep their order."""
     order: list[int] = []
     for dim, stride in enumerate(tensor.stride()):
         at = len(order)

@@ -1,4 +1,4 @@
-"""Sorting and searching by the one kernel that orders, the top k."""
+"""Sorting and searching by the ``topk`` kernel, the only one that orders elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATEN = torch.ops.aten
 def sort(
     self: torch.Tensor, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a sort as the top k of all.
+    """Return ``sort`` as the top k of all elements.
 
     Args:
         dim: The dimension to sort along.
@@ -26,7 +26,7 @@ def sort(
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)
     if self.dtype == torch.bool:
-        # The kernel orders numbers only.
+        # The kernel does not order bools.
         values, indices = torch.topk(self.to(torch.uint8), self.size(dim), dim, descending, True)
         return values.to(torch.bool), indices
     return torch.topk(self, self.size(dim), dim, descending, True)
@@ -35,7 +35,7 @@ def sort(
 def sort_stable(
     self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a sort in which equal elements keep their order if that is asked for.
+    """Return ``sort.stable``.
 
     Args:
         stable: Whether equal elements keep their order.
@@ -45,7 +45,7 @@ def sort_stable(
     values, indices = sort(self, dim, descending)
     if not stable or self.dim() == 0:
         return values, indices
-    # Number the runs of equal elements, then sort by run and index, which no two have alike.
+    # Number the runs of equal elements, then sort by run and index, which are distinct.
     size = self.size(dim)
     before, now = values.narrow(dim, 0, size - 1), values.narrow(dim, 1, size - 1)
     differs = before != now
@@ -61,11 +61,11 @@ def sort_stable(
 def kth_value(
     self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k-th smallest element and its index.
+    """Return ``kthvalue``.
 
     Args:
-        k: Which one, from 1.
-        dim: The dimension to look along.
+        k: Rank of the element, from 1.
+        dim: The dimension to search.
         keepdim: Whether the dimension stays, with size 1.
     """
     if self.dim() == 0:
@@ -76,24 +76,24 @@ def kth_value(
 
 
 def median(self: torch.Tensor) -> torch.Tensor:
-    """Return the lower one of the middle elements of all."""
+    """Return ``median`` of all elements, the lower one of two."""
     return median_along(self.reshape(-1), 0)[0]
 
 
 def median_along(
     self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower one of the middle elements, and its index.
+    """Return ``median`` along a dimension, with its index.
 
     Args:
-        dim: The dimension to look along.
+        dim: The dimension to search.
         keepdim: Whether the dimension stays, with size 1.
     """
     size = self.size(dim) if self.dim() else 1
     values, indices = kth_value(self, (size + 1) // 2, dim, keepdim)
     if not self.is_floating_point() or self.dim() == 0:
         return values, indices
-    # One element that is not a number makes the median none, at the index of the first such.
+    # If there is a NaN, the median is NaN, with the index of the first NaN.
     wrong = torch.isnan(self)
     has_nan = wrong.any(dim, keepdim)
     first = wrong.to(torch.int64).argmax(dim, keepdim)
@@ -101,22 +101,22 @@ def median_along(
 
 
 def nan_median(self: torch.Tensor) -> torch.Tensor:
-    """Return the median of all elements that are numbers."""
+    """Return ``nanmedian`` of all elements."""
     return nan_median_along(self.reshape(-1), 0)[0]
 
 
 def nan_median_along(
     self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the median of the elements that are numbers, and its index.
+    """Return ``nanmedian`` along a dimension, with its index.
 
     Args:
-        dim: The dimension to look along.
+        dim: The dimension to search.
         keepdim: Whether the dimension stays, with size 1.
     """
     if not self.is_floating_point() or self.dim() == 0:
         return median_along(self, dim, keepdim)
-    # What is not a number is sorted after the others.
+    # NaN is sorted after all numbers.
     values, indices = sort(self, dim)
     count = (~torch.isnan(self)).to(torch.int64).sum(dim, keepdim=True)
     middle = torch.div((count - 1).clamp(min=0), 2, rounding_mode="floor")
@@ -133,15 +133,15 @@ def searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> Any:
-    """Return where each element belongs among sorted ones: how many come before it.
+    """Return ``searchsorted``: the number of sorted elements before each element.
 
     Args:
         sorted_sequence: The sorted elements, along the last dimension.
         self: The elements to find a position for.
-        out_int32: Whether the result has 32 bits.
-        right: Whether an element belongs after its equals.
+        out_int32: Whether the result is int32.
+        right: Whether equal elements precede the position.
         side: ``"left"`` or ``"right"``, the same as a word.
-        sorter: The order of the elements, if they are not sorted.
+        sorter: Indices that sort ``sorted_sequence``, if it is unsorted.
     """
     pairs = sorted_sequence.size(-1) * self.numel()
     if not fits(pairs):
@@ -150,19 +150,19 @@ def searchsorted(
         sorted_sequence = torch.gather(sorted_sequence, -1, sorter)
     row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
-    # By what does not come after it: so what is not a number belongs at the end.
+    # Compared so that NaN belongs at the end.
     is_after = row > values if right or side == "right" else row >= values
     indices = torch.logical_not(is_after).to(torch.int64).sum(-1)
     return indices.to(torch.int32) if out_int32 else indices
 
 
 def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: Any) -> Any:
-    """Return where one number belongs among sorted elements."""
+    """Return ``searchsorted`` of one number."""
     return searchsorted(sorted_sequence, torch.full((), self), **options)
 
 
 def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> Any:
-    """Return the bucket that each element belongs to.
+    """Return ``bucketize``.
 
     Args:
         boundaries: The sorted boundaries between the buckets.

@@ -6,15 +6,15 @@ from typing import Any
 
 from lowerdeck.torch_base import size_range
 
-# Such a table is planned memory, one byte or more for each pair.
+# Such a table is planned memory, one byte or more per pair.
 MOST_PAIRS = 2**26
 
 
 def fits(pairs: Any) -> bool:
-    """Return whether a table of ``pairs`` may be computed, at its upper bound if it varies.
+    """Return whether a table of ``pairs`` is small enough, at its upper bound if dynamic.
 
     Args:
-        pairs: How many pairs, a number or a symbolic one.
+        pairs: Number of pairs, possibly symbolic.
     """
     most = size_range(pairs)[1]
     return most is not None and most <= MOST_PAIRS

@@ -1,4 +1,4 @@
-"""Pools that have no kernel, by those over images: each dimension is pooled by itself."""
+"""Three-dimensional pools, by pooling images and then the depth."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Return averages over blocks: those of images, then those along the depth.
+    """Return ``avg_pool3d``.
 
     Args:
         self: The volume, shape (..., depth, height, width).
-        kernel_size: Size of a block.
-        stride: Distance of the blocks; their size when empty.
+        kernel_size: Size of a window.
+        stride: Distance of the windows; their size when empty.
         padding: Zeros around the volume.
-        ceil_mode: Whether blocks may reach over the end.
-        count_include_pad: Whether zeros around the volume are counted.
+        ceil_mode: Whether windows may extend beyond the end.
+        count_include_pad: Whether padding is counted.
         divisor_override: Divides the sums, instead of the number of elements.
     """
     if not self.is_floating_point():
@@ -52,11 +52,11 @@ def average_pool(
 
 
 def adaptive_average_pool(self: torch.Tensor, output_size: Sequence[int]) -> Any:
-    """Return averages over as many blocks as are asked for.
+    """Return ``_adaptive_avg_pool3d``.
 
     Args:
         self: The volume, shape (..., depth, height, width).
-        output_size: Number of blocks along each dimension.
+        output_size: Number of windows along each dimension.
     """
     deep, high, wide = output_size
     images = _ATEN._adaptive_avg_pool2d.default(_images(self), [high, wide])
@@ -73,15 +73,15 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest elements of blocks, and where they are in the volume.
+    """Return ``max_pool3d_with_indices``.
 
     Args:
         self: The volume, shape (..., depth, height, width).
-        kernel_size: Size of a block.
-        stride: Distance of the blocks; their size when empty.
-        padding: How far blocks reach over the edges.
-        dilation: Distance of the elements of a block.
-        ceil_mode: Whether blocks may reach over the end.
+        kernel_size: Size of a window.
+        stride: Distance of the windows; their size when empty.
+        padding: How far windows extend beyond the edges.
+        dilation: Distance of the elements of a window.
+        ceil_mode: Whether windows may extend beyond the end.
     """
     amounts = (kernel_size, stride or kernel_size, padding, dilation)
     size, strides, paddings, dilations = (_three(amount) for amount in amounts)
@@ -95,7 +95,7 @@ def max_pool(
         *([size[0], 1], [strides[0], 1], [paddings[0], 0], [dilations[0], 1]),
         ceil_mode,
     )
-    # Of equal elements both pools take the first, so the frame's own choice is the volume's.
+    # Both pools select the first of equal elements, and so does the volume's.
     chosen = frames.reshape(rows.size(0), -1)
     inner = torch.gather(indices.reshape(rows.size(0), -1), 1, chosen)
     outer = torch.div(chosen, high * wide, rounding_mode="floor")
@@ -106,11 +106,11 @@ def max_pool(
 def adaptive_max_pool(
     self: torch.Tensor, output_size: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest elements of as many blocks as are asked for, and where they are.
+    """Return ``adaptive_max_pool2d`` or ``adaptive_max_pool3d``.
 
     Args:
-        self: The images or volumes; the last dimensions, as many as ``output_size``, are pooled.
-        output_size: Number of blocks along each dimension.
+        self: The images or volumes; the last ``len(output_size)`` dimensions are pooled.
+        output_size: Number of windows along each dimension.
     """
     values, indices = self, None
     for dim, count in zip(range(-1, -len(output_size) - 1, -1), output_size[::-1], strict=True):
@@ -125,7 +125,7 @@ def adaptive_max_pool(
 
 
 def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest elements of ``count`` windows along ``dim``, and their indices in it."""
+    """Return the maxima of ``count`` windows along ``dim``, and their indices in it."""
     size = values.size(dim)
     if count == 1:
         return torch.max(values, dim, True)

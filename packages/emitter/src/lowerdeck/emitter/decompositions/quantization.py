@@ -1,4 +1,4 @@
-"""Quantize and dequantize in terms of arithmetic: the runtime has no kernels for them."""
+"""Quantize and dequantize as arithmetic: the runtime has no kernels for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowerdeck.torch_base import OpOverload
 
 
 def quantization_rules() -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules for ``quantized_decomposed`` operators that this process has registered."""
+    """Return rules for the ``quantized_decomposed`` operators registered in this process."""
     space = torch.ops.quantized_decomposed
     rules: dict[OpOverload, Callable[..., Any]] = {}
     every: tuple[tuple[str, str, Callable[..., Any]], ...] = (
@@ -42,7 +42,7 @@ def _quantize(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     check_range(quant_min, quant_max, dtype)
-    # torch takes the numbers out of their tensors, and so computes in float32 whatever they are.
+    # torch reads the scales as Python numbers, and so computes in float32 whatever their dtype.
     factor = _number(1.0 / scale, torch.float32)
     steps = torch.round(input.to(torch.float32) * factor) + _number(zero_point, torch.float32)
     low, high = _number(quant_min, torch.float32), _number(quant_max, torch.float32)
@@ -50,7 +50,7 @@ def _quantize(
 
 
 def _number(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor of one element without dimensions; a number as it is."""
+    """Return a tensor of one element without dimensions; a number unchanged."""
     return value.to(dtype).reshape(()) if isinstance(value, torch.Tensor) else value
 
 

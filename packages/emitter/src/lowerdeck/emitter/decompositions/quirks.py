@@ -1,4 +1,4 @@
-"""Operators whose kernel is missing or wrong for some arguments, in terms of others.
+"""Decompositions of operators whose kernel is missing or wrong for some arguments.
 
 A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the operator.
 """
@@ -20,7 +20,7 @@ _ATEN = torch.ops.aten
 
 
 def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return the remainder of integers, which the kernel truncates, and that of float64.
+    """Return ``remainder`` of integers, which the kernel truncates, and of float64.
 
     The kernel computes float64 in float32.
     """
@@ -32,7 +32,7 @@ def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return the remainder of an integer or float64 tensor by a number, for the same faults."""
+    """Return ``remainder`` by a number, for the same faults."""
     if self.dtype == torch.float64:
         return _float64_remainder(self, other)
     if self.is_floating_point() or isinstance(other, float):
@@ -46,7 +46,7 @@ def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 def _unless_float64(target: OpOverload) -> Callable[..., Any]:
-    """Return torch's decomposition, for float64 alone: the kernel computes it in float32."""
+    """Return torch's decomposition for float64 only: the kernel computes it in float32."""
     rule = reference_decompositions([target])[target]
 
     @wraps(rule)
@@ -57,18 +57,18 @@ def _unless_float64(target: OpOverload) -> Callable[..., Any]:
 
 
 def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
-    """Return the logarithm of softmax in float64, which the kernel refuses."""
+    """Return ``log_softmax`` of float64, which the kernel rejects."""
     if self.dtype != torch.float64:
         return NotImplemented
     if any(isinstance(size, int) and size == 0 for size in self.shape):
-        # torch has no largest of nothing.
+        # torch has no maximum of an empty tensor.
         return self.clone()
     shifted = self - torch.amax(self, dim, keepdim=True)
     return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
 
 
 def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> Any:
-    """Return padding with negative entries as slices: the kernel only grows a tensor."""
+    """Return negative padding as slices: the kernel cannot shrink a tensor."""
     cuts = [is_known(amount < 0) for amount in pad]
     if not any(cuts):
         return NotImplemented
@@ -88,7 +88,7 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
 
 
 def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Return the rolled tensor as slices joined, which are 50 times faster than the kernel.
+    """Return ``roll`` as concatenated slices, which are 50 times faster than the kernel.
 
     The kernel requires dimensions: without them, the flattened tensor is rolled.
     """
@@ -116,7 +116,7 @@ def _is_short(shift: Any, size: Any) -> bool:
 
 
 def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the ends of what is behind a place and of what is in front of it."""
+    """Return the ends of the slices behind and before a position."""
     return (at, _END), (0, at)
 
 
@@ -130,10 +130,10 @@ def var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """Return both apart where there may be too few elements: the kernel gives NaN for the mean."""
+    """Return ``var`` and ``mean`` separately for few elements: the kernel's mean is NaN then."""
     dims = range(self.dim()) if not dim else [d % max(self.dim(), 1) for d in dim]
     sizes = [self.size(d) for d in dims] if self.dim() else [1]
-    # torch traces as if every dynamic size were at least 2, so the count cannot be asked.
+    # While tracing, torch assumes every dynamic size to be at least 2.
     fixed = all(isinstance(size, int) for size in sizes)
     if fixed and prod(sizes) > (1 if correction is None else correction):
         return NotImplemented
@@ -145,17 +145,17 @@ def var_mean(
 
 
 def left_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
-    """Return ``self << other`` by the operator that has a kernel."""
+    """Return ``__lshift__`` by the operator that has a kernel."""
     return torch.bitwise_left_shift(self, other)
 
 
 def right_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
-    """Return ``self >> other`` by the operator that has a kernel."""
+    """Return ``__rshift__`` by the operator that has a kernel."""
     return torch.bitwise_right_shift(self, other)
 
 
 def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> Any:
-    """Return a slice: the kernel aborts the process when the dimension or start is negative."""
+    """Return ``narrow_copy``: the kernel aborts on a negative dimension or start."""
     dim %= self.dim()
     if isinstance(start, int) and start < 0:
         start = start + self.size(dim)
@@ -163,35 +163,35 @@ def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> Any:
 
 
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
-    """Return rows one by one where a size varies: the kernel does not resize its outputs."""
+    """Return ``unbind`` of a dynamic shape as selects: the kernel does not resize its outputs."""
     if _has_one_shape(self):
         return NotImplemented
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
 def unbind_copy(self: torch.Tensor, dim: int = 0) -> Any:
-    """Return copies of rows one by one, for the same fault."""
+    """Return ``unbind_copy`` of a dynamic shape as selects, for the same fault."""
     if _has_one_shape(self):
         return NotImplemented
     return [_ATEN.select_copy.int(self, dim, index) for index in range(self.size(dim))]
 
 
 def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
-    """Return parts of equal length by their sizes where one varies, for the same fault."""
+    """Return ``split`` of a dynamic shape as ``split_with_sizes``, for the same fault."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
 
 
 def split_copy(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
-    """Return copies of parts of equal length by their sizes, for the same fault."""
+    """Return ``split_copy`` of a dynamic shape by sizes, for the same fault."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return split_with_sizes_copy(self, _part_sizes(self, split_size, dim), dim)
 
 
 def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[Any], dim: int = 0) -> Any:
-    """Return copies of parts by way of views: tracing this operator fixes the sizes that vary."""
+    """Return ``split_with_sizes_copy`` as views and copies: tracing it specializes sizes."""
     if _has_one_shape(self):
         return NotImplemented
     return [part.clone() for part in _ATEN.split_with_sizes.default(self, split_sizes, dim)]
@@ -201,7 +201,7 @@ def _part_sizes(self: torch.Tensor, split_size: Any, dim: int) -> list[Any]:
     whole = self.size(dim)
     if is_known(whole == 0):
         return [whole]
-    # The number of parts is fixed in the program: torch has guarded it as well.
+    # The number of parts is fixed in the program: torch has a guard on it.
     count = int((whole + split_size - 1) // split_size)
     return [split_size] * (count - 1) + [whole - split_size * (count - 1)]
 
@@ -211,7 +211,7 @@ def _has_one_shape(tensor: torch.Tensor) -> bool:
 
 
 def logit(self: torch.Tensor, eps: float | None = None) -> Any:
-    """Return the logit of narrow floats, which the kernel refuses, by way of wide ones."""
+    """Return ``logit`` of float16 and bfloat16 in float32: the kernel rejects them."""
     if self.dtype not in (torch.float16, torch.bfloat16):
         return NotImplemented
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
@@ -226,9 +226,9 @@ def bilinear(
     align_corners: bool,
     scale_factors: Sequence[float] | None,
 ) -> Any:
-    """Return an image of bytes in another size by way of floats: the kernel cuts fractions off.
+    """Return a bilinear resize of uint8 images, computed in float32: the kernel truncates.
 
-    torch widens the image first, rounds, and then makes it higher; so does this.
+    Like torch, resize and round the width first, then the height.
     """
     if input.dtype != torch.uint8:
         return _wide_bilinear(input, output_size, align_corners, scale_factors)
@@ -247,15 +247,15 @@ def bilinear(
 
 
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
-    """Return memory by the kernel that sets its shape, where that varies.
+    """Return ``empty`` by the kernel that sets dynamic shapes.
 
-    It fills nothing, but shows a checker of the memory plan that no older value is read.
+    It fills nothing. The call shows checkers of the memory plan that no older value is read.
     """
     return torch.empty(size, dtype=options.get("dtype"))
 
 
 def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
-    """Return a copy: torch's references ask for strides, which a program does not have."""
+    """Return a copy: torch's references use strides, which a program does not have."""
     copied: torch.Tensor = _ATEN.clone.default(self)
     return copied
 
@@ -266,10 +266,10 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Any:
-    """Return the tensor itself where the strides reach its own elements in their order."""
+    """Return the tensor itself if the strides describe its own elements in their order."""
     same = len(size) == self.dim() and is_known((storage_offset or 0) == self.storage_offset())
     for requested, actual, step, own in zip(size, self.shape, stride, self.stride(), strict=False):
-        # Nothing steps along one element.
+        # The stride of a dimension of size 1 is irrelevant.
         same = (
             same
             and is_known(requested == actual)

@@ -1,4 +1,4 @@
-"""Random numbers by the two kernels that draw any: uniform and normal ones."""
+"""Random operators by the two random kernels: uniform and normal."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ _ATEN = torch.ops.aten
 
 
 def rand_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return uniform numbers in the shape of ``self``."""
+    """Return ``rand_like``."""
     return torch.rand(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def randn_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return normal numbers in the shape of ``self``."""
+    """Return ``randn_like``."""
     return torch.randn(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def uniform(self: torch.Tensor, from_: float = 0.0, to: float = 1.0, **_: Any) -> Any:
-    """Return uniform numbers between two limits, in the shape of ``self``."""
+    """Return ``uniform``."""
     return rand_like(self) * (to - from_) + from_
 
 
 def normal_in_shape(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
-    """Return normal numbers in the shape of ``self``."""
+    """Return ``normal_functional``."""
     return randn_like(self) * std + mean
 
 
 def normal(mean: torch.Tensor, std: Any = 1.0, **_: Any) -> Any:
-    """Return normal numbers around the elements of ``mean``."""
+    """Return ``normal`` with a tensor of means."""
     shape = mean.shape if not isinstance(std, torch.Tensor) else (mean + std).shape
     return torch.randn(shape, dtype=mean.dtype, device=mean.device) * std + mean
 
 
 def normal_of_spread(mean: float, std: torch.Tensor, **_: Any) -> Any:
-    """Return normal numbers that spread as the elements of ``std`` say."""
+    """Return ``normal`` with a tensor of standard deviations."""
     return randn_like(std) * std + mean
 
 
 def normal_of_size(
     mean: float, std: float, size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any
 ) -> Any:
-    """Return normal numbers in a given shape."""
+    """Return ``normal`` of a given shape."""
     return torch.randn(size, dtype=dtype) * std + mean
 
 
 def bernoulli(self: torch.Tensor, p: float, **_: Any) -> Any:
-    """Return ones with the probability ``p``, zeros otherwise, in the shape of ``self``."""
+    """Return ``bernoulli`` with the probability ``p``."""
     return (torch.rand(self.shape, device=self.device) < p).to(self.dtype)
 
 
 def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
-    """Return elements of which some are dropped, and the mask: the kernel does not scale them."""
+    """Return ``native_dropout`` and its mask: the kernel does not scale the kept elements."""
     if train is False:
         return self.clone(), torch.ones(self.shape, dtype=torch.bool, device=self.device)
     kept = torch.rand(self.shape, device=self.device) >= p
@@ -65,29 +65,29 @@ def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def exponential(self: torch.Tensor, lambd: float = 1.0, **_: Any) -> Any:
-    """Return exponentially distributed numbers in the shape of ``self``."""
-    # The kernel draws doubles, and rounding to the tensor's type may give 1, whose rest is 0.
+    """Return ``exponential``."""
+    # The kernel draws doubles; rounded to the tensor's dtype one may be 1, whose logarithm is 0.
     rest = torch.clamp(1.0 - rand_like(self), min=torch.finfo(self.dtype).eps / 2)
     return -torch.log(rest) / lambd
 
 
 def randint(high: Any, size: Sequence[Any], **options: Any) -> Any:
-    """Return integers from 0 up to, but without, ``high``."""
+    """Return ``randint`` from 0 to ``high``, exclusive."""
     return randint_between(0, high, size, **options)
 
 
 def randint_between(
     low: Any, high: Any, size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any
 ) -> Any:
-    """Return integers from ``low`` up to, but without, ``high``."""
+    """Return ``randint`` from ``low`` to ``high``, exclusive."""
     if not isinstance(low, int) or not isinstance(high, int) or high - low > _EXACT:
         return NotImplemented
-    # The kernel draws doubles, and rounding to float32 may give 1.
+    # The kernel draws doubles; rounded to float32 one may be 1.
     drawn = torch.clamp(torch.floor(torch.rand(size) * (high - low)), max=high - low - 1)
     return drawn.to(dtype or torch.int64) + low
 
 
-# A uniform float32 has this many values.
+# Number of distinct uniform float32 values.
 _EXACT = 2**24
 
 RANDOM_NUMBERS: dict[OpOverload, Callable[..., Any]] = {

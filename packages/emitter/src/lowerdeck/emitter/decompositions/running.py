@@ -1,4 +1,4 @@
-"""Running products, maxima and the like: the kernel only adds.
+"""Cumulative products, log-sum-exponentials, maxima and minima: the only kernel is ``cumsum``.
 
 Each is computed by doubling: after step k every element holds the result over the 2 ** k elements
 up to it, so that n elements take log2(n) steps of whole tensors.
@@ -18,11 +18,10 @@ Joined = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[tor
 
 
 def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Return the product of all elements up to each one.
+    """Return ``cumprod``.
 
     Args:
-        dim: The dimension that is gone along.
-        dtype: Type of the result; 64-bit integers for integers when None.
+        dtype: Dtype of the result; int64 for integers when None.
     """
     wide = self.dtype if self.is_floating_point() else torch.int64
     values = self.to(wide if dtype is None else dtype)
@@ -31,7 +30,7 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
 
 
 def running_log_sum(self: torch.Tensor, dim: int) -> Any:
-    """Return the logarithm of the sum of exponentials of all elements up to each one.
+    """Return ``logcumsumexp``.
 
     Args:
         dim: The dimension that is gone along.
@@ -41,7 +40,7 @@ def running_log_sum(self: torch.Tensor, dim: int) -> Any:
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
-    """Return the largest of all elements up to each one, and its index.
+    """Return ``cummax``.
 
     Args:
         dim: The dimension that is gone along.
@@ -50,7 +49,7 @@ def running_maximum(self: torch.Tensor, dim: int) -> Any:
 
 
 def running_minimum(self: torch.Tensor, dim: int) -> Any:
-    """Return the smallest of all elements up to each one, and its index.
+    """Return ``cummin``.
 
     Args:
         dim: The dimension that is gone along.
@@ -67,7 +66,7 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
     ) -> Sequence[torch.Tensor]:
         chosen = beats(now[0], before[0])
         if self.is_floating_point():
-            # What is not a number beats all, and the later one of its like.
+            # NaN beats all numbers, and the last one of several.
             chosen = (chosen & ~torch.isnan(before[0])) | torch.isnan(now[0])
         return [torch.where(chosen, new, old) for old, new in zip(before, now, strict=True)]
 
@@ -78,7 +77,7 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
 
 
 def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
-    """Return ``values`` joined with all that come before them along ``dim``."""
+    """Return the scan of ``values`` along ``dim`` with the operation ``join``."""
     if values[0].dim() == 0:
         return [value.clone() for value in values]
     size = values[0].size(dim)

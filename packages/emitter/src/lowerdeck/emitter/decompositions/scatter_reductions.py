@@ -1,4 +1,4 @@
-"""Scatter reductions other than addition, for which the runtime has no kernel."""
+"""Scatter reductions other than addition."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """Return ``self`` reduced with the elements of ``src`` that ``index`` sends to each position.
+    """Return ``scatter_reduce``.
 
     Args:
-        self: What is there before.
-        dim: The dimension that the index selects in.
-        src: The elements; only those are taken that have an index.
+        dim: The dimension that ``index`` refers to.
+        src: The elements; those beyond the shape of ``index`` are ignored.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
-        include_self: Whether the old element takes part where others arrive.
+        include_self: Whether the old elements take part.
     """
     if self.dim() == 0:
         self, index, src = self.reshape(1), index.reshape(-1), src.reshape(-1)
@@ -83,7 +82,7 @@ def _compared(
     reduce: str,
     include_self: bool,
 ) -> Any:
-    """Return a reduction other than a sum: over a table with a row for each position."""
+    """Return a reduction other than a sum, over a table with a row for each position."""
     size = self.size(dim)
     pairs = index.numel() * size
     if not fits(pairs):
@@ -94,7 +93,7 @@ def _compared(
     neutral = _neutral(self.dtype, reduce)
     table = torch.where(here, src.unsqueeze(dim), neutral)
     reduced = _reduced(table, dim + 1, reduce)
-    # Rows and columns without an index keep what they have.
+    # Rows and columns without an index keep their elements.
     widths = [
         w for axis in range(self.dim() - 1, -1, -1) for w in (0, _lack(self, index, axis, dim))
     ]
@@ -119,7 +118,7 @@ def _reduced(table: torch.Tensor, dim: int, reduce: str) -> torch.Tensor:
 
 
 def _neutral(dtype: torch.dtype, reduce: str) -> int | float:
-    """Return the number that changes no result."""
+    """Return the neutral element of a reduction."""
     if reduce == "prod":
         return 1
     if dtype.is_floating_point:
@@ -131,7 +130,7 @@ def _neutral(dtype: torch.dtype, reduce: str) -> int | float:
 def scatter_old(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
 ) -> Any:
-    """Return ``scatter`` with a reduction, by its older spelling.
+    """Return ``scatter.reduce``.
 
     Args:
         self: What is there before.
@@ -143,7 +142,7 @@ def scatter_old(
 def scatter_old_value(
     self: torch.Tensor, dim: int, index: torch.Tensor, value: float, *, reduce: str
 ) -> Any:
-    """Return ``scatter`` of one number with a reduction.
+    """Return ``scatter.value_reduce``.
 
     Args:
         self: What is there before.
@@ -162,14 +161,13 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """Return ``self`` reduced with whole slices of ``source``.
+    """Return ``index_reduce``.
 
     Args:
-        self: What is there before.
-        dim: The dimension that is sliced.
-        index: The position of each slice.
+        dim: The dimension that ``index`` refers to.
+        index: The position of each slice of ``source``.
         reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
-        include_self: Whether the old slice takes part where others arrive.
+        include_self: Whether the old slices take part.
     """
     if self.dim() > 0:
         dim %= self.dim()
@@ -192,19 +190,19 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
-    """Return sums, averages or maxima of rows of a table, a bag of rows each.
+    """Return sums, means or maxima of table rows, one bag of rows each.
 
-    Only the first result is right: the others serve the gradient, and have the sizes alone that
-    they had when the program was made.
+    Only the first result is right: the others serve the gradient, and keep the sizes that they had
+    at export.
 
     Args:
         weight: The table, shape (rows, features).
-        indices: The rows of all bags, one bag after the other.
-        offsets: Where each bag starts.
-        mode: 0 for sums, 1 for averages, 2 for maxima.
+        indices: The rows of all bags, one bag after another.
+        offsets: Start of each bag.
+        mode: 0 for sums, 1 for means, 2 for maxima.
         per_sample_weights: Factor of each row.
         include_last_offset: Whether the last offset is the end of the last bag.
-        padding_idx: A row that counts nowhere, negative for none.
+        padding_idx: A row to ignore, negative for none.
     """
     count = offsets.size(0) - 1 if include_last_offset else offsets.size(0)
     all_offsets = offsets
@@ -215,7 +213,7 @@ def embedding_bag(
     # An element belongs to the last of the bags that start at or before it.
     started = offsets.reshape(1, -1) <= torch.arange(length).reshape(-1, 1)
     bag = started.to(torch.int64).sum(1) - 1
-    # Rows that count nowhere go to an additional bag, which is cut off.
+    # Ignored rows go to an additional bag, which is cut off.
     bags = count if padding_idx < 0 else count + 1
     if padding_idx >= 0:
         bag = torch.where(indices == padding_idx, count, bag)
@@ -235,7 +233,7 @@ def embedding_bag(
     recorded: Any = current_result()
     if isinstance(recorded, (list, tuple)) and len(recorded) == _BAG_RESULTS:
         with untraced():
-            # Kernels leave out where rows go if they can; one of two operators counts the end.
+            # Kernels omit this result if they can; one of the two operators includes the end.
             is_empty = is_known(recorded[1].shape[0] == 0)
             is_count = is_known(recorded[2].shape[0] == count)
         bag = bag[:0] if is_empty else bag

@@ -72,9 +72,9 @@ _KEPT = (
 )
 _ATTENTION = _ATEN.scaled_dot_product_attention.default
 
-# Regions of the user's code that a retrace dissolves into their contents.
+# Higher-order regions that a retrace inlines.
 _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"})
-# Operators without a kernel that torch keeps by default, but has a decomposition for.
+# Operators without a kernel that torch keeps by default, although it has a decomposition.
 _REFERENCES = (
     _ATEN.linalg_vector_norm.default,
     # Batch norm in training mode.
@@ -87,7 +87,7 @@ _REFERENCES = (
     _ATEN.triu_indices.default,
 )
 
-# Rules of our own, which come before torch's.
+# Our own rules, which take precedence over torch's.
 _RULES: dict[OpOverload, Callable[..., Any]] = {
     **QUIRKS,
     **VOLUMES,
@@ -110,9 +110,9 @@ class Decompositions:
     """Decompositions by operator.
 
     Attributes:
-        rules: By operator, for what torch keeps whole while it traces.
-        composites: By operator, for what torch would decompose by itself.
-        required: By operator, rules that must be tried although there is a kernel.
+        rules: For operators that torch keeps whole while it traces.
+        composites: For operators that torch decomposes by itself.
+        required: Rules that must be tried although there is a kernel.
     """
 
     rules: Mapping[OperatorBase, Callable[..., Any]]
@@ -121,12 +121,12 @@ class Decompositions:
 
 
 def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> Decompositions:
-    """Return torch's decompositions, changed where the runtime's kernels want it.
+    """Return torch's decompositions with our own where the runtime's kernels require them.
 
     Args:
-        settings: Its decompositions override all others, and its custom kernels keep quantized
+        settings: Its decompositions take precedence, and its custom kernels keep quantized
             operators.
-        complex_numbers: Whether the program has any; the rules for them slow others down.
+        complex_numbers: Whether to include rules for complex numbers, which slow tracing down.
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
     rules |= reference_decompositions(_REFERENCES)
@@ -210,7 +210,7 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
 
 
 def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymInt]]:
-    """Return the dimensions of the inputs that vary: name, position, size."""
+    """Return the dynamic dimensions of the inputs: name, position, size."""
     return [
         (node.name, dim, size)
         for node in exported.graph.nodes
@@ -221,7 +221,7 @@ def _varying_sizes(exported: ExportedProgram) -> list[tuple[str, int, torch.SymI
 
 
 def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
-    """Refuse a program of which tracing has fixed a dimension: it would run for one size only."""
+    """Check that tracing has specialized no dimension: the program would run for one size only."""
     for name, dim, size in varying:
         if not varies(size):
             raise DecompositionError(
@@ -258,19 +258,19 @@ def _must_go(node: fx.Node, table: Decompositions, kernels: KernelTable) -> bool
 
 
 def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
-    """Return whether ``rule`` takes ``node`` apart, found by trying it on fake tensors."""
+    """Return whether ``rule`` decomposes ``node``, by trying it on fake tensors."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     mode = detect_fake_mode(args)
     try:
         with inferring_shapes(mode):
             return rule(*args, **kwargs) is not NotImplemented
     except Exception:
-        # What a rule cannot do here it may do while torch traces; then torch's message counts.
+        # A rule that fails here may work while torch traces; then torch's message counts.
         return True
 
 
 def has_complex_numbers(exported: ExportedProgram) -> bool:
-    """Return whether any node of ``exported`` gives a complex tensor, or may have one inside."""
+    """Return whether any node of ``exported`` returns a complex tensor, or may contain one."""
     return any(
         isinstance(value, torch.Tensor) and (value.is_complex() or "fft" in str(node.target))
         for node in (*exported.graph.nodes, *Provenance(exported).nodes)
@@ -279,7 +279,7 @@ def has_complex_numbers(exported: ExportedProgram) -> bool:
 
 
 def _first_of(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule that tries one, then another."""
+    """Return a rule that tries two rules in turn."""
 
     def tried(*args: Any, **kwargs: Any) -> Any:
         result = rule(*args, **kwargs)

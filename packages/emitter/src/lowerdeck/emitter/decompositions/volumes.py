@@ -1,4 +1,4 @@
-"""Convolutions over volumes: the kernel knows lines and images only."""
+"""Three-dimensional convolutions, by convolutions over images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """Return a convolution over a volume by one over images, whose channels hold the depth.
+    """Return a convolution over a volume as one over images whose channels hold the depth.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).
@@ -32,10 +32,10 @@ def convolution(
             convolution (channels, outputs / groups, *kernel).
         bias: One number for each output.
         stride: Step along each dimension, or one for all.
-        padding: Zeros around the volume; of a transposed convolution what is cut off.
+        padding: Zeros around the volume; of a transposed convolution the number cut off.
         dilation: Distance between the taps of the kernel.
-        transposed: Whether the gradient of a convolution is asked for.
-        output_padding: What a transposed convolution adds at the end.
+        transposed: Whether this is a transposed convolution.
+        output_padding: Elements that a transposed convolution adds at the end.
         groups: Number of groups of channels.
     """
     if input.dim() != 5:
@@ -54,7 +54,7 @@ def _plain(
     across: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a convolution: one over images, each with all the frames that a result needs."""
+    """Return a convolution as one over images, each with all frames that a result needs."""
     (stride, padding, dilation, _), taps = along, weight.size(2)
     frames = volume.transpose(1, 2)
     if padding:
@@ -82,7 +82,7 @@ def _transposed(
     across: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a transposed convolution: one over images, whose results overlap along the depth."""
+    """Return a transposed convolution as one over images; results overlap along the depth."""
     (stride, padding, dilation, output_padding), taps = along, weight.size(2)
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
@@ -111,7 +111,7 @@ def _transposed(
 
 
 def _parted(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Return the amount along the depth, and those across it."""
+    """Return the entry for the depth, and those for height and width."""
     three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
     return three[0], three[1:]
 

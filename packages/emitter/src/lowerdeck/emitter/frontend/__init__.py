@@ -1,4 +1,4 @@
-"""From an exported program to the functional form."""
+"""Read an exported program into the functional form."""
 
 from lowerdeck.emitter.frontend.constants import ConstantPool
 from lowerdeck.emitter.frontend.containers import container_metadata

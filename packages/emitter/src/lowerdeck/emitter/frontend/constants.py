@@ -1,4 +1,4 @@
-"""The bytes of constants, held as views on the tensors' own memory and stored once each."""
+"""Bytes of constants: views on the tensors' own memory, stored once each."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import torch
 from lowerdeck.serializer import Buffer
 from lowerdeck.torch_base import data_address
 
-# Below this size equal bytes are found by comparing them; above it only the same memory is.
+# Smaller constants are compared by bytes, larger ones only by memory.
 _COMPARED_UP_TO = 4096
 
 
 class ConstantPool:
-    """Collects the constants of all methods of a program.
+    """Pool of the constants of all methods of a program.
 
-    A constant is known by its content when it is small, and by its memory when the pool holds
-    that memory. An address alone is not enough: unreferenced memory is freed, and the next tensor
-    may get the same address.
+    Small constants are identified by content, large ones by memory that the pool keeps alive:
+    freed memory may be reused at the same address.
 
     Attributes:
         buffers: The buffers in order; entry 0 is reserved and empty.
@@ -30,13 +29,13 @@ class ConstantPool:
         self._by_content: dict[bytes, int] = {}
         # Addresses in memory that ``buffers`` holds.
         self._by_memory: dict[tuple[int, int], int] = {}
-        # With each entry the converted tensor, so that its address is not used again.
+        # Each entry has the converted tensor, so that its address is not reused.
         self._laid_out: dict[Any, tuple[torch.Tensor, memoryview]] = {}
 
     def bytes_of(self, tensor: torch.Tensor, dim_order: tuple[int, ...]) -> memoryview:
-        """Return the bytes of a tensor in the given layout, the same memory each time.
+        """Return the bytes of a tensor in the given layout, the same memory at each call.
 
-        The memory is not copied when the tensor has that layout already.
+        The memory is not copied if the tensor has that layout.
 
         Args:
             tensor: A dense tensor on any device.
@@ -53,10 +52,10 @@ class ConstantPool:
         return self._laid_out[key][1]
 
     def index_of(self, data: memoryview) -> int:
-        """Return the index of the buffer that holds ``data``, added when it is new.
+        """Return the index of the buffer with these bytes, added if it is new.
 
         Args:
-            data: The bytes, or a part of them, as :meth:`bytes_of` returns them.
+            data: The bytes, or a part of them, as returned by :meth:`bytes_of`.
         """
         small = bytes(data) if len(data) <= _COMPARED_UP_TO else None
         if small is not None and small in self._by_content:
@@ -80,7 +79,7 @@ def _lies_so(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what two tensors that live have in common only if they are the same elements."""
+    """Return a key that two live tensors share only if they have the same elements in memory."""
     return (
         data_address(tensor),
         str(tensor.device),
@@ -96,7 +95,7 @@ def _view(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor as a view that keeps its memory alive."""
     size = tensor.numel() * tensor.element_size()
     array = (ctypes.c_ubyte * size).from_address(data_address(tensor))
-    # The view borrows the tensor's memory: keep the tensor as long as the view.
+    # The view does not own the memory: keep the tensor alive as long as the view.
     array.owner = tensor  # type: ignore[attr-defined]
     return memoryview(array).cast("B")
 

@@ -1,4 +1,4 @@
-"""The shapes of nested inputs and outputs, as text that travels with the program."""
+"""Pytree specs of inputs and outputs, as text in the file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def container_metadata(
 def _text(spec: pytree.TreeSpec | None) -> str:
     if spec is None:
         return ""
-    # Only from 2.14 on torch has names for its own result classes, torch.return_types.topk for
-    # one; a file is to be the same, and readable, wherever it was made.
+    # torch has names for its own result classes, such as torch.return_types.topk, only from 2.14
+    # on; the file should be the same, and readable, for every version.
     plain = _with_tuples(spec, lambda kind: kind.__module__ == "torch.return_types")
     try:
         return pytree.treespec_dumps(plain)
@@ -36,7 +36,7 @@ def _text(spec: pytree.TreeSpec | None) -> str:
 
 
 def _with_tuples(spec: pytree.TreeSpec, replaced: Callable[[type], bool]) -> pytree.TreeSpec:
-    """Return ``spec`` with every node whose class is to be replaced turned into a tuple."""
+    """Return ``spec`` with nodes of unnamed classes replaced by tuples."""
     if spec.is_leaf():
         return spec
     children = [_with_tuples(child, replaced) for child in spec.children()]

@@ -1,4 +1,4 @@
-"""Check for delegates that own state of other methods."""
+"""Check that delegates do not contain state of other methods."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lowerdeck.torch_base import (
 
 
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
-    """Refuse methods of which one has compiled into a delegate what another one shares.
+    """Check that no method has compiled state into a delegate that another method shares.
 
-    Methods that are lowered one by one are independent. Only a delegate with an
-    ``original_module`` shows its sources.
+    Methods lowered separately are independent. Only a delegate with an ``original_module`` shows
+    what it was compiled from.
 
     Args:
         programs: All methods of one program.
@@ -52,11 +52,11 @@ def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What a method and its delegates use of the model's state.
+    """Tensors of the model's state that a method and its delegates use.
 
     Attributes:
         used: All tensors, by name, with their memory.
-        written: What is written, likewise.
+        written: The mutated ones.
     """
 
     method: str
@@ -85,7 +85,7 @@ class _Shared:
         """Return whether ``tensor`` is one of these, or a copy of the one of this name."""
         names, memory = self.written if written else self.used
         if name in names and _equal(names[name], tensor):
-            # Loading a method by itself, or lowering it, makes copies of its state.
+            # Loading or lowering a method separately copies its state.
             return True
         return bool(names) and memory.find(Extent.of(tensor)) is not None
 
@@ -106,7 +106,7 @@ def _tensor(exported: TracedProgram, name: str | None) -> Any:
 
 
 def _held(exported: TracedProgram) -> Iterator[tuple[str, str, torch.Tensor, bool]]:
-    """Yield what delegates hold: call, name, tensor, and whether the delegate changes it."""
+    """Yield the tensors in delegates: call, name, tensor, and whether the delegate mutates it."""
     for gm in graphs_of(exported.graph_module):
         for node in gm.graph.nodes:
             if node.op != "call_function" or node.target is not executorch_call_delegate:

@@ -1,4 +1,4 @@
-"""Delegates as the emitter sees them: a protocol, and the bytes of all of them, each once."""
+"""The protocol of delegates, and a pool of their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowerdeck.serializer import (
 
 
 class DelegateSpec(Protocol):
-    """One setting of a backend."""
+    """One compile spec of a backend."""
 
     key: str
     value: bytes
@@ -26,7 +26,7 @@ class DelegateSpec(Protocol):
 
 @runtime_checkable
 class LoweredModule(Protocol):
-    """A subgraph that a backend has turned into bytes.
+    """Protocol of a subgraph that a backend has compiled.
 
     Attributes:
         backend_id: Name under which the backend is registered in the runtime.

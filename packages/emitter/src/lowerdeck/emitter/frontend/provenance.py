@@ -1,4 +1,4 @@
-"""Follow nodes through torch's decomposition back to the caller's own graph."""
+"""Trace nodes back through torch's decomposition to the caller's graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 
 
 class Provenance:
-    """Finds the node of the caller's program that a decomposed node comes from.
+    """Map from nodes of a decomposed program to nodes of the caller's program.
 
     ``node.meta`` of the caller (debug handles, partitioner tags) does not survive retracing, but
-    torch notes from which graph and node each new node comes.
+    torch records the graph and the node that each new node comes from.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
@@ -28,11 +28,11 @@ class Provenance:
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
-        """Return the caller's nodes that call something, those of control flow included."""
+        """The caller's nodes that call something, including those inside control flow."""
         return iter(self._nodes.values())
 
     def source(self, node: fx.Node) -> fx.Node | None:
-        """Return the caller's node for ``node``, or None when torch has lost it."""
+        """Return the caller's node for ``node``, or None if torch has no record of it."""
         if id(node) in self._own:
             return node
         trail: list[Any] = list(node.meta.get("from_node") or ())
@@ -46,7 +46,7 @@ class Provenance:
 
 
 def _graph_modules(root: torch.nn.Module) -> Iterator[fx.GraphModule]:
-    """Yield ``root`` and the graphs of its control flow; the insides of delegates stay shut."""
+    """Yield ``root`` and the graphs of its control flow, without those inside delegates."""
     pending: list[torch.nn.Module] = [root]
     while pending:
         module = pending.pop()

@@ -1,4 +1,4 @@
-"""Read an exported graph into the functional form: one walk, no retracing."""
+"""Read an exported graph into the functional form, in one walk and without retracing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_method(
 
 
 class _Reader:
-    """Walks one graph and the graphs inside it."""
+    """Reader of one graph and the graphs nested in it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Reader:
         targets: dict[str, Any] = {}
         placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
-            # An effect token orders calls; steps are in order anyway.
+            # Effect tokens order calls; steps are in order anyway.
             value = (
                 None if spec.kind is InputKind.TOKEN else self._placeholder(node, spec, mutated)
             )
@@ -128,9 +128,9 @@ class _Reader:
         )
 
     def _as_written(self, target: Any, value: Any, block: Block) -> Any:
-        """Return what ``target.copy_(value)`` leaves in ``target``.
+        """Return the value that ``target.copy_(value)`` leaves in ``target``.
 
-        torch's functionalisation may leave out the conversion and the broadcasting of a write.
+        torch's functionalization may omit the conversion and the broadcasting of a write.
         """
         both = isinstance(target, TensorValue) and isinstance(value, TensorValue)
         if not both or (target.dtype, target.shape) == (value.dtype, value.shape):
@@ -146,7 +146,7 @@ class _Reader:
         if spec.kind is InputKind.USER_INPUT:
             if isinstance(meta, torch.Tensor):
                 value = self._factory.tensor(node.name, meta, order=layout_of(meta))
-                # A mutation is seen by the caller only in the caller's own memory.
+                # The caller sees a mutation only in its own memory.
                 caller = node.name in mutated or not self._plan_inputs
                 value.fixed_role = Role.CALLER if caller else Role.INPUT
                 return value
@@ -156,7 +156,7 @@ class _Reader:
                     "runtime accepts only the traced value: pass a 0-dim tensor and call item() "
                     "on it in the model"
                 )
-            # A number, None or text: its value at export is part of the program.
+            # A number, None or text: its value at export is a constant of the program.
             return meta if meta is not None else getattr(spec.arg, "value", None)
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             tensor = self._bytes_of(spec)
@@ -244,17 +244,17 @@ class _Reader:
             return self._rewriting(node)
         args = self._arguments(node)
         if node.target is torch.ops.aten.masked_select.default:
-            # torch bounds the result by the first argument, and forgets that both are broadcast.
+            # torch bounds the result by the first argument, although both are broadcast.
             most = _broadcast_size(args[0].sizes, args[1].sizes)
             self._factory.limit(node.meta["val"].shape[0], most)
         result, outs = self._results(node)
         return Call(node.target, args, outs, node), result
 
     def _rewriting(self, node: fx.Node) -> tuple[Operation, Any]:
-        """Return the call of a custom operator that writes some of its arguments, whole tensors.
+        """Return the call of a custom operator that mutates arguments, as whole tensors.
 
-        torch names each of them by its place among ``_all_bases``, what they become follows the
-        operator's own results, and a view of one has further entries with its position.
+        torch identifies each mutated argument by its index in ``_all_bases``. The new values
+        follow the operator's own results; a view has further entries for its position.
         """
         target: Any = node.args[0]
         keywords: dict[str, Any] = dict(node.kwargs)
@@ -315,7 +315,7 @@ class _Reader:
         return args
 
     def _results(self, node: fx.Node) -> tuple[Any, list[Value]]:
-        """Return what later nodes see, and the flat list of values."""
+        """Return the value that later nodes use, and the flat list of result values."""
         meta = node.meta.get("val")
         if isinstance(meta, (list, tuple)):
             results = [
@@ -348,7 +348,7 @@ class _Reader:
         return block
 
     def _fresh(self, name: str, templates: Sequence[Any]) -> list[Any]:
-        """Return new values that are alike to ``templates``: fake tensors or numbers."""
+        """Return new values like ``templates``: fake tensors or numbers."""
         return [self._factory.value(f"{name}.{i}", item) for i, item in enumerate(templates)]
 
     def _cond(self, node: fx.Node) -> Operation:
@@ -405,7 +405,7 @@ class _Reader:
 
 
 def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many elements two shapes have when they are broadcast together."""
+    """Return the number of elements of two shapes broadcast together."""
     rank = max(len(left), len(right))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
     return prod(b if a == 1 else a for a, b in zip(*padded, strict=True))

@@ -1,8 +1,8 @@
 """Buffers that several methods share as one state, by memory or by the user's setting.
 
-A state is a block of memory that any method writes. Names do not make one: two models may both
-have a buffer called ``cache``, and two names may mean one buffer. But of two methods of one
-model that were saved and loaded separately only the names are left, so there the user must decide.
+A state is a block of memory that any method writes. It is not identified by name: two models may
+both have a buffer called ``cache``, and two names may refer to one buffer. If two methods of one
+model were saved and loaded separately, only the names are left, and the user decides.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CURE = "pass shared_state=[{name!r}] to emit if both are one state, else rename
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """How one name of one method reads a state.
+    """How one name of one method views a state.
 
     Attributes:
         key: Name of the state, the same in all methods.
-        memory: All bytes of the state, None where the tensor itself is all of them.
+        memory: All bytes of the state, None if the tensor itself covers them.
         offset: Offset in bytes into ``memory``.
     """
 
@@ -50,7 +50,7 @@ StateViews: TypeAlias = Mapping[tuple[str, str], StateView]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A tensor that a method holds."""
+    """A tensor of a method."""
 
     method: str
     name: str
@@ -66,7 +66,7 @@ class _Member:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Return where its bytes begin in its memory, and where they end."""
+        """The first byte and the end of its bytes in its memory."""
         tensor, size = self.tensor, self.tensor.element_size()
         first = int(tensor.storage_offset())
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -82,17 +82,17 @@ _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
 def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
-    """Return how each method reads the memory that any of them writes.
+    """Return how each method views memory that any of them writes.
 
     A method that only reads such memory must see what another one has written.
 
     Args:
         programs: All methods of one program.
-        shared: Names that mean one state although their memories differ.
+        shared: Names that refer to one state although their memories differ.
 
     Raises:
-        EmitterError: If ``shared`` names no state, or one that no second method has.
-        UnsupportedError: If one name means two memories, or two views cannot be one state.
+        EmitterError: ``shared`` names no state, or one that no second method has.
+        UnsupportedError: One name refers to two memories, or two views cannot be one state.
     """
     all_members = [
         member for name in sorted(programs) for member in _members(name, programs[name])
@@ -114,7 +114,7 @@ def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> S
 
 
 def _check_storages(members: list[_Member]) -> None:
-    """Refuse names that overlap in memory through two storages, as numpy's arrays may lend it."""
+    """Reject tensors of two storages that overlap in memory, such as arrays of numpy."""
     extents = {member: Extent.of(member.tensor) for member in members}
     memory = MemoryMap(extents.values())
     together: dict[Extent | None, list[_Member]] = {}
@@ -131,7 +131,7 @@ def _check_storages(members: list[_Member]) -> None:
 
 
 def _distinct(groups: _Groups) -> Iterable[list[_Member]]:
-    """Return each group once, although several memories may have it."""
+    """Return each group once, although several memories may refer to it."""
     return [group for memory, group in groups.items() if group[0].memory == memory]
 
 
@@ -148,7 +148,7 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
         for node, spec in zip(placeholders, signature.input_specs, strict=True)
         if spec.kind in _HELD and (node.users or spec.target in mutated)
     }
-    # An unread buffer is ignored, but not a second name of a buffer that is read.
+    # Ignore unread buffers, except for second names of buffers that are read.
     for name, tensor in {**exported.constants, **exported.state_dict}.items():
         if _has_memory(tensor):
             yield _Member(method, name, tensor, name in mutated, name in used)
@@ -164,7 +164,7 @@ def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) 
     """Join the groups that have one of ``names``; an unread buffer may provide a name.
 
     Raises:
-        EmitterError: If a name is unknown, or only one method has it.
+        EmitterError: A name is unknown, or only one method has it.
     """
     sorted_names = sorted(names)
     here = [member for member in members if member.name in names and member.memory in groups]
@@ -188,7 +188,7 @@ def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) 
 
 
 def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
-    """Make the groups that hold ``name`` one, if the user says that they are."""
+    """Join the groups that have ``name``, if the user's setting says so."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
     if len(apart) > 1 and not shared.every:
         first, second = (next(m for m in group if m.name == name) for group in apart[:2])
@@ -216,7 +216,7 @@ def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
 
 
 def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]:
-    """Return two members to compare: of one name, if there are such."""
+    """Return two members to compare, of the same name if possible."""
     named = {member.name: member for member in first}
     for member in group:
         if member.name in named:
@@ -225,7 +225,7 @@ def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]
 
 
 def _check_methods(first: list[_Member], group: list[_Member]) -> None:
-    """Refuse to make one state of what one method has twice: its graph says that they are two."""
+    """Reject a state that one method has twice: its graph treats them as two."""
     for mine in first:
         for other in group:
             if mine.method == other.method and (mine.mutated or other.mutated):
@@ -257,7 +257,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
     """Return the views of one state."""
-    # Of several names that of the first writer, methods in order: the same in every process.
+    # Of several names, the first writer's in order of methods: the same in every process.
     key = next(member.name for member in group if member.mutated)
     low: dict[tuple[str, int], int] = {}
     high: dict[tuple[str, int], int] = {}
@@ -289,14 +289,14 @@ def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
 
 
 def _same_form(group: list[_Member]) -> bool:
-    """Return whether all names of a state mean the same elements."""
+    """Return whether all names of a state refer to the same elements."""
     forms = {(m.tensor.dtype, m.tensor.shape, layout_of(m.tensor)) for m in group}
     elements = {(m.memory, m.extent, m.tensor.stride()) for m in group}
     return len(forms) == 1 and len(elements) == len({m.memory for m in group})
 
 
 def _check_writes(group: list[_Member]) -> None:
-    """Refuse a method that writes one view while another one shows the same bytes."""
+    """Reject a method that writes one view while another view covers the same bytes."""
     for written in group:
         for other in group:
             together = (written.method, written.memory) == (other.method, other.memory)

@@ -1,4 +1,4 @@
-"""Mutable buffers: their offset in memory, the same in all methods, and their initial values."""
+"""Mutable buffers: their offsets, the same in all methods, and their initial values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ALIGNMENT = 16
 
 
 class StatePool:
-    """Collects the mutable buffers of a program.
+    """Pool of the mutable buffers of a program.
 
-    The runtime may give all methods one set of arenas, so a buffer has one offset in a memory of
-    its own, which no activation of any method overlaps.
+    The runtime may give all methods one set of arenas, so a buffer has one offset in a separate
+    memory, which no activation of any method overlaps.
 
     Args:
         zeroed_memory: Whether a buffer of zeros needs no initial value.
@@ -29,7 +29,7 @@ class StatePool:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Return the initial values; entry 0 is reserved and empty."""
+        """The initial values; entry 0 is reserved and empty."""
         return self._constants.buffers
 
     def place(self, key: str, storage: Storage) -> int:
@@ -53,7 +53,7 @@ class StatePool:
         return offset
 
     def index_of(self, root: TensorValue) -> int:
-        """Return the index of the initial value of a buffer, 0 where it needs none."""
+        """Return the index of the initial value of a buffer, 0 if it needs none."""
         if root.key not in self._initial and root.constant is not None:
             data = self._constants.bytes_of(root.constant, root.dim_order)
             zero = not root.constant.count_nonzero().item()

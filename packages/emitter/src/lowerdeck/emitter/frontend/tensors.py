@@ -1,4 +1,4 @@
-"""Make tensor values from torch's own tensors, fake and real."""
+"""Create tensor values from torch's tensors, fake and real."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_RANK = 16
 
 
 class ValueFactory:
-    """Makes the values of one method; knows the names of its dynamic dimensions.
+    """Factory of the values of one method.
 
     Args:
         method: Name of the method, for messages.
@@ -93,7 +93,7 @@ class ValueFactory:
         return value
 
     def value(self, name: str, meta: Any) -> Value | Any:
-        """Return the value for what a node's metadata holds; a literal stays as it is."""
+        """Return the value for a node's metadata; a literal unchanged."""
         if isinstance(meta, torch.Tensor):
             return self.tensor(name, meta)
         if isinstance(meta, torch.SymInt):
@@ -105,7 +105,7 @@ class ValueFactory:
         return meta
 
     def limit(self, size: Any, bound: int) -> None:
-        """Set the upper bound of a size that torch bounds wrongly or not at all.
+        """Set the upper bound of a size whose bound from torch is wrong or missing.
 
         Args:
             size: The size in a node's metadata; a plain number is left alone.
@@ -114,8 +114,7 @@ class ValueFactory:
             self._bounds[expression_of(size)] = bound
 
     def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
-        # By expression: thousands of values of a large model share a few, and asking sympy is
-        # slow.
+        # By expression: thousands of values of a large model share a few, and sympy is slow.
         key = expression_of(size)
         if key not in self._bounds:
             self._bounds[key] = size_range(size, self._ranges)[1]
@@ -138,7 +137,7 @@ class ValueFactory:
 
 
 def layout_of(tensor: torch.Tensor) -> DimOrder:
-    """Return the layout that a tensor has: channels-last only where nothing else fits."""
+    """Return the layout of a tensor: channels-last only if no other layout fits."""
     rank = tensor.dim()
     return channels_last_order(rank) if is_channels_last(tensor) else contiguous_order(rank)
 

@@ -1,1 +1,1 @@
-"""The functional form: values, operations, and the kernels that they are for."""
+"""The functional form: values, operations, and their kernels."""

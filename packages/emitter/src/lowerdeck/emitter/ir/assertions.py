@@ -1,4 +1,4 @@
-"""Operators that only check something: the runtime has no kernels for them."""
+"""Assertion operators, for which the runtime has no kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASSERTIONS = frozenset(_ASSERTIONS_NAMES.split())
 
 
 def is_assertion(target: object) -> bool:
-    """Return whether an operator only checks something."""
+    """Return whether an operator is only an assertion."""
     if isinstance(target, OpOverload):
         space, _, name = schema_of(target).name.partition("::")
         return space == "aten" and name in _ASSERTIONS

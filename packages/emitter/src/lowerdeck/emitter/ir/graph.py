@@ -46,14 +46,14 @@ class Call:
 
     Attributes:
         target: The operator: an ``OpOverload``, a Python function on numbers, or a ``Kernel``
-            that only the runtime knows.
-        args: One entry for each argument of the schema, in order, defaults filled in.
+            that exists only in the runtime.
+        args: One entry for each argument of the schema, in order, with defaults filled in.
         outs: The values that it writes.
         origin: The graph node that it comes from.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
-        effect: Whether it does more than write its values, so that it must run and stay in order.
-        rewritten: Positions of arguments that the kernel writes. What they become are the last of
-            ``outs``; readers of the arguments get the old values.
+        effect: Whether it has side effects, so that it must run and stay in order.
+        rewritten: Positions of arguments that the kernel mutates. Their new values are the last
+            of ``outs``; readers of the arguments get the old values.
     """
 
     target: Any
@@ -68,7 +68,7 @@ class Call:
     def op_name(self) -> str:
         """Return the operator without namespace and overload, such as ``"add"``."""
         if isinstance(self.target, OpOverload):
-            # By identity, as hashing an operator is a call into Python; torch keeps operators.
+            # By identity: hashing an operator is slow, and torch keeps operators alive.
             kept = _OPERATORS.get(id(self.target))
             if kept is None or kept[0] is not self.target:
                 name = schema_of(self.target).name.partition("::")[2]
@@ -95,7 +95,7 @@ class Block:
 
     Attributes:
         params: Values that the caller of the block passes.
-        results: What it gives back: values, or literals.
+        results: Its results: values, or literals.
     """
 
     params: list[Value] = field(default_factory=list)
@@ -121,12 +121,12 @@ class Cond:
 
 @dataclass(eq=False, slots=True)
 class While:
-    """Runs ``body`` as long as ``condition`` gives true.
+    """Run ``body`` while ``condition`` returns true.
 
     Attributes:
         initial: First value of each carried value.
-        carried: The carried values, which both blocks read and which are rewritten after each
-            turn; they are the results of the loop as well.
+        carried: The carried values, which both blocks read, updated after each iteration; also
+            the results of the loop.
         condition: Block with one result.
         body: Block with one result for each carried value.
     """
@@ -139,21 +139,21 @@ class While:
 
     @property
     def outs(self) -> list[Value]:
-        """Return the values that the loop leaves."""
+        """Return the results of the loop."""
         return self.carried
 
 
 @dataclass(eq=False, slots=True)
 class Scan:
-    """Runs ``body`` for each row of ``xs`` along dimension 0; a map carries nothing.
+    """Run ``body`` for each row of ``xs`` along dimension 0; a map has no carried values.
 
     Attributes:
         initial: First value of each carried value.
-        carried: The carried values, rewritten after each turn; results of the loop.
+        carried: The carried values, updated after each row; results of the loop.
         xs: Tensors whose rows are passed one by one.
         rows: The row of each of ``xs``, which the body reads.
         body: Block with a result for each carried value, then one for each of ``stacked``.
-        stacked: Tensors that the row results are put together to.
+        stacked: Tensors into which the row results are stacked.
         reverse: Whether rows are visited from the last to the first.
     """
 
@@ -168,7 +168,7 @@ class Scan:
 
     @property
     def outs(self) -> list[Value]:
-        """Return the values that the loop leaves."""
+        """Return the results of the loop."""
         return [*self.carried, *self.stacked]
 
 
@@ -207,7 +207,7 @@ class Method:
 
 
 def blocks_of(operation: Operation) -> tuple[Block, ...]:
-    """Return the blocks that an operation holds."""
+    """Return the blocks of an operation."""
     match operation:
         case Cond():
             return operation.branches
@@ -233,7 +233,7 @@ _HELD = (TensorValue, ScalarValue, list, tuple)
 
 
 def values_in(argument: Any) -> Iterator[Value]:
-    """Yield the values in an argument, lists entered."""
+    """Yield the values in an argument, including those in lists."""
     if isinstance(argument, (TensorValue, ScalarValue)):
         yield argument
     elif isinstance(argument, (list, tuple)):
@@ -245,7 +245,7 @@ def values_in(argument: Any) -> Iterator[Value]:
 
 
 def reads_of(operation: Operation) -> Iterator[Value]:
-    """Yield the values that an operation reads itself, blocks inside it not counted."""
+    """Yield the values that an operation reads itself, without those that its blocks read."""
     match operation:
         case Call() | Delegate():
             yield from values_in(operation.args)
@@ -259,7 +259,7 @@ def reads_of(operation: Operation) -> Iterator[Value]:
 
 
 def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
-    """Return ``argument`` with values exchanged by ``replaced``, lists entered."""
+    """Return ``argument`` with values replaced, also in lists."""
     if isinstance(argument, (TensorValue, ScalarValue)):
         return replaced.get(argument, argument)
     if isinstance(argument, (list, tuple)):
@@ -271,7 +271,7 @@ def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
 
 
 def substitute_reads(operation: Operation, replaced: dict[Value, Any]) -> None:
-    """Exchange the values that ``operation`` reads itself; blocks inside are left alone."""
+    """Replace the values that ``operation`` reads itself, but not those that its blocks read."""
     match operation:
         case Call() | Delegate():
             operation.args = substitute(operation.args, replaced)

@@ -90,7 +90,7 @@ class MoveStep:
 
 @dataclass(eq=False, slots=True)
 class Label:
-    """A position in the code, known when all steps before it are laid out."""
+    """A position in the code, resolved when all steps before it are placed."""
 
     index: int = -1
 
@@ -111,7 +111,7 @@ Step: TypeAlias = KernelStep | DelegateStep | MoveStep | JumpStep
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Steps ``first`` to ``last`` (both counted) run several times."""
+    """A loop over the steps ``first`` to ``last``, inclusive."""
 
     first: int
     last: int
@@ -119,7 +119,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Of the steps ``first`` to ``last`` (both counted) only some run."""
+    """Steps ``first`` to ``last``, inclusive, of which only some run."""
 
     first: int
     last: int
@@ -127,15 +127,15 @@ class Branches:
 
 @dataclass(eq=False, slots=True)
 class Code:
-    """The steps of one method, with everything needed to plan its memory.
+    """The steps of one method, with everything that memory planning needs.
 
     Attributes:
         name: Name of the method.
         loops: The loops, inner ones first.
         inputs: User inputs: values or literals.
         outputs: User outputs: values or literals.
-        storages: Every block of memory that the steps touch, in order of first use.
-        states: The mutable buffers that the steps touch.
+        storages: Every block of memory that the steps use, in order of first use.
+        states: The mutable buffers that the steps use.
         branches: Where control flow skips steps.
     """
 

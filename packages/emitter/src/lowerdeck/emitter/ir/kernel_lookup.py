@@ -8,12 +8,12 @@ from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.torch_base import OpOverload, schema_of
 
-# They give a number, so that there is nothing to write into.
+# They return a number, so there is no output tensor.
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
 
 
 def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]:
-    """Return the kernel for an operator, or None and why there is none.
+    """Return the kernel for an operator, or None and the reason why there is none.
 
     Args:
         target: An ``OpOverload``, a function on numbers or a ``Kernel``.

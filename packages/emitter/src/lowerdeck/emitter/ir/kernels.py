@@ -1,6 +1,6 @@
-"""Table of the kernels that a program may call.
+"""The kernels that a program may call.
 
-What the official runtime's kernels can do is data of ``lowerdeck.serializer``, one row a kernel.
+The capabilities of the official runtime's kernels are data of ``lowerdeck.serializer``.
 """
 
 from __future__ import annotations

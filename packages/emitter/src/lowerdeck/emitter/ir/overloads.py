@@ -10,7 +10,7 @@ from lowerdeck.torch_base import OpOverload, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
-# Operators that return views: a program copies, or shares memory where that is as good.
+# Operators that return views: a program copies, or shares memory where that is equivalent.
 _VIEWS_NAMES = """
     alias as_strided detach diagonal expand permute select slice split split_with_sizes
     squeeze t transpose unbind unfold unsqueeze view view_as_real
@@ -21,7 +21,7 @@ _RENAMED = {"_unsafe_view": "view_copy", "_reshape_alias": "view_copy", "reshape
 
 @dataclass(frozen=True, slots=True)
 class OutVariant(Kernel):
-    """The overload of an operator that writes into tensors it is given.
+    """The overload of an operator that writes into given tensors.
 
     Attributes:
         kept: Position in the functional schema of each argument before the outputs.
@@ -31,7 +31,7 @@ class OutVariant(Kernel):
 
 
 def copying_name(name: str) -> str:
-    """Return the operator that copies where ``name`` returns a view, or ``name`` itself.
+    """Return the copying variant of a view operator; other names unchanged.
 
     Args:
         name: Operator with namespace, such as ``"aten::permute"``.
@@ -48,13 +48,13 @@ _OUT_VARIANTS: dict[OpOverload, OutVariant] = {}
 
 
 def out_variant(target: OpOverload) -> OutVariant | None:
-    """Return the out-variant of a functional operator, or None when there is none.
+    """Return the out-variant of a functional operator, or None if there is none.
 
     Args:
         target: The functional overload; for a view operator the copying one is looked up.
     """
     variant = _OUT_VARIANTS.get(target) or _find_out_variant(target)
-    # A missing one may be registered later.
+    # Not cached if missing: it may be registered later.
     if variant is not None:
         _OUT_VARIANTS[target] = variant
     return variant

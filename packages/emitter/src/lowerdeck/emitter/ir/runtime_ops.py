@@ -1,4 +1,4 @@
-"""Operators that only the runtime knows, and its kernels on numbers."""
+"""Operators that exist only in the runtime, and its kernels on numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of a method while it is being emitted: tensors, run-time scalars and storages."""
+"""The values of a method during emission: tensors, run-time numbers and storages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DimOrder: TypeAlias = tuple[int, ...]
 
 
 class Role(Enum):
-    """What the bytes of a storage are for."""
+    """Purpose of the bytes of a storage."""
 
     ACTIVATION = "activation"
     CONSTANT = "constant"
@@ -81,7 +81,7 @@ class TensorValue:
     @property
     def dynamic(self) -> bool:
         """Return whether any dimension varies at run time."""
-        # Not size by size: every pass asks this of every tensor.
+        # Cached for the whole shape: every pass asks this of every tensor.
         return not _STATIC.issuperset(map(type, self.shape))
 
     @property

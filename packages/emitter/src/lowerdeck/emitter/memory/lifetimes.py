@@ -14,13 +14,13 @@ Spans: TypeAlias = dict[Storage | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A storage and the steps during which its bytes matter.
+    """A storage and the steps during which its bytes are needed.
 
     Attributes:
         nbytes: Its size, rounded up to the alignment.
-        first: First step, -1 for what is there before the method starts.
-        last: Last step, the number of steps for what must outlive the method.
-        accesses: How many steps read or write it.
+        first: First step, -1 for storages that exist before the method starts.
+        last: Last step, the number of steps for storages that outlive the method.
+        accesses: Number of steps that read or write it.
     """
 
     storage: Storage
@@ -31,14 +31,11 @@ class Lifetime:
 
 
 def spans(code: Code) -> tuple[Spans, Spans]:
-    """Return the first and the last step of each storage, by storage.
+    """Return the first and the last step of each storage.
 
-    The order of the steps is the order of time, but for loops: what a loop only reads is read
-    again by the next turn, and what it fills turn by turn is there from its first turn. Branches
-    need no rule, for only one of them runs.
-
-    Args:
-        code: The steps of a method.
+    Time is the order of the steps, except in loops: a storage that a loop only reads is read again
+    in the next iteration, and one that it fills row by row is live from its first iteration.
+    Branches need no rule, because only one of them runs.
     """
     first: Spans = {}
     last: Spans = {}
@@ -69,10 +66,9 @@ def spans(code: Code) -> tuple[Spans, Spans]:
 
 
 def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
-    """Return the lifetime of every storage that needs bytes among the activations.
+    """Return the lifetime of every storage of the activations.
 
     Args:
-        code: The steps of a method.
         alignment: Sizes are rounded up to a multiple of this many bytes.
     """
     first, last = spans(code)
@@ -95,7 +91,7 @@ def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
 
 
 def most_live_bytes(lives: list[Lifetime]) -> int:
-    """Return the largest sum of sizes that matter at one step: no plan can need less.
+    """Return the largest sum of sizes live at one step, a lower bound for every plan.
 
     Args:
         lives: Lifetimes of one memory.

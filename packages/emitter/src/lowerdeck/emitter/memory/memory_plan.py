@@ -1,4 +1,4 @@
-"""Plan the memory of a method: which memory and offset each storage gets, checked.
+"""Plan the memory of a method: memory and offset of each storage, checked.
 
 A planner is any function from a :class:`PlanRequest` to one :class:`Place` for each lifetime. The
 default one uses a single memory; :func:`fast_and_large` shows how to use several.
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a planner has to place.
+    """Input of a planner.
 
     Attributes:
         method: Name of the method.
@@ -57,12 +57,12 @@ class PlannedBlock:
     """One storage in a finished plan, for pictures and reports.
 
     Attributes:
-        name: Name of the tensor that it was made for.
-        role: What it is for, such as ``"activation"``, ``"input"`` or ``"state"``.
-        memory_id: The memory that it is placed in.
+        name: Name of its first tensor.
+        role: Its purpose, such as ``"activation"``, ``"input"`` or ``"state"``.
+        memory_id: The memory in which it is placed.
         nbytes: Size in bytes, rounded up to the alignment.
-        first: First step during which its bytes matter; -1 before the start.
-        last: Last step during which they matter.
+        first: First step during which its bytes are needed; -1 before the start.
+        last: Last step during which they are needed.
     """
 
     name: str
@@ -91,7 +91,7 @@ class MemoryPlan:
 
 
 def one_memory(request: PlanRequest) -> list[Place]:
-    """Return places in a single memory, found by best fit in several orders."""
+    """Place all storages in a single memory, by best fit in several orders."""
     offsets, _ = best_fit(request.lives)
     return [Place(1, offset) for offset in offsets]
 
@@ -118,8 +118,8 @@ def fast_and_large(fast_bytes: int) -> MemoryPlanner:
         for index in order:
             if lives[index].nbytes > fast_bytes:
                 continue
-            # The live bytes alone are not enough: holes between storages may make a plan larger
-            # than that.
+            # The live bytes do not suffice: gaps between storages may make a plan larger than
+            # that.
             chosen = [lives[i] for i in (*fast, index)]
             if most_live_bytes(chosen) <= fast_bytes and best_fit(chosen)[1] <= fast_bytes:
                 fast.append(index)
@@ -197,14 +197,14 @@ def _block(life: Lifetime, place: Place) -> PlannedBlock:
 
 
 def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:
-    """Prove that no two storages overlap in memory while both are live.
+    """Check that no two storages overlap in memory while both are live.
 
     Args:
-        request: What was to be placed.
+        request: The storages to place.
         places: One place for each lifetime.
 
     Raises:
-        MemoryPlanError: If there are too few places, one is malformed, or two overlap.
+        MemoryPlanError: There are too few places, one is malformed, or two overlap.
     """
     lives = request.lives
     if len(places) != len(lives):
@@ -222,11 +222,11 @@ def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:
 
 
 def _sweep(request: PlanRequest, places: Sequence[Place]) -> None:
-    """Walk through time with the live storages sorted by place: neighbours must not touch."""
+    """Sweep through time with the live storages sorted by place: neighbours must not overlap."""
     lives = request.lives
     events = sorted(
         [(life.first, 1, i) for i, life in enumerate(lives)]
-        # What dies at a step is still read there, so it leaves after the arrivals of that step.
+        # A storage is still read at its last step, so it leaves after the arrivals of that step.
         + [(life.last, 2, i) for i, life in enumerate(lives)]
     )
     live: list[tuple[int, int, int, int]] = []

@@ -1,9 +1,9 @@
-"""Pass: take the mean off before a kernel normalises.
+"""Pass: subtract the mean before a normalization kernel.
 
-The runtime's kernels compute a variance as the mean of the squares less the square of the mean,
-where nearly all digits cancel once the mean is large compared to the deviation: with a mean of 100
-times the deviation a layer norm is off by 2e-3, with 1,000 times by up to 0.5. Numbers around zero
-lose nothing, so they are moved there first; their deviation stays what it was.
+The runtime's kernels compute a variance as the mean of the squares less the square of the mean.
+Nearly all digits cancel if the mean is large compared to the deviation: with a mean of 100 times
+the deviation a layer norm is off by 2e-3, with 1,000 times by up to 0.5. Numbers around zero
+lose nothing, and subtracting the mean first leaves the deviation unchanged.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 _NEEDED = tuple(f"aten::{name}.out" for name in ("mean", "sub", "add", "view_copy", "expand_copy"))
-# Of a norm: what to subtract, which broadcasts to its input, and the same in the shape of the mean
-# that the norm returns.
+# For a norm: the number to subtract, which broadcasts to its input, and the same in the shape of
+# the mean that the norm returns.
 Mean = tuple[TensorValue, TensorValue]
 
 
 def center_norms(method: Method, table: KernelTable) -> None:
-    """Subtract the mean of what layer, group and batch norms are given, and add it to their mean.
+    """Subtract the mean from the input of layer, group and batch norms, and add it to their mean.
 
     Requires:
         Numbers of the program are computed.
 
     Ensures:
-        What a norm is given has a mean of about zero over what it normalises, unless the table
-        has no kernels for it.
+        The input of each norm has a mean of about zero over the normalized dimensions, unless
+        the table has no kernels for it.
     """
     if table.names.issuperset(_NEEDED):
         rewrite(method, by_target(dict.fromkeys(_MEANS, _centered)))
@@ -53,7 +53,7 @@ def _centered(norm: Call, before: list[Operation]) -> list[Operation]:
     before += [*operations, Call(_ATEN.sub.Tensor, [source, shift, 1], [centered], None)]
     return [
         norm,
-        # Dropped with all dead code where the mean is unread, which is nearly everywhere.
+        # Removed with all dead code if the mean is unread, which is usual.
         Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], None),
     ]
 
@@ -126,7 +126,7 @@ def _changed(
     shape: Sequence[_Size],
     before: list[Operation],
 ) -> TensorValue:
-    """Return ``value`` in another shape, by viewing or expanding it."""
+    """Return ``value`` in another shape, by a view or an expand."""
     changed = TensorValue(
         f"{value.name}.{len(before)}",
         value.dtype,

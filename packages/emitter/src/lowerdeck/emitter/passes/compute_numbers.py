@@ -1,4 +1,4 @@
-"""Pass: compute on run-time numbers by the kernels on numbers, or on tensors of no dimension."""
+"""Pass: compute run-time numbers by the kernels on numbers, or on zero-dimensional tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, rewrite
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _ATEN = torch.ops.aten
-# A longer chain of products is a power by the kernel on tensors.
+# A longer chain of products is computed by ``pow`` on tensors.
 _MOST_FACTORS = 64
 
 
@@ -26,7 +26,7 @@ def compute_numbers(method: Method) -> None:
         Nothing.
 
     Ensures:
-        What is left of Python's operators on numbers has a kernel, or none can compute it.
+        The remaining Python operators on numbers have a kernel, or cannot be computed at all.
     """
     rewrite(method, by_target(_RULES))
 
@@ -34,7 +34,7 @@ def compute_numbers(method: Method) -> None:
 def _number(
     target: Any, args: list[Any], kind: type, call: Call, before: list[Operation]
 ) -> ScalarValue:
-    """Return the result of a function on numbers that is called before ``call``."""
+    """Return the result of a function on numbers, called before ``call``."""
     name = f"{call.outs[0].name}.{getattr(target, '__name__', 'part')}"
     number = ScalarValue(name, kind)
     before.append(Call(target, args, [number], call.origin))
@@ -111,7 +111,7 @@ def _power(call: Call, before: list[Operation]) -> None:
             product = _number(operator.mul, [product, base], _kind(base), call, before)
         _become(call, operator.mul, product, base)
         return
-    # Numbers have no such kernel, but tensors without dimensions do.
+    # Numbers have no such kernel, but zero-dimensional tensors have.
     if isinstance(exponent, ScalarValue):
         exact_base: Any = base
         target: Any = _ATEN.pow.Scalar
@@ -124,7 +124,7 @@ def _power(call: Call, before: list[Operation]) -> None:
 
 
 def _by_kernel(target: OpOverload) -> Rule:
-    """Return the rule that computes a function of a number on a tensor."""
+    """Return a rule that computes a function of a number on a tensor."""
 
     def rule(call: Call, before: list[Operation]) -> None:
         args = [_tensor(call.args[0], call, before)]
@@ -152,7 +152,7 @@ def _computed(
 
 
 def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
-    """Make ``call`` read the number out of a tensor."""
+    """Make ``call`` read the number from a tensor."""
     if _kind(call.outs[0]) is int:
         args = [result, torch.int64, None, None, None, False, None]
         result = _computed(_ATEN._to_copy.default, args, call, before, torch.int64)

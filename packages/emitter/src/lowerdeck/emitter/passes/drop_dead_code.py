@@ -17,10 +17,10 @@ from lowerdeck.emitter.ir.values import TensorValue, Value
 
 
 def drop_dead_code(method: Method) -> None:
-    """Remove operations without a reader, whole loops and branches included.
+    """Remove operations without a reader, including whole loops and branches.
 
     Requires:
-        The method is functional: what has an effect besides its results says so.
+        The method is functional, and calls with side effects are marked.
 
     Ensures:
         Every call without an effect writes a value that is read, returned or written back.
@@ -32,7 +32,7 @@ def drop_dead_code(method: Method) -> None:
 
 
 def _sweep(block: Block, live: set[Value]) -> None:
-    """Remove what is dead in ``block``, adding to ``live`` what the rest reads."""
+    """Remove dead code in ``block``; add the values that the rest reads to ``live``."""
     live.update(values_in(block.results))
     kept: list[Operation] = []
     for operation in reversed(block.body):

@@ -1,4 +1,4 @@
-"""Pass: compute at emit time what does not depend on any input, and compute the rest once."""
+"""Pass: fold constants, and compute equal calls once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from lowerdeck.emitter.ir.graph import (
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.torch_base import OpOverload, schema_of
 
-# A folded result is stored in the file, so it must be small, or smaller than what it is made of.
+# A folded result is stored in the file, so it must be small, or smaller than its arguments.
 _ALWAYS_UP_TO = 1024
-# Memory that nothing has written yet would make each file another one.
+# Uninitialized memory would make each file different.
 _UNINITIALISED = ("empty", "resize")
-# What reads more than its arguments.
+# Operators that read other state than their arguments.
 _READS_ELSEWHERE = frozenset({"aten::from_file"})
 # Operators of other libraries may have effects that their schema does not declare.
 _OWN_SPACES = frozenset({"aten", "prims"})
 
 
 def is_repeatable(target: OpOverload) -> bool:
-    """Return whether equal arguments give equal results, each time and everywhere."""
+    """Return whether equal arguments give equal results, in every call and process."""
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
     name = str(schema_of(target).name)
@@ -46,10 +46,9 @@ def is_repeatable(target: OpOverload) -> bool:
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
-    A result that would make the file larger stays a call; equal calls of that kind are made once,
-    and so are equal calls that depend on sizes alone.
-    What gives other values each time, or does more than give values, stays. So does what reads a
-    weight that goes to another file: a replaced file may have other values.
+    A result that would make the file larger remains a call. Equal calls of that kind, and equal
+    calls that depend on sizes only, are computed once. Calls with random results or effects stay,
+    and so do calls that read a weight of another file, which may be replaced.
 
     Args:
         method: The method, changed in place.
@@ -59,9 +58,9 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
         The method is functional.
 
     Ensures:
-        No call has results without elements alone.
-        No call of constants of the program alone has a result of at most 1 KB, and no two that
-        depend on constants and sizes alone are equal.
+        No call has only results without elements. No call of constants of the program has a
+        result of at most 1 KB, and no two calls that depend on constants and sizes only are
+        equal.
     """
     folder = _Folder(stem_of)
     folder.block(method.block, {})
@@ -83,7 +82,7 @@ class _Folder:
         for operation in block.body:
             substitute_reads(operation, self.replaced)
             for inner in blocks_of(operation):
-                # What an inner block computes may never have run before what follows.
+                # An inner block may not have run before the operations after it.
                 self.block(inner, dict(values_by_key))
             if isinstance(operation, Call) and _gives_nothing(operation):
                 continue
@@ -102,7 +101,7 @@ class _Folder:
         block.results = substitute(block.results, self.replaced)
 
     def _is_equal_to_earlier(self, call: Call, values_by_key: dict[Any, list[Value]]) -> bool:
-        """Give the results of an equal earlier call, or note ``call`` as the first of its kind."""
+        """Use the results of an equal earlier call, or record ``call`` as the first."""
         earlier = values_by_key.setdefault(_key(call), call.outs)
         if earlier is call.outs:
             return False
@@ -110,7 +109,7 @@ class _Folder:
         return True
 
     def _is_of_sizes(self, call: Call) -> bool:
-        """Return whether ``call`` depends on sizes alone, as positions and masks of tokens do."""
+        """Return whether ``call`` depends on sizes only, like positions and masks of tokens."""
         return _gives_tensors(call) and all(
             isinstance(value, ScalarValue) or value in self._of_sizes or self._known(value)
             for value in values_in(call.args)
@@ -150,14 +149,14 @@ class _Folder:
 
 
 def _gives_tensors(call: Call) -> bool:
-    """Return whether ``call`` gives tensors, and equal ones each time."""
+    """Return whether ``call`` returns tensors, and equal ones in every call."""
     if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
         return False
     return bool(call.outs) and all(isinstance(out, TensorValue) for out in call.outs)
 
 
 def _gives_nothing(call: Call) -> bool:
-    """Make the results of ``call`` constants if none has an element: kernels refuse some."""
+    """Make results without elements constants: some kernels reject them."""
     if call.effect or not call.outs:
         return False
     for out in call.outs:

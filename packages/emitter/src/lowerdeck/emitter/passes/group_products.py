@@ -1,10 +1,10 @@
-"""Pass: multiply by matrices as stored, not by copies that repeat or transpose them.
+"""Pass: multiply by matrices as stored, instead of by repeated or transposed copies.
 
-Attention multiplies by all keys and values of a cache. Where several heads share them, programs
-write them out for each head first (``repeat_kv``), and keys are transposed: copies of the whole
-cache for each token. The rows of heads that share a matrix can be one left operand instead, which
-is another view of it; and of ``a @ b.T`` the transpose is ``b @ a.T``, where ``a`` and the product
-are small as long as few tokens are read.
+Attention multiplies by all keys and values of a cache. If several heads share them, programs
+repeat them for each head first (``repeat_kv``), and transpose the keys: two copies of the whole
+cache for each token. Instead, the rows of heads that share a matrix can be one left operand,
+which is a view; and the transpose of ``a @ b.T`` is ``b @ a.T``, where ``a`` and the product are
+small for few tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PERMUTES = frozenset({"permute", "permute_copy"})
 
 
 class _Origin(NamedTuple):
-    """What the right operand of a batched product is made of.
+    """Origin of the right operand of a batched product.
 
     Attributes:
-        times: How often each is in the batch, one after the other.
-        steps: The calls in between without transposes, and the sizes of what they give.
-        transposed: Whether each is transposed.
+        times: How often each matrix is repeated in the batch, consecutively.
+        steps: The calls in between without transposes, and the sizes of their results.
+        transposed: Whether each matrix is transposed.
     """
 
     source: TensorValue
@@ -48,15 +48,15 @@ class _Origin(NamedTuple):
 
 
 def group_products(method: Method) -> None:
-    """Let batched products read matrices that they alone read repeated or transposed.
+    """Let batched products read matrices directly instead of repeated or transposed copies.
 
     Requires:
         Numbers of the program are computed, small constants are folded.
 
     Ensures:
-        What was repeated or transposed has no reader where that could be; it is dropped with all
-        dead code. A transpose is taken of the other operand and of the product where those are
-        smaller, or grow with the work that there is.
+        Copies by ``repeat`` and ``transpose`` that only such a product read are dead where that
+        is possible. The other operand and the product are transposed instead if they are
+        smaller, or grow with the work.
     """
     readers = Counter(
         [*values_in(method.outputs), *(write_back.source for write_back in method.write_backs)]
@@ -66,7 +66,7 @@ def group_products(method: Method) -> None:
         for operation in block.body:
             readers.update(reads_of(operation))
     for block in all_blocks(method.block):
-        # What is made outside of a loop stays there.
+        # Values computed outside of a loop stay there.
         producers: dict[Value, Call] = {}
         body: list[Operation] = []
         for operation in block.body:
@@ -88,7 +88,7 @@ def _origin(
     if not left.contiguous or not isinstance(left.shape[0], int):
         return None
     transposed, steps = False, list[tuple[Call, list[int]]]()
-    # On the way back the batch is all dimensions but the last two.
+    # Backwards, the batch is all dimensions but the last two.
     while (call := producers.get(value)) is not None and readers[value] == 1 and call.args:
         source = call.args[0]
         if not isinstance(source, TensorValue) or len(call.outs) != 1 or source.rank < 3:
@@ -132,13 +132,13 @@ def _swapped(items: Any) -> list[int]:
 
 
 def _is_less(product: Call, matrices: TensorValue) -> bool:
-    """Return whether to transpose the left operand and the product, not the matrices."""
+    """Return whether to transpose the left operand and the product instead of the matrices."""
     left, out = product.args[0], product.outs[0]
     assert isinstance(left, TensorValue)
     assert isinstance(out, TensorValue)
     if left.dynamic:
-        # Copies of as many rows as there are cost a share of the product, a copy of the matrices
-        # is also made for a single row.
+        # Copies of the rows cost a share of the product; a copy of the matrices is needed even
+        # for a single row.
         return min(matrices.sizes[-2:]) >= _WIDE
     return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
 
@@ -149,7 +149,7 @@ def _product(product: Call, found: _Origin) -> list[Operation]:
     def call(
         target: Any, source: TensorValue, argument: Any, sizes: Any, rows: Any
     ) -> TensorValue:
-        """Add a call on one tensor; ``rows`` is the dimension that may vary, and its size."""
+        """Add a call on one tensor; ``rows`` is the dynamic dimension, and its size."""
         shape = [*sizes]
         shape[rows[0]] = rows[1]
         name, order = f"{source.name}.{len(body)}", contiguous_order(len(sizes))

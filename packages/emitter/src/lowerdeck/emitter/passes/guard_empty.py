@@ -1,8 +1,8 @@
-"""Pass: go around a kernel that cannot do without elements, where there may be none.
+"""Pass: guard kernels that fail on zero-element tensors.
 
-Some kernels return before they have written their output, give it another shape, or end the
-process when a dimension is 0. Each rule was met by running the kernel in the runtime that the
-kernel table was read from.
+Some kernels return before they have written their output, give it another shape, or abort the
+process when a dimension is 0. Each rule was found by running the kernel in the runtime from which
+the kernel table was read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Size: TypeAlias = tuple[TensorValue, int]
 
 @dataclass(frozen=True, slots=True)
 class _Empty:
-    """What a call gives when there is nothing to compute from.
+    """Result of a call on tensors without elements.
 
     Attributes:
         sizes: Sizes of which one must be 0.
         shape: For each dimension of the result the sizes and numbers whose sum it is.
-        value: What all elements are then, if there are any.
+        value: Value of all elements, if there are any.
     """
 
     sizes: Sequence[Size]
@@ -47,13 +47,7 @@ _Rule: TypeAlias = Callable[[Call], "_Empty | None"]
 
 
 def guard_empty(method: Method, table: KernelTable) -> None:
-    """Fill the output, and do not run the kernel, where a dimension that it needs is 0.
-
-    Requires:
-        Kernels are selected, and branches write their results. This pass adds branches that do.
-
-    Ensures:
-        No kernel of a rule runs on what the rule tests to be empty.
+    """Fill the output instead of running the kernel if a dimension that it needs is 0.
 
     Raises:
         UnsupportedError: If torch has no value for the tensor that a call is given.
@@ -74,7 +68,7 @@ def guard_empty(method: Method, table: KernelTable) -> None:
 def _guard(
     call: Call, empty: _Empty, doubtful: list[Size], body: list[Operation], table: KernelTable
 ) -> None:
-    """Append ``call`` to ``body``, inside a branch if it may have nothing to do."""
+    """Append ``call`` to ``body``, inside a branch if its input may be empty."""
     filled = Block()
     if not doubtful:
         body.append(call)
@@ -89,7 +83,7 @@ def _guard(
         product = maker.call(operator.mul, [product, maker.size(size)])
     nothing = maker.call(operator.eq, [product, 0], bool)
     _fill(call, empty, filled, table)
-    # Both branches write the outputs themselves, so there is nothing to copy after them.
+    # Both branches write the outputs, so nothing is copied after them.
     filled.results = list(call.outs)
     body.append(
         Cond(nothing, (filled, Block([], [call], list(call.outs))), call.outs, call.origin)
@@ -97,7 +91,7 @@ def _guard(
 
 
 def _fill(call: Call, empty: _Empty, block: Block, table: KernelTable) -> None:
-    """Let ``block`` write the output of ``call`` without it."""
+    """Let ``block`` write the output of ``call`` without running it."""
     maker = _Numbers(call, block.body, table)
     (out,) = call.outs
     assert isinstance(out, TensorValue)
@@ -107,7 +101,7 @@ def _fill(call: Call, empty: _Empty, block: Block, table: KernelTable) -> None:
 
 
 class _Numbers:
-    """Appends calls that compute sizes at run time."""
+    """Builder of calls that compute sizes at run time."""
 
     def __init__(self, call: Call, body: list[Operation], table: KernelTable) -> None:
         self._call, self._body, self._table = call, body, table
@@ -155,14 +149,14 @@ def _all_sizes(tensor: TensorValue) -> list[Size]:
 
 
 def _matrix_product(call: Call) -> _Empty:
-    """Fill with zeros: the kernel does not touch its output when it has nothing to sum."""
+    """Fill with zeros: the kernel does not write its output for an empty sum."""
     left, right = call.args[:2]
     rows = [[size] for size in _all_sizes(left)[:-1]]
     return _Empty([(left, left.rank - 1)], [*rows, [(right, right.rank - 1)]])
 
 
 def _linear(call: Call) -> _Empty | None:
-    """Do so for a linear layer without bias; with one the kernel begins with the bias."""
+    """The same for a linear layer without bias; with one the kernel starts from the bias."""
     source, weight, bias = call.args
     if bias is not None:
         return None
@@ -171,7 +165,7 @@ def _linear(call: Call) -> _Empty | None:
 
 
 def _extreme(call: Call) -> _Empty | None:
-    """Fill with the least that there is (or the most): the kernel ends the process."""
+    """Fill with the smallest or largest value: the kernel aborts the process."""
     source, dims, keep = call.args
     if source.rank == 0:
         return None
@@ -197,15 +191,15 @@ def _limit(dtype: torch.dtype, *, least: bool) -> float | bool:
 
 
 def _alike(call: Call) -> _Empty:
-    """Give the result its shape: the kernel divides by a size, which ends the process."""
+    """Set the shape of the result: the kernel divides by a size, which aborts the process."""
     sizes = _all_sizes(call.args[0])
     return _Empty(sizes, [[size] for size in sizes])
 
 
 def _concatenation(call: Call) -> _Empty:
-    """Give the result its shape, of which the kernel forgets pieces without elements."""
+    """Set the shape of the result: the kernel miscounts pieces without elements."""
     pieces, dim = call.args
-    # Whatever the others are, torch skips a vector of no elements.
+    # torch ignores an empty vector whatever the other pieces are.
     whole = [piece for piece in pieces if piece.rank != 1 or piece.sizes != (0,)] or pieces
     first = whole[0]
     dim %= first.rank
@@ -216,7 +210,7 @@ def _concatenation(call: Call) -> _Empty:
 
 
 def _padding(call: Call) -> _Empty:
-    """Fill all: the kernel takes an inner dimension of size 0 for too small an output."""
+    """Fill completely: the kernel rejects an inner dimension of size 0."""
     source, pad, value = call.args
     shape: list[Sequence[Size | int]] = [[size] for size in _all_sizes(source)]
     for index in range(0, len(pad), 2):
@@ -226,7 +220,7 @@ def _padding(call: Call) -> _Empty:
 
 
 def _must_have_one(call: Call) -> None:
-    """Refuse what torch raises for when it runs, but not when it exports."""
+    """Reject calls for which torch raises at run time, but not at export."""
     source = call.args[0]
     if any(size == 0 for size in source.shape):
         raise UnsupportedError(

@@ -1,9 +1,9 @@
-"""Pass: decide the layout of every tensor by rule, and convert where a kernel demands another.
+"""Pass: choose the layout of every tensor, and convert where a kernel requires another.
 
-Kernels know two layouts: contiguous and, for images, channels-last. Strides of fake tensors say
-nothing certain (dimensions of size 1 are ambiguous, some operators report strides that no kernel
-writes), so they are not asked: inputs, constants and ``memory_format=`` say what is channels-last,
-and it spreads through the operators whose kernels allow it.
+Kernels have two layouts: contiguous and, for images, channels-last. Strides of fake tensors are
+ambiguous (dimensions of size 1; operators that report strides which no kernel writes) and are
+not used: inputs, constants and ``memory_format=`` determine what is channels-last, and the layout
+propagates through the operators whose kernels support it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Layouts:
             self._operation(operation)
             body += [*self._before, operation]
             self._before = outer
-        # What an inner block has converted is not there after it.
+        # A conversion in an inner block is not available after it.
         self._relaid = saved
         block.body = body
 
@@ -85,7 +85,7 @@ class _Layouts:
                 self.block(operation.condition)
                 self.block(operation.body)
             case Scan():
-                # Rows are taken by a kernel that knows only the contiguous layout.
+                # Rows are read by a kernel that supports only the contiguous layout.
                 operation.xs = [self._contiguous(value) for value in operation.xs]
                 self.block(operation.body)
 
@@ -111,12 +111,12 @@ class _Layouts:
         return alike and call.op_name in self._table.channels_last_alike
 
     def _copy(self, call: Call) -> None:
-        """Give a copy the layout that its memory format asks for."""
+        """Give a copy the layout of its memory format argument."""
         source, (out,) = call.args[0], _tensor_outs(call)
         names = [argument.name for argument in schema_of(call.target).arguments]
         memory_format = call.args[names.index("memory_format")]
         if "non_blocking" in names:
-            # A hint for other devices, which the kernel refuses.
+            # A hint for other devices, which the kernel rejects.
             call.args[names.index("non_blocking")] = False
         out.dim_order = _order_for(memory_format, source)
         if out.dim_order == source.dim_order == contiguous_order(out.rank):
@@ -127,7 +127,7 @@ class _Layouts:
         call.args = [source, False, list(out.dim_order)]
 
     def _delegate(self, delegate: Delegate) -> None:
-        """Give a delegate tensors in the layouts that it was compiled for, results too.
+        """Give a delegate's inputs and results the layouts that it was compiled for.
 
         They are those of its own program: a retrace of the caller may have changed strides.
         """
@@ -167,7 +167,7 @@ class _Layouts:
             return self._relaid[key]
         relaid = value.like(f"{value.name}.relaid", order)
         if value.constant is not None and not value.state:
-            # Its bytes are written in the other order: nothing happens at run time.
+            # Its bytes are written in the other order: no run-time cost.
             relaid.constant, relaid.key, relaid.fixed_role = (
                 value.constant,
                 value.key,
@@ -189,7 +189,7 @@ def _image_rank(tensors: list[TensorValue]) -> int:
 
 
 def _all_channels_last(tensors: list[TensorValue]) -> bool:
-    """Return whether every image that is computed is channels-last, and there is one."""
+    """Return whether every computed image is channels-last, and there is at least one."""
     rank = _image_rank(tensors)
     if rank not in (4, 5):
         return False

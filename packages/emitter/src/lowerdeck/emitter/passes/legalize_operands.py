@@ -1,7 +1,7 @@
-"""Pass: work around what kernels refuse, where a tensor, a cast or another shape is enough.
+"""Pass: work around operands that kernels reject, with a tensor, a cast or another shape.
 
-Each rule avoids one fault of one kernel, found by running it in the runtime that the kernel
-table was read from.
+Each rule avoids one fault of one kernel, found by running it in the runtime from which the kernel
+table was read.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 from lowerdeck.torch_base import OpOverload, overload_name, schema_of
 
 _ATEN = torch.ops.aten
-# Bytes are masks where an operator takes masks.
+# uint8 masks are accepted where an operator takes bool masks.
 _NARROW = frozenset({torch.int8, torch.int16, torch.int32})
 _NARROW_OR_BYTE = _NARROW | {torch.uint8}
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 
 def legalize_operands(method: Method, table: KernelTable) -> None:
-    """Rewrite calls whose arguments their kernels refuse.
+    """Rewrite calls whose operands their kernels reject.
 
     Requires:
         Nothing.
 
     Ensures:
-        No number is where the schema wants a tensor, and no call matches a rule.
+        No number is passed where the schema has a tensor, and no call matches a rule.
     """
     apply = by_target(_RULES)
 
@@ -46,10 +46,10 @@ def legalize_operands(method: Method, table: KernelTable) -> None:
 
 
 def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> None:
-    """Exchange numbers that are where the schema wants a tensor.
+    """Replace numbers that are passed where the schema has a tensor.
 
-    ``x + 2`` is traced as ``add.Tensor(x, 2)``. The ``Scalar`` overload is called where the
-    runtime has it; otherwise the number becomes a 0-dim constant.
+    ``x + 2`` is traced as ``add.Tensor(x, 2)``. The ``Scalar`` overload is called if the runtime
+    has it; otherwise the number becomes a 0-dim constant.
     """
     for index, argument in enumerate(schema_of(call.target).arguments):
         operand = call.args[index]
@@ -62,7 +62,7 @@ def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> No
 
 
 def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
-    """Return the overload that takes a number second, if the runtime has it."""
+    """Return the overload with a number as second operand, if the runtime has it."""
     packet = overload_packet(target)
     name = overload_name(target).replace("Tensor", "Scalar")
     if name == overload_name(target) or not hasattr(packet, name):
@@ -97,7 +97,7 @@ def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) ->
 
 
 def _wide_index(position: int, narrow: frozenset[torch.dtype] = _NARROW) -> Rule:
-    """Return the rule for a kernel that takes indices of 64 bits only."""
+    """Return a rule for a kernel that takes only int64 indices."""
 
     def rule(call: Call, before: list[Operation]) -> None:
         operand = call.args[position]
@@ -116,9 +116,9 @@ def _wide(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -
 
 
 def _float_scalar(call: Call, before: list[Operation]) -> None:
-    """Cast the tensor first: the kernel refuses an integer tensor and a floating number.
+    """Cast the tensor first: the kernel rejects an integer tensor with a floating number.
 
-    It also refuses a mask and an integer.
+    It also rejects a bool tensor with an integer.
     """
     tensor, (out,) = call.args[0], call.outs
     if not isinstance(out, TensorValue) or tensor.dtype.is_floating_point:
@@ -128,14 +128,14 @@ def _float_scalar(call: Call, before: list[Operation]) -> None:
 
 
 def _wide_number(call: Call, before: list[Operation]) -> None:
-    """Cast first: the kernel that reads a number out of a tensor knows no narrow floats."""
+    """Cast first: ``_local_scalar_dense`` does not support half precision."""
     tensor = call.args[0]
     if tensor.dtype in (torch.float16, torch.bfloat16):
         call.args[0] = _cast_to(tensor, torch.float32, before)
 
 
 def _in_type_of_result(call: Call, before: list[Operation]) -> None:
-    """Wrap integers around first, as eager does: the kernel compares them in the wider type."""
+    """Wrap integers around first, as eager does: the kernel compares them in the wider dtype."""
     (out,) = call.outs
     if not isinstance(out, TensorValue) or out.dtype not in _NARROW_OR_BYTE:
         return
@@ -145,7 +145,7 @@ def _in_type_of_result(call: Call, before: list[Operation]) -> None:
 
 
 def _byte_limits(call: Call, _before: list[Operation]) -> None:
-    """Wrap negative limits of bytes around, as eager does: the kernel refuses them."""
+    """Wrap negative limits of uint8 around, as eager does: the kernel rejects them."""
     (out,) = call.outs
     if isinstance(out, TensorValue) and out.dtype is call.args[0].dtype is torch.uint8:
         call.args[1:] = [
@@ -155,7 +155,7 @@ def _byte_limits(call: Call, _before: list[Operation]) -> None:
 
 
 def _byte_factor(call: Call, _before: list[Operation]) -> None:
-    """Wrap a negative factor of bytes around, as eager does: the kernel refuses it."""
+    """Wrap a negative factor of uint8 around, as eager does: the kernel rejects it."""
     factor = call.args[2]
     (out,) = call.outs
     if isinstance(factor, int) and isinstance(out, TensorValue) and out.dtype is torch.uint8:
@@ -163,7 +163,7 @@ def _byte_factor(call: Call, _before: list[Operation]) -> None:
 
 
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Copy: a reduction or scan of a single number is the number, but the kernel aborts."""
+    """Copy: a reduction or scan of a scalar is the scalar, but the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
         return None
@@ -171,7 +171,7 @@ def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
 
 
 def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Reshape a single number, for which the kernel aborts."""
+    """Reshape a scalar, for which the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue) or out.sizes != (1,):
         return None
@@ -179,7 +179,7 @@ def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:
 
 
 def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
-    """Give a vector a second dimension: the kernel wants at least two."""
+    """Give a vector a second dimension: the kernel requires at least two."""
     source, weight, out = call.args[0], call.args[1], call.outs[0]
     if source.rank != 1 or weight.rank != 2 or not isinstance(out, TensorValue):
         return None

@@ -26,7 +26,7 @@ from lowerdeck.emitter.passes.write_branches import write_branches
 def run_passes(
     method: Method, config: EmitConfig, stem_of: Callable[[str], str | None] | None = None
 ) -> None:
-    """Bring ``method`` into the form that can be laid out as steps.
+    """Bring ``method`` into the form that can be linearized.
 
     Args:
         method: The method, changed in place.
@@ -34,8 +34,8 @@ def run_passes(
         stem_of: Returns the file of a parameter or buffer, None for the program itself.
 
     Raises:
-        MissingKernelError: If the runtime lacks a kernel.
-        UnsupportedError: If an operator has no value for the tensor that it is given.
+        MissingKernelError: The runtime lacks a kernel.
+        UnsupportedError: An operator is undefined for its tensor.
     """
     drop_assertions(method)
     drop_dead_code(method)

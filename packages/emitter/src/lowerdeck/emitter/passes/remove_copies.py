@@ -1,4 +1,4 @@
-"""Pass: read the source itself where a copy or a view changes nothing."""
+"""Pass: remove copies and views that change nothing, and join chains of views."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "resh
 
 
 def remove_copies(method: Method) -> None:
-    """Exchange results that equal their source by the source, and join chains of views.
+    """Replace results that equal their source by the source, and join chains of views.
 
-    A copy matters only when its source is overwritten later. No operation overwrites anything
-    before the write-backs at the end, and those see to old values that are still wanted.
+    A copy matters only if its source is overwritten later. Nothing is overwritten before the
+    write-backs at the end, which preserve old values that are still needed.
 
     Requires:
         Layouts are decided; the method is functional.
@@ -72,7 +72,7 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
 
 
 def _join(call: Call, producers: dict[Value, Call]) -> None:
-    """Read through the view or permutation that makes the argument of another one."""
+    """Skip the view or permutation that produces the argument of another one."""
     name = call.op_name
     if name not in _PERMUTES and name not in _VIEWS:
         return
@@ -89,7 +89,7 @@ def _join(call: Call, producers: dict[Value, Call]) -> None:
 
 
 def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
-    """Return the pairs of numbers that ``call`` takes complex numbers apart to again."""
+    """Return the pairs that became the complex numbers which ``call`` splits into pairs again."""
     if call.op_name not in _TO_PAIRS:
         return None
     before = producers.get(call.args[0])
@@ -131,12 +131,12 @@ def _changes_nothing(call: Call) -> bool:
         return (
             type(call.args[1]) is int and call.args[1] == 0 and not source.dtype.is_floating_point
         )
-    # A slice of the same length is the whole.
+    # A slice of the full length.
     return call.op_name in _MAY_CHANGE_NOTHING or source is not call.args[0]
 
 
 def _same_shape(left: TensorValue, right: TensorValue) -> bool:
-    """Return whether two shapes are surely equal, symbols compared by their expressions."""
+    """Return whether two shapes are equal for all sizes, symbols compared by their expressions."""
     if left.sizes != right.sizes:
         return False
     return [*map(expression_of, left.shape)] == [*map(expression_of, right.shape)]

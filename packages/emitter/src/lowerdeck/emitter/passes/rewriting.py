@@ -1,4 +1,4 @@
-"""Rewriting of a method call by call."""
+"""Rewrite a method call by call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rewrite(method: Method, rule: Rule) -> None:
 
 
 def by_target(rules: Mapping[Any, Rule]) -> Rule:
-    """Return the rule that applies those of each call's target."""
+    """Return a rule that applies the rules for each call's target."""
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         rewrite = rules.get(call.target)

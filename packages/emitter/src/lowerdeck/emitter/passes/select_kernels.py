@@ -1,4 +1,4 @@
-"""Pass: give every call its kernel, and refuse early when one has none."""
+"""Pass: select the kernel of every call, and report missing ones early."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def select_kernels(method: Method, table: KernelTable) -> None:
     """Set the kernel of every call that needs one.
 
     Requires:
-        No assertions; layouts and arguments are what the kernels accept.
+        No assertions; layouts and operands suit the kernels.
 
     Ensures:
         Every call has a kernel of the table, or shares memory.
 
     Raises:
-        MissingKernelError: If any call has no kernel; it names all of them.
+        MissingKernelError: A call has no kernel; the error names all of them.
     """
     missing: dict[str, tuple[str, list[str]]] = {}
     for block in all_blocks(method.block):
@@ -46,13 +46,13 @@ def select_kernels(method: Method, table: KernelTable) -> None:
 
 
 def require_kernels(module: fx.GraphModule, table: KernelTable) -> None:
-    """Refuse operators of a graph that have no kernel.
+    """Check that every operator of a graph has a kernel.
 
     Args:
-        module: A decomposed program, its branches and loops included.
+        module: A decomposed program, with its branches and loops.
 
     Raises:
-        MissingKernelError: If any has none; it names all of them.
+        MissingKernelError: An operator has none; the error names all of them.
     """
     missing: dict[str, tuple[str, list[str]]] = {}
     for part in module.modules():
@@ -77,7 +77,7 @@ def _refuse_missing(missing: dict[str, tuple[str, list[str]]], table: KernelTabl
 
 
 def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
-    """Return what the kernel cannot do of ``call``, "" when it can do all of it."""
+    """Return the part of ``call`` that the kernel does not support, or ""."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
     if call.op_name == "max_pool2d_with_indices_backward":
@@ -98,7 +98,7 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
 
 
 def _not_as_eager(call: Call) -> str:
-    """Return why strides into the memory of eager's tensor mean other elements in a program."""
+    """Return why strides into the memory of eager's tensor select other elements in a program."""
     source = call.origin.args[0] if call.origin is not None else None
     traced = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(traced, torch.Tensor):
@@ -133,7 +133,7 @@ def _dtypes(call: Call) -> Iterator[torch.dtype]:
 
 
 def needs_no_kernel(call: Call) -> bool:
-    """Return whether ``call`` is done by planning memory alone."""
+    """Return whether memory planning alone implements ``call``."""
     outs = call.outs
     if isinstance(call.target, Kernel) or not outs:
         return False
@@ -141,7 +141,7 @@ def needs_no_kernel(call: Call) -> bool:
 
 
 def source_of(node: fx.Node | None) -> str:
-    """Return the name of a node and the line of the user's code that made it."""
+    """Return the name of a node and the line of the user's code that created it."""
     if node is None:
         return "the emitter"
     frame = source_frame(node)

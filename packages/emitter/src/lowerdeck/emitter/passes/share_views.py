@@ -1,4 +1,4 @@
-"""Pass: let a view share the memory of its base where the bytes are the same."""
+"""Pass: let views share the memory of their base if the bytes are the same."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PERMUTES = frozenset(_PERMUTES_NAMES.split())
 
 
 def share_views(method: Method) -> None:
-    """Set ``base`` on each tensor that is only another name for bytes that exist already.
+    """Set ``base`` on each tensor that is only a view of existing bytes.
 
-    Where a shape varies, or the caller brings the memory, the view is made at run time by
+    With a dynamic shape, or memory from the caller, the view is created at run time by
     ``et_view``, which copies nothing either.
 
     Requires:
@@ -63,7 +63,7 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     if _varies(source) or any(out.dynamic for out in outs):
         size = _size_at_run_time(call, source, outs[0])
         if size is not None:
-            # A view of a view is one of what that views.
+            # The base of a view of a view is the base of that view.
             root = at_run_time.get(source, source)
             call.target, call.args = RESHAPE_IN_PLACE, [root, size]
             at_run_time[outs[0]] = outs[0].base = root
@@ -82,7 +82,7 @@ def _share_pairs(source: TensorValue, out: TensorValue) -> None:
 
 
 def _reads_bits(call: Call) -> bool:
-    """Return whether ``call`` reads the same bytes as another type."""
+    """Return whether ``call`` reinterprets the same bytes as another dtype."""
     return call.op_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
 
 
@@ -93,24 +93,24 @@ def _varies(source: TensorValue) -> bool:
 
 
 def _size_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> list[Any] | None:
-    """Return the size that ``et_view`` gives to make a view at run time; None if it cannot."""
+    """Return the ``size`` argument of ``et_view``; None if it cannot express the view."""
     if not (source.contiguous and out.contiguous) or out.dtype != source.dtype:
         return None
     if out.nbytes > source.nbytes:
-        # The bounds of its sizes together are more than the bytes that the runtime finds there.
+        # The product of the bounds exceeds the bytes that the runtime has for the source.
         return None
     name = call.op_name
     if name not in _RESHAPES and not (name in _PERMUTES and _keeps_order(call, source)):
         return None
     if name in _VIEWS:
         return list(call.args[1])
-    # One dimension may be left to the runtime to find.
+    # The runtime can infer one dimension.
     size = [dim if isinstance(dim, int) else -1 for dim in out.shape]
     return size if size.count(-1) <= 1 else None
 
 
 def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Sequence[int] | None:
-    """Return where each output starts in the bytes of ``source``; None if it must be computed."""
+    """Return the offset of each output in the bytes of ``source``; None if it must be computed."""
     name, args, out = call.op_name, call.args, outs[0]
     if name in _SAME:
         return [0] if _alike(source, out) else None
@@ -179,7 +179,7 @@ def _keeps_order(call: Call, source: TensorValue) -> bool:
             order[first], order[second] = order[second], order[first]
     else:
         order.reverse()
-    # A size that varies may be 1, but is not known to be; asking it would ask for a guard.
+    # A dynamic size may be 1, but comparing it would add a guard.
     moved = [dim for dim in order if source.sizes[dim] != 1 or not _fixed(source, dim)]
     return moved == sorted(moved)
 

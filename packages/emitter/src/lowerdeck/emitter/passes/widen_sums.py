@@ -1,9 +1,9 @@
-"""Pass: keep the digits that a kernel loses where it adds many numbers up.
+"""Pass: preserve digits that kernels lose when they add many numbers.
 
-Measured in the runtime 1.4.1. Some kernels add half precision up in half precision, where
-2,048 + 1 is 2,048. A mean, a variance and a sum over several dimensions of float32 are computed
-one number after the other: for 8,192 numbers the error is 14 units in the last place, where eager
-has 0.2. The sum over one dimension is computed in blocks: that is exact and 1 to 4 times as fast.
+Measured in the runtime 1.4.1. Some kernels accumulate half precision in half precision, where
+2,048 + 1 is 2,048. A mean, a variance and a sum over several dimensions of float32 are accumulated
+sequentially: for 8,192 numbers the error is 14 units in the last place, where eager has 0.2. The
+sum over one dimension is computed in blocks: that is exact and 1 to 4 times as fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# As many numbers are added one after the other without losing more than 4 units in the last place.
+# So many numbers accumulate sequentially with an error of at most 4 units in the last place.
 _FEW = 512
 
 
@@ -28,7 +28,7 @@ def widen_sums(method: Method) -> None:
     """Rewrite calls whose kernels lose digits of a sum.
 
     Requires:
-        Every argument that the schema calls a tensor is one.
+        Every argument that is a tensor in the schema is one.
 
     Ensures:
         No call matches a rule.
@@ -43,7 +43,7 @@ def _retyped(value: TensorValue, dtype: torch.dtype) -> TensorValue:
 
 
 def _in_float32(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
-    """Compute in float32 what the kernel would add up in half precision."""
+    """Compute in float32 what the kernel would accumulate in half precision."""
     if call.args[0].dtype not in _HALF:
         return None
     after: list[Operation] = []
@@ -59,7 +59,7 @@ def _in_float32(call: Call, before: list[Operation]) -> Sequence[Operation] | No
 
 
 def _product_and_sum(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
-    """Multiply matrices of half precision first: that kernel adds them up in float32."""
+    """Multiply half-precision matrices first: the kernel of ``mm`` accumulates in float32."""
     bias, left, right, beta, alpha = call.args
     (out,) = call.outs
     assert isinstance(out, TensorValue)
@@ -75,7 +75,7 @@ def _product_and_sum(call: Call, before: list[Operation]) -> Sequence[Operation]
 
 
 def _running_sum(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
-    """Add in the next wider type, as eager does: the kernel adds in the type of the result."""
+    """Add in the next wider dtype, as eager does: the kernel adds in the dtype of the result."""
     (out,) = call.outs
     if not isinstance(out, TensorValue) or out.rank == 0 or not out.dtype.is_floating_point:
         return None
@@ -97,7 +97,7 @@ def _sum(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
 
 
 def _mean(call: Call, _before: list[Operation]) -> Sequence[Operation] | None:
-    """Compute a mean of float32 from sums, or step by step where few are added."""
+    """Compute a mean of float32 from sums, or step by step where few numbers are added."""
     source, whole = call.args[0], call.target is _ATEN.mean.default
     dims, keep = (None, False) if whole else call.args[1:3]
     dims = _positions(dims, source.rank)
@@ -132,7 +132,7 @@ def _variance(call: Call, before: list[Operation]) -> Sequence[Operation] | None
     source = call.args[0]
     if source.dtype is not torch.float32:
         return _in_float32(call, before)
-    # The second one is a bool, or the number itself.
+    # The second argument is a bool, or the correction itself.
     dims, correction, keep = call.args[1:4]
     dims = _positions(dims, source.rank)
     count = _count(source, dims)
@@ -161,20 +161,20 @@ def _variance(call: Call, before: list[Operation]) -> Sequence[Operation] | None
 
 
 def _float32_result(call: Call) -> TensorValue | None:
-    """Return the result of a reduction of float32 to float32, None of any other."""
+    """Return the result of a reduction from float32 to float32, None for others."""
     source, out = call.args[0], call.outs[0]
     assert isinstance(out, TensorValue)
     return out if source.dtype is out.dtype is torch.float32 and source.rank else None
 
 
 def _count(source: TensorValue, dims: Sequence[int]) -> int | None:
-    """Return how many numbers are reduced to one, None where that varies."""
+    """Return the number of elements reduced to one, None if it is dynamic."""
     sizes = [source.shape[dim] for dim in dims]
     return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def _positions(dims: Sequence[int] | None, rank: int) -> list[int]:
-    """Return reduced dimensions in ascending order, all where none is given."""
+    """Return reduced dimensions in ascending order, all if none is given."""
     return sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
 
 

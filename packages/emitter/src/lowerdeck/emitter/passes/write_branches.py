@@ -1,4 +1,4 @@
-"""Pass: let the kernels of a branch write the result of the branch themselves."""
+"""Pass: let the kernels of a branch write the results of the branch directly."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from lowerdeck.emitter.ir.values import TensorValue, Value
 
 
 def write_branches(method: Method) -> None:
-    """Exchange results of branches by the value that both branches give.
+    """Replace results of branches by the value that both branches write.
 
-    Without it each branch ends with one copy for each result.
+    Otherwise each branch ends with one copy for each result.
 
     Requires:
-        Kernels are selected, views share memory. This pass ends the functional form: the value
-        of a branch is written in both branches.
+        Kernels are selected, views share memory. This pass ends the functional form: the result
+        is written in both branches.
 
     Ensures:
-        A branch copies a result only if it is made outside, shares memory, or differs in layout.
+        A branch copies a result only if it is computed outside, shares memory, or differs in
+        layout.
     """
     for block in all_blocks(method.block):
         for operation in block.body:

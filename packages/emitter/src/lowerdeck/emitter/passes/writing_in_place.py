@@ -13,14 +13,14 @@ from lowerdeck.torch_base import expression_of
 
 
 def write_in_place(code: Code, table: KernelTable) -> None:
-    """Merge storages where the output of a step may be the memory of its input.
+    """Merge storages if the output of a step may use the memory of its input.
 
     Requires:
         Every tensor of ``code`` has a separate storage or shares that of its base.
 
     Ensures:
-        A step whose output is its input's memory calls a kernel that the table calls safe, and
-        nothing reads the old content afterwards.
+        A step whose output is its input's memory calls a kernel that is safe in place according
+        to the table, and nothing reads the old content afterwards.
     """
     _Merger(code, table).run()
 
@@ -62,7 +62,7 @@ class _Merger:
         self._code.storages = [s for s in self._code.storages if s not in gone]
 
     def _drop_idle_copies(self) -> None:
-        """Drop copies of a tensor to itself, made for kernels that write what they read."""
+        """Remove copies of a tensor to itself, made for kernels that mutate an argument."""
         idle = {
             index
             for index, step in enumerate(self._code.steps)
@@ -97,7 +97,7 @@ class _Merger:
         )
 
     def _ends_at_copy(self, index: int) -> bool:
-        """Return whether a step copies a value, unread afterwards, for a kernel that writes."""
+        """Return whether a step copies a value, unread afterwards, for a mutating kernel."""
         step = self._code.steps[index]
         if not self._is_for_rewriting(step):
             return False
@@ -105,13 +105,13 @@ class _Merger:
         return self._uses[source][-1] == index and source not in self._returned
 
     def _is_for_rewriting(self, step: Step) -> bool:
-        """Return whether a step copies for a kernel that writes what it reads."""
+        """Return whether a step copies for a kernel that mutates its argument."""
         if not isinstance(step, KernelStep):
             return False
         return step.kernel == COPY and step.writes[0] in self._rewritten
 
     def _retarget(self, step: Step, index: int) -> int | None:
-        """Let what a step copies be made where it copies to; return the index of who makes it."""
+        """Write the source of a copy to its destination; return the index of its producer."""
         source, state = step.reads[0], step.writes[0]
         storage, target = source.storage, state.storage
         if storage is None or target is None or not (_whole(source) and _whole(state)):
@@ -129,8 +129,8 @@ class _Merger:
         if between and (between != [first] or not self._safe(producer, source, state)):
             return None
         self._merge(storage, target)
-        # Only buffers ask who uses them, and each is written back once: a chain of activations,
-        # merged one by one, would take time in the square of its length here.
+        # Only buffers look up their users, and each is written back once: merging a chain of
+        # activations one by one would be quadratic here.
         self._uses[target] = sorted({*self._uses[target], *uses})
         return first
 
@@ -189,12 +189,12 @@ class _Merger:
 
 
 def _whole(value: TensorValue) -> bool:
-    """Return whether ``value`` fills its storage alone."""
+    """Return whether ``value`` fills its storage."""
     root, offset = root_of(value)
     return offset == 0 and root.nbytes == value.nbytes
 
 
 def _form(value: TensorValue) -> tuple[object, ...]:
-    """Return what two tensors must share so that element i has the same offset in both."""
+    """Return a key that is equal for two tensors if element i has the same offset in both."""
     shape = tuple(map(expression_of, value.shape))
     return (value.dtype, shape, value.sizes, value.dim_order)
