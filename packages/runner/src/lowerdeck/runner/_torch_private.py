@@ -56,7 +56,7 @@ class SchemaArgument:
 
 
 def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None:
-    """Return the operator of torch of that name, or None when torch has none."""
+    """Return the operator of torch with this name, or None."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if not isinstance(packet, OpOverloadPacket):
         return None
@@ -88,7 +88,7 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
 def is_pointwise(namespace: str, name: str) -> bool:
     """Return whether torch tags an operator as pointwise.
 
-    Only some overloads carry the tag, and out variants seldom do: any of them counts.
+    Only some overloads have the tag, and out variants rarely do: one overload with it suffices.
     """
     packet = getattr(getattr(torch.ops, namespace), name)
     overloads: list[str] = packet.overloads()
@@ -96,13 +96,13 @@ def is_pointwise(namespace: str, name: str) -> bool:
 
 
 def direct_call(operator: OpOverload) -> Callable[..., Any]:
-    """Return the function of ``operator``, which saves a Python frame at each call."""
+    """Return the callable of ``operator`` without a Python frame at each call."""
     call: Callable[..., Any] = operator._op
     return call
 
 
 def registered_named_tuple(name: str) -> type | None:
-    """Return the named tuple that is registered under ``name``, or None; nothing is imported."""
+    """Return the named tuple registered under ``name``, or None; nothing is imported."""
     python_type = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     return (
         python_type
@@ -123,7 +123,7 @@ def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Return the tree of structure ``spec`` that holds ``leaves``."""
+    """Return the tree of structure ``spec`` with these ``leaves``."""
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -141,7 +141,7 @@ def leaves(tree: object) -> list[Any]:
 def flat_graph_inputs(
     program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Return what the graph of ``program`` takes: parameters, buffers and constants, then inputs.
+    """Return the inputs of a program's graph: parameters, buffers and constants, then user inputs.
 
     Args:
         args: Its inputs by position.

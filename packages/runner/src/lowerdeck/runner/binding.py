@@ -15,7 +15,7 @@ _OPENVINO = "OPENVINO_LIB_PATH"
 
 
 def official_binding_name() -> str | None:
-    """Return the name of the module with ExecuTorch's binding of its runtime, None without one.
+    """Return the module name of ExecuTorch's binding of its runtime, or None; nothing is imported.
 
     It is not loaded.
 
@@ -34,15 +34,15 @@ def official_binding_name() -> str | None:
 
 
 def official_binding() -> dict[str, Any]:
-    """Return what ExecuTorch's binding of its runtime offers, by name, OpenVINO's library found.
+    """Return the contents of ExecuTorch's binding by name, with OpenVINO's library located.
 
-    Load it in a separate process: the runtime ends its process over some files, and its
-    operators are torch's from then on. The names in it are private, and all that there is. The
-    module that ExecuTorch shows its users (``portable_lib``) imports all of exir for the class of
-    one warning: 6 s in place of 0.2 s, and nothing at all where a dependency of exir is missing.
+    Load it in a separate process: the runtime aborts on some files, and it registers its operators
+    with torch. All names in the binding are private. ExecuTorch's public module (``portable_lib``)
+    imports all of exir for the class of one warning: 6 s instead of 0.2 s, and a failure if a
+    dependency of exir is missing.
 
     Raises:
-        ModuleNotFoundError: It is not installed.
+        ModuleNotFoundError: executorch is not installed.
 
     Example:
         >>> from lowerdeck.runner import official_binding
@@ -51,10 +51,10 @@ def official_binding() -> dict[str, Any]:
     name = official_binding_name()
     if name is None:
         raise ModuleNotFoundError("executorch is not installed: pip install executorch")
-    # The binding is linked to torch's libraries, which must be in the process.
+    # The binding is linked to torch's libraries, which must be loaded first.
     importlib.import_module("torch")
     if sys.platform == "win32":
-        # There that module also adds the directories of the binding's libraries.
+        # There the public module also adds the directories of the binding's libraries.
         return vars(importlib.import_module(f"{_PACKAGE}.portable_lib"))
     if library := _openvino_library():
         os.environ.setdefault(_OPENVINO, str(library))
@@ -62,7 +62,7 @@ def official_binding() -> dict[str, Any]:
 
 
 def _openvino_library() -> Path | None:
-    """Return the path of OpenVINO's C library, which its backend loads at first use."""
+    """Return the path of OpenVINO's C library, which the runtime's backend loads at first use."""
     spec = importlib.util.find_spec("openvino")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for library in sorted(Path(folder, "libs").glob("libopenvino_c.*")):

@@ -1,4 +1,4 @@
-"""Programs with test cases: ``.bpte`` files made from calls, and tried in this runner."""
+"""Programs with test cases: create ``.bpte`` files from calls, and run their cases."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def make_bundle(
     Args:
         program: The ``.pte`` file, its bytes, or the program itself.
         cases: For each method the inputs of its calls, each a tuple of arguments.
-        expected: For each method what computes the results, such as the eager model. Those of a
-            method without one are computed here by the program: such cases show whether a device
-            computes the same as this runner, not whether the program does what the model did.
+        expected: For each method a function that computes the results, such as the eager model.
+            Without one the results are computed by the program in this runner: such cases
+            compare a device with this runner, not with the model.
         data: The ``.ptd`` file of the program.
-        backends: Runtime halves of backends by id, before the installed ones.
+        backends: Runtime halves of backends by id; they take precedence over installed ones.
 
     Raises:
         ProgramError: The program cannot be loaded.
-        InputError: Inputs do not fit, or an input or a result is of a kind that such files do not
-            hold: they hold tensors, whole numbers, truth values and floats.
+        InputError: Inputs do not fit, or an input or a result is not a tensor, an integer, a bool
+            or a float, which are all that such files can hold.
         ExecutionError: A call failed.
 
     Example:
@@ -79,11 +79,11 @@ def make_bundle(
     for name, calls in cases.items():
         test_cases = []
         for number, args in enumerate(calls):
-            # Each case begins with the state of a program that was just loaded.
+            # Each case starts from the initial state.
             method = loaded.clone().method(name)
             inputs = method.signature.flatten(tuple(args), {})
             where = f"{name}: test case {number}"
-            # Before the call, which may write to them.
+            # Before the call, which may mutate them.
             inputs_before = [
                 _bundled(value, f"{where}, input {i}") for i, value in enumerate(inputs)
             ]
@@ -100,11 +100,11 @@ def make_bundle(
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What came of one test case.
+    """Outcome of one test case.
 
     Attributes:
-        number: Which of its test cases, from 0.
-        differences: The largest absolute difference of each result; infinite where shape or type
+        number: Index of the test case, from 0.
+        differences: The largest absolute difference of each result; infinite if shape or type
             differ, or only one of two numbers is NaN.
         right: Whether all results are within the tolerances.
     """
@@ -123,14 +123,14 @@ def check_bundle(
     rtol: float = 1e-5,
     atol: float = 1e-8,
 ) -> list[CaseOutcome]:
-    """Return what comes of the test cases of a bundled program in this runner.
+    """Return the outcomes of a bundled program's test cases in this runner.
 
     Args:
         bundle: The program, or the bytes of a ``.bpte`` file.
         data: The ``.ptd`` file of the program.
-        backends: Runtime halves of backends by id, before the installed ones.
-        rtol: The part of an expected number by which a result may differ.
-        atol: By how much it may differ besides; both are what ExecuTorch's tools take.
+        backends: Runtime halves of backends by id; they take precedence over installed ones.
+        rtol: Relative tolerance; the default is that of ExecuTorch's tools.
+        atol: Absolute tolerance, likewise.
 
     Raises:
         ProgramError: The file or the program is malformed.
@@ -174,7 +174,7 @@ def check_bundle(
 def _expected(
     compute: Callable[..., Any], args: Sequence[Any], computed: Sequence[Any], where: str
 ) -> list[Any]:
-    """Return what should come of a call; it must look like what the program gives."""
+    """Return the expected results of a call, which must match the program's in kind."""
     results = leaves(compute(*args))
     for index, (result, expected) in enumerate(zip(computed, results, strict=False)):
         if isinstance(result, torch.Tensor) and not _alike(result, expected):

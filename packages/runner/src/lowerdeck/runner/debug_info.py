@@ -57,14 +57,14 @@ class DebugMaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A line of the user's code, and what it became.
+    """A line of the user's code.
 
     Attributes:
         handles: Debug handles of the nodes.
-        node: Name of the node, empty when unknown; of several, the last.
-        source_line: The line, empty when unknown; of several, each once.
-        module_path: The module's path, empty when unknown; of several, each once.
-        operator: What the node calls, empty when unknown; of several nodes, the last's.
+        node: Name of the node, empty when unknown; the last of several.
+        source_line: The line, empty when unknown; several are joined.
+        module_path: The module's path, empty when unknown; several are joined.
+        operator: Operator of the node, empty when unknown; that of the last of several.
     """
 
     handles: tuple[int, ...] = ()
@@ -75,10 +75,10 @@ class SourceLocation:
 
 
 class SourceFinder:
-    """Finds the lines of the user's code that the instructions of one method come from.
+    """Map the instructions of one method to lines of the user's code.
 
     Args:
-        plan: The method as the file describes it; its stack traces are used where nothing else is.
+        plan: The method in the file; its stack traces are used if there are no maps.
         maps: The maps of the emission, or None.
     """
 
@@ -91,7 +91,7 @@ class SourceFinder:
             self._delegates = maps.delegate_debug_maps.get(plan.name, {})
 
     def of(self, chain: int, instruction: int) -> SourceLocation:
-        """Return where an instruction comes from, empty where nothing is known."""
+        """Return the source of an instruction, empty if unknown."""
         source = self._sources.get(instruction) if chain == 0 else None
         if source is not None:
             return _place_of(source)
@@ -109,7 +109,7 @@ class SourceFinder:
 
         Args:
             instruction: The instruction that calls the delegate.
-            identifier: What its runtime logged.
+            identifier: The identifier that the backend's runtime logged.
         """
         delegate = self._delegates.get(instruction)
         if delegate is None:
@@ -124,7 +124,7 @@ class SourceFinder:
 
 
 def merged(parts: Sequence[SourceLocation]) -> SourceLocation:
-    """Return one source for what several nodes became."""
+    """Return one source for several nodes."""
 
     def joined(texts: Sequence[str]) -> str:
         return "; ".join(dict.fromkeys(text for text in texts if text))

@@ -1,4 +1,4 @@
-"""Delegates: the runtime half of a backend, how it is found, and how its calls are bound."""
+"""Delegates: find the runtime half of a backend, and bind calls of its delegates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _METHODS = ("init", "input_count", "execute")
 
 @runtime_checkable
 class BackendRuntime(Protocol):
-    """The half of a backend that runs what its other half compiled.
+    """Protocol of the runtime half of a backend.
 
-    A class registered in the entry-point group ``lowerdeck.runtimes`` is made without arguments.
+    A class registered in the entry-point group ``lowerdeck.runtimes`` is instantiated without
+    arguments.
     """
 
     def init(
@@ -35,14 +36,14 @@ class BackendRuntime(Protocol):
         """Return a handle for one delegate of a program.
 
         Args:
-            blob: The bytes that the backend's ``preprocess`` made; do not trust them.
-            compile_specs: The settings stored with them.
+            blob: The payload, which is untrusted.
+            compile_specs: The settings stored with it.
             named_data: The program's blobs by key.
         """
         ...
 
     def input_count(self, handle: Any) -> int:
-        """Return how many values of a call are inputs: a file lists them with the outputs."""
+        """Return the number of inputs of a call: the file lists inputs and outputs together."""
         ...
 
     def execute(self, handle: Any, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -55,7 +56,7 @@ class BackendRuntime(Protocol):
 
 
 class DelegateLog(Protocol):
-    """Takes what happens inside a delegate while a profile is made."""
+    """Callback for events inside a delegate, used for profiles."""
 
     def __call__(
         self,
@@ -64,35 +65,35 @@ class DelegateLog(Protocol):
         end_ns: int,
         outputs: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Note one event.
+        """Record one event.
 
         Args:
             identifier: Debug identifier, a key of the backend's debug map.
             start_ns: ``time.perf_counter_ns()`` at its start.
             end_ns: The same at its end.
-            outputs: What it computed, if that is to be compared with eager.
+            outputs: Its results, if they can be compared with eager.
         """
         ...
 
 
 @runtime_checkable
 class LogsEvents(Protocol):
-    """A runtime that can report the times of the parts of its delegates."""
+    """Protocol of a runtime that reports the times of the parts of its delegates."""
 
     def execute_logged(
         self, handle: Any, inputs: Sequence[Any], log: DelegateLog
     ) -> Sequence[torch.Tensor]:
-        """Return the outputs of one call, as ``execute`` does, and log what happens inside.
+        """Return the outputs of one call, as ``execute`` does, and log events inside.
 
         Args:
-            log: Takes one event at a time.
+            log: Called with one event at a time.
         """
         ...
 
 
 @runtime_checkable
 class NamesEvents(Protocol):
-    """A runtime that can name the parts of its delegates."""
+    """Protocol of a runtime that names the parts of its delegates."""
 
     def event_names(self, handle: Any) -> Mapping[int | str, str]:
         """Return the operator of each debug identifier, such as ``"Conv2d"``."""
@@ -100,14 +101,14 @@ class NamesEvents(Protocol):
 
 
 class Precision(Protocol):
-    """How exactly a part of a delegate can say what it computed.
+    """Numeric precision of the results of a part of a delegate.
 
-    What the part logs are real numbers all the same: integers are dequantised.
+    Logged results are real numbers in any case: integers are dequantised.
     """
 
     @property
     def step(self) -> float | None:
-        """Return the distance of neighbouring numbers, None for floats and for what varies."""
+        """Return the distance of neighbouring numbers, None for floats and for dynamic scales."""
         ...
 
     @property
@@ -122,39 +123,39 @@ class Precision(Protocol):
 
     @property
     def at_run_time(self) -> bool:
-        """Return whether the step is found at each call, for parts of the tensor on their own."""
+        """Return whether scales are chosen at each call, separately for parts of the tensor."""
         ...
 
     @property
     def relative(self) -> float:
-        """Return what the largest number may be off by, as a part of it; 0 for float32."""
+        """Return the relative error of the largest number; 0 for float32."""
         ...
 
 
 @runtime_checkable
 class TellsPrecision(Protocol):
-    """A runtime that reports which parts of its delegates compute in less than float32."""
+    """Protocol of a runtime that reports which parts of its delegates have less than float32."""
 
     def event_precision(self, handle: Any) -> Mapping[int | str, Precision]:
-        """Return the precision behind each debug identifier, where it is not float32's."""
+        """Return the precision of each debug identifier that has less than float32."""
         ...
 
 
 @runtime_checkable
 class LoggedStep(Protocol):
-    """A step of a method that can log what happens inside it."""
+    """A step of a method that can log events inside it."""
 
     def logged(self, log: DelegateLog) -> int | None:
         """Run the step.
 
         Args:
-            log: Takes one event at a time.
+            log: Called with one event at a time.
         """
         ...
 
 
 def installed_runtimes() -> dict[str, str]:
-    """Return the backend ids that have a registered runtime half, with where it is defined."""
+    """Return the backend ids with a registered runtime half, and where each is defined."""
     return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}
 
 
@@ -162,11 +163,11 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
     """Return the runtime half of a backend.
 
     Args:
-        backend_id: The id that the file names.
-        given: Runtimes that the caller gave; they come first.
+        backend_id: The id in the file.
+        given: The caller's runtimes, which take precedence.
 
     Raises:
-        ProgramError: There is none, or it cannot be imported or made.
+        ProgramError: There is none, or it cannot be imported or instantiated.
     """
     if backend_id in given:
         return given[backend_id]
@@ -188,14 +189,14 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
 
 
 class Delegate:
-    """One delegate of a method, initialised.
+    """One initialised delegate of a method.
 
     Args:
         backend_id: Id of its backend.
         named_data: The program's blobs by key.
 
     Raises:
-        ProgramError: The runtime half refuses the blob.
+        ProgramError: The runtime half rejects the blob.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class Delegate:
             ) from error
 
     def input_count(self, values: int) -> int:
-        """Return how many of the values of a call are inputs.
+        """Return the number of inputs of a call.
 
         Args:
             values: The number of inputs and outputs.
@@ -270,14 +271,14 @@ class DelegateStep:
         self._store(delegate.runtime.execute(delegate.handle, inputs))
 
     def event_names(self) -> Mapping[int | str, str]:
-        """Return the operators of the delegate's debug identifiers that its runtime names."""
+        """Return the operators of the delegate's debug identifiers."""
         runtime = self._delegate.runtime
         if isinstance(runtime, NamesEvents):
             return runtime.event_names(self._delegate.handle)
         return {}
 
     def event_precision(self) -> Mapping[int | str, Precision]:
-        """Return how exact the parts of the delegate are, where that is less than float32."""
+        """Return the precision of the parts of the delegate that have less than float32."""
         runtime = self._delegate.runtime
         if isinstance(runtime, TellsPrecision):
             return runtime.event_precision(self._delegate.handle)
@@ -287,7 +288,7 @@ class DelegateStep:
         """Run the delegate, with the events of its parts logged if its runtime reports them.
 
         Args:
-            log: Takes one event at a time.
+            log: Called with one event at a time.
         """
         delegate = self._delegate
         if not isinstance(delegate.runtime, LogsEvents):
@@ -311,7 +312,7 @@ class DelegateStep:
 
 
 def _store_one(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -> None:
-    """Copy what a backend returned into the memory of the program."""
+    """Copy a backend's result into the memory of the program."""
     if not isinstance(value, torch.Tensor):
         raise ExecutionError(
             f"backend {backend_id!r} returned a {type(value).__name__}, no tensor"
@@ -321,7 +322,7 @@ def _store_one(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: s
             f"backend {backend_id!r} returned {value.dtype} for value {spec.index}; the program "
             f"says {out.dtype}"
         )
-    # Shapes may vary at run time: the memory is planned for the largest.
+    # Shapes may be dynamic: memory is planned for the largest.
     if value.shape != out.shape:
         resize(out, value.shape, spec)
     out.copy_(value)

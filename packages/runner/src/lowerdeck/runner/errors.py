@@ -1,4 +1,4 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from lowerdeck.inspect import ExitStatus
 
 
 class RunnerError(Exception):
-    """Base of every error that ``lowerdeck.runner`` raises on purpose.
+    """Base of all errors of ``lowerdeck.runner``.
 
     Attributes:
-        exit_status: With what a command ends that raises it.
+        exit_status: Exit status of a command that fails with it.
     """
 
     exit_status: int = ExitStatus.BAD_INPUT
 
 
 class ProgramError(RunnerError, ValueError):
-    """A program cannot be loaded: it is malformed, or needs what this runner does not have.
+    """A program cannot be loaded: it is malformed, or needs a feature that this runner lacks.
 
     Attributes:
-        method: Name of the method at fault, or None when the file as a whole is.
+        method: Name of the method at fault, or None for the file as a whole.
     """
 
     def __init__(self, message: str, *, method: str | None = None) -> None:
@@ -30,7 +30,7 @@ class ProgramError(RunnerError, ValueError):
 
 
 class MissingKernelError(ProgramError):
-    """A program calls operators that the runner has no kernel for, or may not call.
+    """A program calls operators for which the runner has no kernel, or which are not allowed.
 
     Attributes:
         missing: Full names of the operators, such as ``mylib::gelu.out``.
@@ -65,12 +65,12 @@ class InputError(RunnerError, ValueError):
 
 
 class ExecutionError(RunnerError, RuntimeError):
-    """An instruction failed while a method ran.
+    """An instruction failed at run time.
 
     Attributes:
         method: Name of the method.
         instruction: Index of the instruction in its chain, or -1 before the location is known.
-        operator: What the instruction calls, such as ``aten::add.out``.
+        operator: The operator that it calls, such as ``aten::add.out``.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class ExecutionError(RunnerError, RuntimeError):
 
 
 class BusyError(RunnerError, RuntimeError):
-    """A program was asked for something while one of its methods runs; nothing was changed."""
+    """A program was used while one of its methods was running; nothing was changed."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan gives two values the same bytes while both are needed."""
+    """The memory plan assigns the same bytes to two values that are needed at the same time."""
 
 
 class OfficialRuntimeError(RunnerError):
-    """The official runtime is not installed, refuses a file or a call, or ends over it."""
+    """The official runtime is not installed, rejects a file or a call, or crashes."""
 
     exit_status: int = ExitStatus.FAILED

@@ -1,4 +1,4 @@
-"""Profiles as ETDump files, in the words of ExecuTorch's own runtime."""
+"""Profiles as ETDump files, with the event names of ExecuTorch's own runtime."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def save_etdump(profiles: Profile | Sequence[Profile], path: str | os.PathLike[s
     become one block of events, each with the times of all calls.
 
     Args:
-        profiles: What ``LoadedMethod.profile`` returned, once or for several calls.
-        path: The file, by custom ending in ``.etdp``.
+        profiles: Results of ``LoadedMethod.profile``, for one or several calls.
+        path: The file, by convention ending in ``.etdp``.
 
     Raises:
-        OSError: The file cannot be written; the old one is as it was.
+        OSError: The file cannot be written; the old one is unchanged.
 
     Example:
         >>> import tempfile, torch

@@ -1,4 +1,4 @@
-"""Loading a program from a file, from bytes, or from the serializer's own classes."""
+"""Load a program from a file, from bytes, or from the serializer's classes."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def load(
 ) -> LoadedProgram:
     """Return a program ready to run.
 
-    A file is verified before anything in it is used. It is mapped, and constants are not copied.
+    A file is verified before it is used. It is memory-mapped, and constants are not copied.
 
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
-        backends: Runtime halves of backends by id, before the installed ones.
-        memory: ``"strict"`` checks the memory plan when a method is made: every read must find
-            the value that was written last under that name, in later calls and loop iterations
-            as well. Aliases (reshapes and slices that share memory) are not marked in a file, so
-            a plan that moves an alias or its base may pass. ``"poison"`` also fills dead memory
-            with 0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.
+        backends: Runtime halves of backends by id; they take precedence over installed ones.
+        memory: ``"strict"`` checks the memory plan when a method is loaded: every read must find
+            the value last written under that name, in later calls and loop iterations as well.
+            Aliases (reshapes and slices that share memory) are not marked in a file, so a plan
+            that moves an alias or its base may pass. ``"poison"`` also fills dead memory with
+            0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.
         debug: Sources of instructions, such as the emitter's ``EmittedProgram``.
         custom_kernels: Full names of operators that the program may call besides those that the
-            ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; what
-            registers them with torch must be imported.
+            ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; the library
+            that registers them with torch must be imported.
 
     Raises:
         ProgramError: The file is malformed, or an argument is of the wrong kind.
@@ -131,7 +131,7 @@ def _require_mapping(backends: object) -> None:
 
 
 def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
-    """Return the bytes of a file; the views that are taken on them keep the map alive."""
+    """Map a file; views on the mapping keep it alive."""
     if not isinstance(source, (str, os.PathLike)):
         return source
     with Path(source).open("rb") as file:

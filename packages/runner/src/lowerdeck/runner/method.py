@@ -30,24 +30,23 @@ Memory = Literal["strict", "poison", "unchecked"]
 
 
 class LoadedMethod:
-    """A method whose tensors are made and whose instructions are bound.
+    """A method with allocated tensors and bound instructions.
 
-    Made by :func:`lowerdeck.runner.load`. The methods of a program work in the same memory, one
-    call at a time: a call that comes meanwhile, from another thread or from a delegate of this
-    very call, is a ``BusyError`` and changes nothing. Threads take a :meth:`LoadedProgram.clone`
-    each.
+    Created by :func:`lowerdeck.runner.load`. The methods of a program use the same memory, one
+    call at a time: a concurrent call, from another thread or from a delegate of this call, is a
+    ``BusyError`` and changes nothing. Use one :meth:`LoadedProgram.clone` per thread.
 
     Args:
-        plan: The method as the file describes it.
-        source: Finds the bytes of constants.
+        plan: The method in the file.
+        source: Provides the bytes of constants.
         memory: Whether to check the memory plan, and to poison dead memory.
-        debug: Where instructions come from, if it is known.
+        debug: Sources of instructions, if known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
-        turn: Lets one call at a time into the memory that it shares with other methods.
+        turn: Lock of the memory that it shares with other methods.
         digest: Returns the digest that identifies the method in profiles.
 
     Attributes:
-        plan: The method as the file describes it.
+        plan: The method in the file.
         signature: The structure of its inputs and outputs.
     """
 
@@ -109,9 +108,9 @@ class LoadedMethod:
         return self.signature.unflatten(outputs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the state that the file names, by name: the buffers of the model.
+        """Return a copy of the named state of the file: the buffers of the model.
 
-        State that delegates keep is not part of it.
+        State inside delegates is not included.
 
         Example:
             >>> load("counter.pte").method().state()  # doctest: +SKIP
@@ -149,11 +148,11 @@ class LoadedMethod:
             return self._get_outputs()
 
     def profile(self, *args: Any, values: bool = True, **kwargs: Any) -> Profile:
-        """Return what one call took, instruction by instruction, with its result.
+        """Return the times of the instructions of one call, with its result.
 
         Args:
             *args: The inputs by position, flat or as the original function took them.
-            values: Keep a copy of what each instruction computes.
+            values: Whether to keep a copy of each instruction's results.
             **kwargs: The inputs that the original function took by name.
 
         Raises:
@@ -178,7 +177,7 @@ class LoadedMethod:
     def _get_outputs(self) -> list[Any]:
         try:
             with torch.no_grad():
-                # Copied outside inference mode: autograd refuses what is made inside.
+                # Copied outside inference mode: autograd rejects tensors created inside.
                 return [_copied(self._frame.registers[index]) for index in self._outputs]
         except (RuntimeError, TypeError) as error:
             raise ExecutionError(f"the outputs of {self.name!r} cannot be had: {error}") from error
@@ -235,7 +234,7 @@ def _read_signature(plan: ExecutionPlan) -> Signature:
 
 
 def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
-    """Return the tensor of each freed register, so that the next call starts with it again."""
+    """Return the tensor of each freed register, for the next call."""
     return [
         (item.instr_args.value_index, frame.registers[item.instr_args.value_index])
         for chain in plan.chains

@@ -43,7 +43,9 @@ class OfficialCalls:
 
 
 class OfficialRuntime:
-    """The official runtime; its process starts at the first request, and again after a crash.
+    """The official runtime in a process, started at the first request and again after a crash.
+
+    An instance serves one thread at a time.
 
     Example:
         >>> from lowerdeck.runner import OfficialRuntime
@@ -53,11 +55,11 @@ class OfficialRuntime:
     """
 
     def __init__(self, *, extra_kernels: bool = False, patience: float = 600.0) -> None:
-        """Start nothing yet.
+        """Configure the runtime without starting it.
 
         Args:
             extra_kernels: Whether to load the kernels for language models and quantised programs
-                that ExecuTorch's wheel has in addition to the portable ones.
+                of ExecuTorch's wheel, in addition to the portable ones.
             patience: Seconds after which a request fails.
         """
         self._extra_kernels = extra_kernels
@@ -83,7 +85,7 @@ class OfficialRuntime:
         return f"the official ExecuTorch runtime ({version('executorch')})"
 
     def backends(self) -> list[str]:
-        """Return the ids of the backends that the runtime has.
+        """Return the ids of the runtime's backends.
 
         Raises:
             OfficialRuntimeError: The runtime is not installed.
@@ -97,15 +99,15 @@ class OfficialRuntime:
         *,
         methods: Sequence[str] = (),
     ) -> None:
-        """Load a file in place of the last one.
+        """Load a file in place of the previous one.
 
         Args:
             data: The ``.ptd`` file of the program.
-            methods: Methods that share their state, as a C++ application loads them; without
-                them each method has separate state, and ``data`` may be given.
+            methods: Methods that share their state, as a C++ application loads them. Without them
+                each method has separate state, and ``data`` may be given.
 
         Raises:
-            OfficialRuntimeError: The runtime is not installed, refuses the file, or ends over it.
+            OfficialRuntimeError: The runtime is not installed, rejects the file, or crashes.
         """
         self._file = os.fspath(path)
         files = [os.fspath(Path(file).absolute()) for file in (path, data) if file is not None]
@@ -120,7 +122,7 @@ class OfficialRuntime:
             repeat: The number of calls.
 
         Raises:
-            OfficialRuntimeError: The runtime refuses the call, or ends over it.
+            OfficialRuntimeError: The runtime rejects the call, or crashes.
         """
         return OfficialCalls(*self._request("run", method, list(inputs), repeat))
 
@@ -154,7 +156,7 @@ class OfficialRuntime:
         except (EOFError, OSError):
             answer, failure = None, self._end(process)
         except BaseException:
-            # An interrupt: the answer is not read any more.
+            # An interrupt: the answer stays unread.
             process.kill()
             self._process = None
             raise
@@ -179,7 +181,7 @@ class OfficialRuntime:
 
 def serve() -> None:
     """Answer requests from standard input until it ends; this runs in the other process."""
-    # The runtime prints to standard output; answers go where nothing else does.
+    # The runtime prints to standard output; answers use a copy of the descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     server = _Server(official_binding(), extra_kernels=sys.argv[1] == "1")

@@ -29,14 +29,14 @@ class Event:
     Attributes:
         chain: Number of the chain.
         instruction: Index of the instruction in it.
-        name: What it calls; for a part of a delegate, its debug identifier after a slash.
+        name: Its operator; for a part of a delegate, its debug identifier after a slash.
         start_ns: Start in nanoseconds from the start of the call.
-        place: Where it comes from in the user's code.
-        values: Copies of what it wrote; empty if values were not asked for.
+        place: Source line in the user's code.
+        values: Copies of its results; empty if values were not requested.
         identifier: Debug identifier within a delegate, None for an instruction.
-        label: What a part of a delegate computes, such as ``Conv2d``, if its runtime says so.
-        precision: How exactly a part of a delegate can say what it computed, where its runtime
-            reports that it is less than float32.
+        label: Operator of a part of a delegate, such as ``Conv2d``, if its runtime reports it.
+        precision: Precision of a part of a delegate, if its runtime reports that it is less than
+            float32.
         backend: Id of the backend, for calls of delegates and their parts.
     """
 
@@ -55,14 +55,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one call of a method took.
+    """Times of one call of a method.
 
     Attributes:
         method: Name of the method.
-        result: What the call returned.
+        result: The result of the call.
         events: The events in the order of their ends.
-        digest: Identifies the method among those of other programs, as the serializer's
-            ``method_digest`` gives it; a trace carries it.
+        digest: Identifies the method among those of other programs (the serializer's
+            ``method_digest``); traces contain it.
     """
 
     method: str
@@ -76,11 +76,11 @@ class Profile:
         return sum(event.duration_ns for event in self.events if event.identifier is None)
 
     def table(self, *, limit: int | None = None, by_name: bool = False) -> str:
-        """Return a table for reading.
+        """Return a table for the terminal.
 
         Args:
             limit: Number of rows, the slowest first; None for all, in the order they ran.
-            by_name: One row for each operator, slowest first, and not one for each event.
+            by_name: One row for each operator, slowest first, instead of one for each event.
         """
         if by_name:
             return self._by_name(limit)
@@ -157,11 +157,11 @@ class Profile:
 
 
 class Recorder:
-    """Observes a run and collects its events.
+    """Observe a run and collect its events.
 
     Args:
-        sources: Finds the lines of the user's code.
-        keep_values: Whether to copy what each instruction writes.
+        sources: Maps instructions to lines of the user's code.
+        keep_values: Whether to copy the results of each instruction.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Recorder:
         self._origin = perf_counter_ns()
 
     def __call__(self, chain: int, index: int, step: Step) -> int | None:
-        """Run ``step`` and note what it took.
+        """Run ``step`` and record its time.
 
         Args:
             chain: Number of the chain.
@@ -261,18 +261,18 @@ def _shape(value: object) -> str:
 
 
 def _samples(values: Sequence[Any]) -> list[float | None]:
-    """Return some numbers of the first result, the same places in each of its size."""
+    """Return some numbers of the first result, at positions that depend on its size only."""
     first = values[0] if values else None
     if not isinstance(first, torch.Tensor) or first.dtype.is_complex or first.numel() == 0:
         return []
     flat = first.detach().reshape(-1)
     some = flat[:: -(-flat.numel() // _MOST_SAMPLES)].double().tolist()
-    # JSON knows neither infinity nor NaN.
+    # JSON has neither infinity nor NaN.
     return [round(number, 9) if math.isfinite(number) else None for number in some]
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return ``rows`` in columns; the first three hold numbers and are set to the right."""
+    """Return ``rows`` in columns; the first three contain numbers and are right-aligned."""
     rows = [tuple(map(printable, row)) for row in rows]  # names come from the file
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

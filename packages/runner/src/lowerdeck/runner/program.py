@@ -1,4 +1,4 @@
-"""A program ready to run: its methods, made when they are first asked for."""
+"""A program ready to run; its methods are loaded at first use."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ paused meanwhile, belong to the whole process. A delegate may load another progr
 class LoadedProgram:
     """A program whose methods can be run, one at a time.
 
-    Made by :func:`lowerdeck.runner.load`. All methods share the program's state and one turn: what
-    is asked for while one of them runs, in another thread or from a delegate, is a ``BusyError``.
-    For several threads make a :meth:`clone` for each.
+    Created by :func:`lowerdeck.runner.load`. All methods share the program's state and one lock:
+    using the program while one of them runs, in another thread or from a delegate, is a
+    ``BusyError``. Use one :meth:`clone` per thread.
 
     Args:
-        program: The program as the serializer reads it.
+        program: The program as read by the serializer.
         external: The tensors of the ``.ptd`` by name.
-        backends: Runtime halves by backend id, before the installed ones.
+        backends: Runtime halves by backend id; they take precedence over installed ones.
         memory: Whether to check memory plans, and to poison dead memory.
-        debug: Where instructions come from, if it is known.
+        debug: Sources of instructions, if known.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Raises:
@@ -90,14 +90,15 @@ class LoadedProgram:
         return list(self._plans)
 
     def method(self, name: str = "forward") -> LoadedMethod:
-        """Return the method ``name``, made at the first call.
+        """Return the method ``name``, loaded at first use.
 
         Args:
             name: Name of the method.
 
         Raises:
-            ProgramError: The method is missing, or a kernel, backend or data that it needs.
-            BusyError: It has yet to be made, and another method of this program is running.
+            ProgramError: The method does not exist, or a kernel, backend or data for it is
+                missing.
+            BusyError: It must be loaded, and another method of this program is running.
         """
         argument: object = name
         if not isinstance(argument, str):
@@ -121,12 +122,12 @@ class LoadedProgram:
         Args:
             name: Name of the method.
             *inputs: The inputs by position, flat or as the original function took them.
-            profile: Return a :class:`Profile`, which holds the result, and the times and values
-                of all instructions.
+            profile: Return a :class:`Profile` with the result, and the times and values of all
+                instructions.
             **kwargs: The inputs that the original function took by name.
 
         Raises:
-            ProgramError: The method is missing or cannot be loaded.
+            ProgramError: The method does not exist or cannot be loaded.
             InputError: The inputs do not fit; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
@@ -135,7 +136,7 @@ class LoadedProgram:
         return method.profile(*inputs, **kwargs) if profile else method(*inputs, **kwargs)
 
     def reset(self) -> None:
-        """Bring all state back to its initial value; methods got before keep the old state.
+        """Reset all state to its initial value; methods obtained before keep the old state.
 
         Raises:
             BusyError: A method of this program is running.
@@ -147,9 +148,9 @@ class LoadedProgram:
     def clone(self) -> LoadedProgram:
         """Return the same program with separate planned memory and state, for another thread.
 
-        Constants are shared. State begins at its initial value, whatever this program's is by
-        now. Delegates are initialised again, each by its backend's installed runtime half, made
-        again, or by the object that was given to ``load``, which then serves several threads.
+        Constants are shared. State starts at its initial value, not at this program's current one.
+        Delegates are initialised again, each by a new instance of its backend's runtime half, or
+        by the object passed to ``load``, which then serves several threads.
 
         Example:
             >>> from concurrent.futures import ThreadPoolExecutor  # doctest: +SKIP
@@ -204,8 +205,7 @@ class LoadedProgram:
     def _shared_arena(self, number: int) -> Arena:
         """Return a memory of state with the initial values of all methods.
 
-        A method that is loaded later than another has run must not bring back the initial value of
-        what that one wrote, whether or not it has an initial value there.
+        Loading a method after another has run must not reset state that the other one has written.
         """
         arena = Arena(self._state[number], shared=True)
         states = [

@@ -9,11 +9,11 @@ from lowerdeck.serializer import ExecutionPlan, Tensor
 
 
 def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
-    """Return the memories that hold nothing but state in all methods, with their sizes.
+    """Return the memories that contain only state in all methods, with their sizes.
 
-    State is what has a name or an initial value. Methods share such a memory, so that one can
-    fill a cache that another reads; every other memory is a method's own, so that no method
-    can spoil the state of another with its intermediate results.
+    State has a name or an initial value. Methods share such a memory, so that one can fill a cache
+    that another reads. Every other memory belongs to one method, so that its intermediate results
+    cannot overwrite the state of another.
     """
     sizes: dict[int, int] = {}
     mixed: set[int] = set()
@@ -30,15 +30,15 @@ def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
 
 
 def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> None:
-    """Refuse methods that have different offsets for one state, or one offset for different ones.
+    """Reject methods with different offsets for one state, or one offset for different ones.
 
     Args:
-        memories: Those that they share.
+        memories: The shared ones.
 
     Raises:
         MemoryPlanError: Two methods disagree.
     """
-    # The longest first: what has the same name is that state, or a part of it.
+    # The longest first: a value of the same name is that state, or a part of it.
     placed = sorted(
         (
             (

@@ -1,4 +1,4 @@
-"""One call at a time: the methods of a program work in the same memory."""
+"""A lock that admits one call at a time: the methods of a program use the same memory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from lowerdeck.runner.errors import BusyError
 class Turn:
     """Held while a method of a program is loaded or runs, or its state is reset.
 
-    A concurrent call is refused and does not wait: the results of calls with state would
-    depend on which thread came first, and a delegate that calls its own program would wait for
-    ever.
+    A concurrent call is rejected instead of queued: the results of calls with state would depend
+    on thread order, and a delegate that calls its own program would deadlock.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        """Take the turn.
+        """Acquire the lock.
 
         Raises:
-            BusyError: It is taken.
+            BusyError: It is held.
         """
         if not self._lock.acquire(blocking=False):
             raise BusyError(
@@ -38,5 +37,5 @@ class Turn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the turn back."""
+        """Release the lock."""
         self._lock.release()

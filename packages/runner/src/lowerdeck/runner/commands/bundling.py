@@ -1,4 +1,4 @@
-"""The command ``lowerdeck bundle``: programs with test cases, written and tried."""
+"""The command ``lowerdeck bundle``: write and run programs with test cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowerdeck.serializer import BundledProgram, deserialize_bundle, is_bundle, 
 
 
 class BundleCommand:
-    """Writes ``.bpte`` files, and tries those that are there."""
+    """Write ``.bpte`` files, and run the test cases of existing ones."""
 
     help = "add test cases to a .pte file, or check those it has"
 
@@ -61,7 +61,7 @@ class BundleCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Write or try, and return the exit code.
+        """Write or run test cases, and return the exit code.
 
         Returns:
             ``DONE``, or ``DIFFERS`` where a test case does not give what it expects.

@@ -1,4 +1,4 @@
-"""Inputs for a method from what is typed on a command line."""
+"""Inputs of a method from command-line arguments."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ def make_inputs(
     """Return the inputs of a method.
 
     Args:
-        plan: The method as the file describes it.
-        texts: What was typed, one text for each input; fewer leave the others random, which is
-            said.
+        plan: The method in the file.
+        texts: One argument for each input; missing ones are random, which is printed.
         seed: Seed of the random ones.
-        quiet: Say nothing of them.
+        quiet: Print nothing.
 
     Raises:
-        InputError: A text does not describe an input.
+        InputError: An argument does not describe an input.
         OSError: A file cannot be read.
     """
     values = [plan.values[index].val for index in plan.inputs]
@@ -95,7 +94,7 @@ def _fixed(value: object) -> Any:
 def _filled(
     value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor of the file's type and layout; its shape is the upper bound by default."""
+    """Return a tensor of the file's dtype and layout; its shape is the upper bound by default."""
     if shape and not _SHAPE.fullmatch(shape):
         raise InputError(f"{name}: {_short(shape)!r} is not a shape such as 2x3", argument=name)
     sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
@@ -114,7 +113,7 @@ def _filled(
         tensor.fill_(1)
     elif fill == "rand":
         random = torch.rand(sizes, generator=generator)
-        # Integers are most often indices, for which 0 and 1 are seldom out of range.
+        # Integers are usually indices, for which 0 and 1 are rarely out of range.
         integral = not (dtype.is_floating_point or dtype.is_complex)
         tensor.copy_(random.round() if integral else random * 2 - 1)
     dense = torch.empty(0, dtype=dtype).set_(
@@ -127,7 +126,7 @@ def _filled(
 
 
 def _is_file(text: str) -> bool:
-    """Return whether a text names a file; one that the system takes for no name does not."""
+    """Return whether an argument is the name of a file, also if it is no valid path."""
     try:
         return Path(text).is_file()
     except OSError:
@@ -146,14 +145,14 @@ def _number(text: str, name: str) -> float | int | bool:
         try:
             return kind(text)
         except ValueError:
-            # As a float, what Python takes for too long an integer would be infinite.
+            # As a float, an integer with too many digits for Python would be infinite.
             if _INTEGER.fullmatch(text):
                 break
     raise InputError(f"{name} is neither a file nor an input: {HELP}", argument=name)
 
 
 def _all_of(values: Sequence[object], loaded: Sequence[Any], path: str) -> list[Any]:
-    """Return all inputs, as one file holds them."""
+    """Return all inputs from one file."""
     if len(loaded) != len(values):
         raise InputError(
             f"--input {path} holds {len(loaded)} inputs; the method takes {len(values)}"
@@ -165,7 +164,7 @@ def _all_of(values: Sequence[object], loaded: Sequence[Any], path: str) -> list[
 
 
 def _fitting(value: object, loaded: Any, name: str) -> Any:
-    """Return what a file holds, if the method takes it: only here the file's name is known."""
+    """Check that the method takes a file's tensor; the name of the file is known only here."""
     if not isinstance(value, Tensor):
         return loaded
     if not isinstance(loaded, torch.Tensor):
@@ -182,13 +181,13 @@ def _fitting(value: object, loaded: Any, name: str) -> Any:
 
 
 def load_values(path: str | os.PathLike[str], option: str = "--input") -> Any:
-    """Return what ``torch.save`` wrote.
+    """Return the contents of a file that ``torch.save`` wrote.
 
     Args:
-        option: What it was named for.
+        option: The option that names the file, for errors.
 
     Raises:
-        InputError: It holds something else.
+        InputError: It contains something else.
         OSError: It cannot be read.
     """
     try:
@@ -196,7 +195,7 @@ def load_values(path: str | os.PathLike[str], option: str = "--input") -> Any:
     except OSError:
         raise
     except Exception as error:
-        # torch's own message is a number, nothing, or a page of advice to trust the file.
+        # torch's own message is a number, empty, or a page of advice to trust the file.
         foreign = _FOREIGN.search(str(error))
         with Path(path).open("rb") as file:
             start = file.read(8)

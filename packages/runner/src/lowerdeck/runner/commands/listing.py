@@ -1,4 +1,4 @@
-"""The command ``lowerdeck backends``: what is installed, and what each supports."""
+"""The command ``lowerdeck backends``: installed backends and the operators that they support."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class InstalledBackend:
-    """One backend, as its entry points describe it.
+    """One backend, as registered by its entry points.
 
     Attributes:
-        halves: Which of its parts are installed, with where they are defined.
+        halves: The installed parts, with the places where they are defined.
         distribution: The distribution that registers it, with its version.
         description: First line of its documentation.
-        operators: Operators that it supports, as far as a part of it lists them.
-        problem: Why a part of it cannot be imported; empty if all can.
+        operators: Operators that it supports, as far as a part lists them.
+        problem: Why a part cannot be imported; empty if all can.
     """
 
     name: str
@@ -40,7 +40,7 @@ class InstalledBackend:
 
 
 class BackendsCommand:
-    """Lists the installed backends."""
+    """List the installed backends."""
 
     help = "list installed backends and what each can run"
 
@@ -72,7 +72,7 @@ class BackendsCommand:
 
 
 def installed_backends() -> list[InstalledBackend]:
-    """Return all backends of which any half is installed, by name."""
+    """Return all backends with at least one installed part, by name."""
     entries: dict[str, dict[str, EntryPoint]] = {}
     for half, group in _GROUPS.items():
         for entry in installed_entries(group):
@@ -98,7 +98,7 @@ def _examined(name: str, halves: dict[str, EntryPoint]) -> InstalledBackend:
 
 
 def _about(part: object) -> str:
-    # Not what a class inherits: a backend without a word is not what it derives from.
+    # Not an inherited docstring, which describes the base class.
     own = vars(part).get("__doc__") if isinstance(part, type) else part.__doc__
     return inspect.cleandoc(own or "").partition("\n")[0]
 
@@ -108,7 +108,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 def _operators(part: object) -> Iterable[str]:
-    """Return what ``supported_operators`` of a part lists; it is a function or a collection."""
+    """Return the ``supported_operators`` of a part, which is a function or a collection."""
     supported: Any = getattr(part, "supported_operators", ())
     try:
         return [str(operator) for operator in (supported() if callable(supported) else supported)]

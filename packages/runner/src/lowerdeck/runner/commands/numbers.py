@@ -1,4 +1,4 @@
-"""Argument types that several commands share."""
+"""Argument types of several commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seed(text: str) -> int:
 
 
 def method_name(names: Sequence[str], wanted: str | None) -> str:
-    """Return the method that is meant: the one that was named, the only one, or ``forward``.
+    """Return the method to use: the named one, the only one, or ``forward``.
 
     Args:
         names: The methods of the program.

@@ -1,4 +1,4 @@
-"""The command ``lowerdeck run``: one call of a method, its results, and what it took."""
+"""The command ``lowerdeck run``: call a method, and print its results and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lowerdeck.serializer import open_pte, verify_pte
 
 
 class RunCommand:
-    """Runs a method of a ``.pte`` file."""
+    """Run a method of a ``.pte`` file."""
 
     help = "run a .pte file and show its outputs and timings"
 
@@ -94,7 +94,7 @@ class RunCommand:
 
 
 def _run_officially(args: argparse.Namespace) -> None:
-    """Run the method in the official runtime, which computes what a device would."""
+    """Run the method in the official runtime."""
     if args.profile or args.trace or args.etdump or args.memory != "strict":
         raise CommandError(
             "--profile, --trace, --etdump and --memory are of lowerdeck.runner, which emulates: "
@@ -108,12 +108,12 @@ def _run_officially(args: argparse.Namespace) -> None:
                 f"there is no method {name!r}; the program has {', '.join(file.method_names)}"
             )
         plan = file.method(name)
-        # The official runtime ends its process, or worse, over what this refuses.
+        # The official runtime may crash on files that this check rejects.
         verify_pte(file.data)
     inputs = make_inputs(plan, args.input, args.seed)
     with OfficialRuntime(extra_kernels=True) as runtime:
         runtime.load(args.file, args.data)
-        # The first call plans memory.
+        # The first call allocates memory.
         runtime.run(inputs, name)
         calls = runtime.run(inputs, name, repeat=args.repeat)
         seconds = sum(calls.seconds) / args.repeat
@@ -156,7 +156,7 @@ def _save(result: object, path: Path) -> None:
 
 
 def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:
-    """Call the method again, and report the times of its instructions."""
+    """Call the method again, and print the times of its instructions."""
     profile = method.profile(*inputs)
     if args.profile:
         for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):

@@ -1,4 +1,4 @@
-"""Comparison of a program with eager: the first operator whose result differs, and its source."""
+"""Compare a program with eager: the first operator whose result differs, and its source."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Difference:
 
     Attributes:
         instruction: Index of the instruction, or -1 for an output of the method.
-        name: What it calls, or ``output 0``.
-        place: Where it comes from in the user's code, as far as it is known.
-        eager_name: The operator of eager that should have given the same.
-        largest: The largest absolute difference; infinite where only one of the two is NaN.
-        label: What a part of a delegate computes, such as ``Conv2d``, if its runtime says so.
+        name: The operator that it calls, or ``output 0``.
+        place: Source line in the user's code, as far as known.
+        eager_name: The corresponding operator in eager.
+        largest: The largest absolute difference; infinite if only one of two numbers is NaN.
+        label: Operator of a part of a delegate, such as ``Conv2d``, if its runtime reports it.
     """
 
     instruction: int
@@ -57,12 +57,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison with eager found.
+    """Result of a comparison with eager.
 
     Attributes:
-        differences: Everything that differs, in the order of the program; outputs come last.
-        compared: Number of results that were compared.
-        unmatched: Events of the program that nothing of eager's corresponds to.
+        differences: Differing results, in the order of the program; outputs come last.
+        compared: Number of compared results.
+        unmatched: Events of the program without a counterpart in eager.
     """
 
     differences: tuple[Difference, ...]
@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """Return the first difference, or None when all is equal."""
+        """Return the first difference, or None if all results are equal."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
@@ -94,24 +94,26 @@ def compare(
     rtol: float = 1e-4,
     atol: float = 1e-4,
 ) -> Comparison:
-    """Return what differs between a program and the model that it was made from.
+    """Compare a program with the model that it was made from.
 
     Both run once on the same inputs, and the result of each instruction is compared with that of
     the operator it was made from. With an exported program as ``eager_model``, and a program
-    loaded with ``debug=``, the two are matched by node. Otherwise they are matched by order,
-    operator and shape, and what has no counterpart, such as a part of a decomposition, is only
-    listed.
+    loaded with ``debug=``, results are matched by node. Otherwise they are matched by order,
+    operator and shape, and results without a counterpart, such as parts of a decomposition, are
+    only listed.
 
-    Delegates that compute on small integers may be a step apart from eager, and saturate where
-    eager does. With an exported program that is matched by node, each operator is compared with
-    eager's on the program's own numbers, so that what was rounded before is not counted again.
+    Delegates that compute on 8-bit integers may be one step apart from eager, and saturate where
+    eager does. Matched by node, each operator is compared with eager on the program's own inputs,
+    so that upstream rounding is not attributed to it.
 
     Args:
-        program: The loaded program; its state, if it has any, moves on by one call.
+        program: The loaded program; its state, if any, advances by one call.
         eager_model: A module or function, or the exported program that was emitted.
         inputs: The inputs of the original function by position.
         kwargs: Its inputs by name.
         method: Name of the method.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
 
     Raises:
         InputError: The model and the method return different numbers of results, or an argument
@@ -125,7 +127,7 @@ def compare(
     """
     _require(program, eager_model, inputs)
     keywords = kwargs or {}
-    # The program runs on copies, so that neither sees what the other writes into its inputs.
+    # The program runs on copies, so that neither sees mutations of the other's inputs.
     copies = [_copied(value) for value in inputs]
     kept = {name: _copied(value) for name, value in keywords.items()}
     profile = program.method(method).profile(*copies, **kept)
@@ -172,11 +174,11 @@ def compare(
 def _settled(
     pairs: Sequence[Pair], ops: Sequence[EagerOp], rtol: float, atol: float
 ) -> list[Pair]:
-    """Return pairs made by order, with those mended that eager's own values show to be wrong.
+    """Correct pairs matched by order that eager's own values contradict.
 
-    Order and shape do not identify one of several matrix products, and a kernel with a bias
-    may be a product and an addition in eager. A result that eager computed too, in an operator of
-    the kind that no other result equals, is right.
+    Order and shape do not identify one of several matrix products, and a kernel with a bias may be
+    a product and an addition in eager. A result is right if eager computed it too, in an operator
+    of that kind, and no other result equals it.
     """
     equal = [_is_equal(event, op, rtol, atol) for event, op in pairs]
     paired = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
@@ -197,8 +199,8 @@ def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
     return all(_distance(result, right, rtol, atol) is None for result, right in pairs)
 
 
-# The emitter takes the mean off before these kernels, and adds it to the one that they return:
-# their own second result is not eager's.
+# The emitter subtracts the mean before these kernels and adds it to the mean that they
+# return: their own second result differs from eager's.
 _CENTERED = ("native_layer_norm", "native_group_norm", "_native_batch_norm_legit")
 
 

@@ -1,4 +1,4 @@
-"""Eager on a program's own numbers: an operator is not blamed for what was rounded before it."""
+"""Re-run each reference operator on the program's own inputs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Agrees = Callable[[torch.Tensor, Expected], bool]
 
 
 class Following:
-    """An exported program that goes on with what another program computed, wherever that is right.
+    """Run an exported program in which correct results are replaced by another program's.
 
-    Each operator is then computed of what the other one's was, and differs by its own fault only.
-    Numbers that were a half step apart before they were rounded are a step apart afterwards, and
-    several after the next layer: without this, the tolerance would have to allow for all of it.
+    Each operator then computes from the other program's values, and differs only by its own error.
+    Numbers on both sides of a rounding boundary are one step apart after rounding, and several
+    after the next layer; the tolerance would have to allow for all of it.
 
     Args:
-        events: What the other program did.
-        pairs: Which event gave what a node gives.
+        events: Events of the other program.
+        pairs: The event of each node.
         agrees: Returns whether a tensor is the expected one.
 
     Attributes:
-        expected: For each node of a pair, what its event should have given.
-        outputs: What the exported program returns, its results in order.
-        used: Events that were taken for the rounding of some node.
+        expected: For each node of a pair, the expected result of its event.
+        outputs: The results of the exported program, in order.
+        used: Events that were used as the rounding of some node.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Following:
         ]
 
     def _result_of(self, node: fx.Node, result: Any, is_new: bool) -> Any:
-        """Return what the nodes after ``node`` are to read."""
+        """Return the result of ``node`` that later nodes read."""
         event = self._given.get(node.name)
         if event is None:
             if is_new and name_of(node).startswith("dequantize"):
@@ -99,10 +99,10 @@ class Following:
         return value.to(result.dtype, copy=True)
 
     def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
-        """Return the rounding of the same numbers that the other program did, if it did one.
+        """Return the other program's rounding of the same numbers, if it has one.
 
-        Both choose the step by the numbers, eager's perhaps for the whole tensor and the other for
-        each row: only the numbers show which row belongs to which.
+        Both choose the scale from the numbers, eager perhaps for the whole tensor and the other
+        for each row: only the numbers show which rows correspond.
         """
         slack = step_at_run_time(result) * (1 + 1e-4)
         for event in self._rounded:

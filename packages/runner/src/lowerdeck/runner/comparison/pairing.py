@@ -1,4 +1,4 @@
-"""Pairs of results: each event of a program with the eager operator that computes the same."""
+"""Match each event of a program with the eager operator that computes the same."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ _MOVERS = frozenset(
 
 
 def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
-    """Pair each node with the last event that comes from it, if that gives its shapes.
+    """Match each node with the last event that comes from it and has its shapes.
 
-    An earlier event of the node's shapes may well be a step on the way, such as the softmax of an
+    An earlier event of these shapes may be an intermediate step, such as the softmax of an
     attention whose result is as wide as its scores.
 
     Args:
-        events: What the program did.
-        ops: What the nodes of an exported program gave.
+        events: Events of the program.
+        ops: Results of the nodes of an exported program.
     """
     by_node = {op.node: op for op in ops}
     by_handle = {op.handle: op for op in ops if op.handle is not None}
@@ -87,19 +87,19 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
     for event in events:
         op = _op_of(event, by_node, by_handle)
         if op is not None and tensors_of(event.values):
-            last.pop(op.node, None)  # the order is that of the last events
+            last.pop(op.node, None)  # in the order of the last events
             last[op.node] = event, op
     return [pair for pair in last.values() if _gives_shapes(*pair)]
 
 
 def _gives_shapes(event: Event, op: EagerOp) -> bool:
-    """Return whether an event gives what an operator gave; a kernel may give more after it."""
+    """Return whether an event has the result shapes of an operator, and perhaps more."""
     values, expected = tensors_of(event.values)[: len(op.values)], op.values
     return bool(expected) and list(map(_rows, values)) == list(map(_rows, expected))
 
 
 def _rows(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape with the outer dimensions as one: a kernel may take them flattened."""
+    """Return the shape with the outer dimensions flattened, as a kernel may take them."""
     *outer, last = value.shape or (1,)
     return math.prod(outer), last
 
@@ -113,13 +113,13 @@ def _op_of(
 
 
 def by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
-    """Pair events and operators of the same kind, shape and module, in the order of both.
+    """Match events and operators of the same kind, shape and module, in the order of both.
 
-    Where modules are not known, or an event covers nodes of several, the longest common runs
-    of kind and shape decide, unless the modules contradict them.
+    If modules are unknown, or an event covers nodes of several, the longest common subsequences of
+    kind and shape decide, unless the modules contradict them.
 
     Args:
-        events: What the program did.
+        events: Events of the program.
     """
     ours = [event for event in _finished(events) if tensors_of(event.values)]
     theirs = [op for op in ops if op.values]
@@ -134,7 +134,7 @@ def by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
 def _by_module(
     events: Sequence[Event], ops: Sequence[EagerOp]
 ) -> tuple[list[Pair], list[Event], list[EagerOp]]:
-    """Pair what a module does as often in the program as in eager; return also what is left."""
+    """Match modules with equally many operators in program and eager; return the rest."""
     ours: dict[tuple[object, ...], list[Event]] = {}
     theirs: dict[tuple[object, ...], list[EagerOp]] = {}
     for event in events:
@@ -146,7 +146,7 @@ def _by_module(
         count = len(ours[key])
         if count == len(theirs[key]) and (count == 1 or key[0] not in _MOVERS):
             pairs += zip(ours[key], theirs[key], strict=True)
-    # Where the numbers differ, it is unknown which of them were left out.
+    # If the counts differ, it is unknown which ones are missing.
     settled = ours.keys() & theirs.keys()
     return (
         pairs,
@@ -167,23 +167,23 @@ def _common(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
 
 
 def _may_belong_together(event: Event, op: EagerOp) -> bool:
-    """Return whether the modules of both, as far as they are known, can be the same."""
+    """Return whether the modules of both, as far as known, can be the same."""
     paths = event.place.module_path.split("; ")
     if op.module_path is None or paths == [""]:
         return True
-    # Operators outside of submodules are left out where an event covers several nodes.
+    # Operators outside of submodules are ignored if an event covers several nodes.
     return op.module_path in paths or any(
         path.startswith(f"{op.module_path}.") or not op.module_path for path in paths
     )
 
 
 def same_kind(event: Event, op: EagerOp) -> bool:
-    """Return whether an event and an operator of eager may be the same by kind and shape.
+    """Return whether an event and an eager operator may be the same by kind and shape.
 
     Args:
-        event: What the program did.
-        op: What eager did. An addition of the size of a matrix product may be the bias that eager
-            adds to one.
+        event: An event of the program.
+        op: An operator of eager. An addition of the shape of a matrix product may be the bias that
+            eager adds to one.
     """
     kind, *shape = _event_key(event)
     if _op_key(op) == (kind, *shape):
@@ -205,7 +205,7 @@ def _op_key(op: EagerOp) -> tuple[object, ...]:
 
 
 def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
-    """Return what an event and an operator of eager have in common if they are the same."""
+    """Return a key that is equal for an event and its eager operator."""
     family, shapes = _family(name), _shapes(values)[:1]
     if _short(name) in _FLATTENED and shapes and shapes[0]:
         *outer, last = shapes[0]
@@ -226,12 +226,12 @@ def _finished(events: Sequence[Event]) -> list[Event]:
 
 
 def _operator(event: Event) -> str:
-    """Return the operator that an event ran; for a part of a delegate, that of its source."""
+    """Return the operator of an event; for a part of a delegate, that of its source."""
     return event.name if event.identifier is None else event.place.operator
 
 
 def _family(name: str) -> str:
-    """Return one name for all operators that compute the same.
+    """Return a common name for all overloads of an operator.
 
     Args:
         name: Such as ``aten::add.out``, ``aten::add`` or ``aten.add.Tensor``.
@@ -248,10 +248,10 @@ def _short(name: str) -> str:
 
 
 def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Return those of ``values`` that are tensors.
+    """Return the tensors among ``values``.
 
     Args:
-        values: What an event wrote.
+        values: The results of an event.
     """
     return [value for value in values if isinstance(value, torch.Tensor)]
 

@@ -1,4 +1,4 @@
-"""Eager's numbers as quantized integers or as short floats."""
+"""Round eager's numbers to quantized integers or short floats."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _REAL = _INTEGERS | {torch.float64, torch.float32, torch.float16, torch.bfloat16
 
 
 class Expected(NamedTuple):
-    """What an event should have given.
+    """Expected result of an event.
 
     Attributes:
-        value: Eager's numbers, as near as the program can express them.
-        slack: How far from them is still right, beyond the tolerances.
+        value: Eager's numbers, rounded as the program represents them.
+        slack: Additional absolute tolerance.
     """
 
     value: torch.Tensor
@@ -28,7 +28,7 @@ class Expected(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The numbers that integers with one scale can express.
+    """The numbers that integers with one scale represent.
 
     Attributes:
         zero_point: The integer that represents 0.
@@ -40,24 +40,24 @@ class Grid(NamedTuple):
     most: int
 
     def real(self, integers: torch.Tensor) -> torch.Tensor:
-        """Return the real numbers of integers."""
+        """Dequantize integers."""
         return (integers.double() - self.zero_point) * self.step
 
     def integers(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the integers nearest to numbers, in float64; the largest for NaN."""
+        """Quantize numbers, in float64; the largest integer for NaN."""
         wide = (numbers.double() / self.step).nan_to_num(nan=torch.inf, posinf=torch.inf)
         return (wide.round() + self.zero_point).clamp(self.least, self.most)
 
 
 def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) -> Expected:
-    """Return what an event should have given where eager gave ``value``.
+    """Return the expected result of an event for eager's ``value``.
 
-    Whatever eager rounds afterwards, an event that gives integers has rounded already. Eager's
-    own scale and limits count where they are known: a program that has others is wrong.
+    An event that returns integers includes eager's later rounding. Eager's own scale and limits
+    are used if known: a program with others is wrong.
 
     Args:
-        event: What the program did.
-        node: The node that gave it, if eager is an exported program.
+        event: An event of the program.
+        node: Its node, if eager is an exported program.
     """
     precision = event.precision
     if precision is None or value.dtype not in _REAL or not value.numel():
@@ -67,17 +67,17 @@ def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) 
     grid = grid_of(event, node)
     assert grid is not None
     real = grid.real(value if value.dtype in _INTEGERS else grid.integers(value))
-    # A hair more than a step, as the two are subtracted in floating point.
+    # Slightly more than a step, for rounding in the subtraction.
     return Expected(real, grid.step * (1 + 1e-4) + _largest(real) * precision.relative)
 
 
 def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
-    """Return the numbers that an event's result should be among, None for floats.
+    """Return the grid of an event's result, None for floats.
 
     Args:
-        event: What the program did.
-        node: The node of eager that it corresponds to; one that quantises, or that is followed by
-            one, gives the expected scale.
+        event: An event of the program.
+        node: Its node in eager; one that quantizes, or is followed by one that does, gives the
+            expected scale.
     """
     precision = event.precision
     if precision is None or precision.step is None:
@@ -99,15 +99,15 @@ def _grid_of_node(node: fx.Node) -> Grid | None:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the bare name of what a node calls, such as ``quantize_per_tensor``."""
+    """Return the bare name of a node's operator, such as ``quantize_per_tensor``."""
     return (operator_name(node.target) or "").rpartition("::")[2]
 
 
 def step_at_run_time(numbers: torch.Tensor) -> float:
-    """Return the step of 8-bit integers whose scale is chosen by the numbers themselves.
+    """Return the step of 8-bit integers whose scale is chosen at run time.
 
     Args:
-        numbers: A tensor, quantised as one; the steps of its single rows are not larger.
+        numbers: A tensor, quantized as a whole; the steps of single rows are not larger.
     """
     if not numbers.numel():
         return 0.0

@@ -8,7 +8,7 @@ from lowerdeck.serializer import JumpFalseCall
 
 
 def successors(code: Sequence[object]) -> list[tuple[int, ...]]:
-    """Return, for each instruction of a chain, those that may run next; the length is the end.
+    """Return the possible successors of each instruction of a chain; its length means the end.
 
     Args:
         code: The ``instr_args`` of the chain.

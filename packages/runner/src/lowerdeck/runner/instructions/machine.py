@@ -1,4 +1,4 @@
-"""Runs bound instructions: straight through, with jumps under a limit, or under observation."""
+"""Run bound instructions: straight through, with jumps under a limit, or under observation."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Observer = Callable[[int, int, Step], int | None]
 
 @runtime_checkable
 class StepInTwoParts(Protocol):
-    """A step whose results may be looked at before it ends, and not after."""
+    """A step whose results may be observed before it ends, but not after."""
 
     @property
     def body(self) -> Step:
-        """Return what runs the instruction."""
+        """Return the function that runs the instruction."""
         ...
 
     def finish(self) -> None:
-        """Do what comes after the results were looked at."""
+        """Run the rest of the step, after the results were observed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What is known of one instruction.
+    """Facts about one instruction.
 
     Attributes:
-        name: What it calls, such as ``aten::add.out``.
-        reads: The values it reads, lists unfolded.
-        writes: The values it writes, lists unfolded.
-        overwrites: Those of ``writes`` of which nothing old is left.
-        in_place: Those of ``reads`` whose very bytes its kernel may write.
-        renames: For a move or a view: the value whose bytes, and the value that uses them
-            from now on; nothing is written.
+        name: Its operator, such as ``aten::add.out``.
+        reads: The values it reads, including those in lists.
+        writes: The values it writes, including those in lists.
+        overwrites: Those of ``writes`` that are overwritten completely.
+        in_place: Those of ``reads`` whose bytes its kernel may overwrite with results.
+        renames: For a move or a view: the value whose bytes are used, and the value that uses
+            them from then on; nothing is written.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class BoundChain:
-    """A chain whose instructions are bound.
+    """A chain with bound instructions.
 
     Attributes:
         steps: One function for each instruction.
-        instructions: What is known of each.
-        follow: The instructions that may run after each; their number means the end.
+        instructions: Facts about each.
+        follow: Possible successors of each; their number means the end.
         jumps: Whether any instruction jumps.
     """
 

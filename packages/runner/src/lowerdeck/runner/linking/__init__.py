@@ -1,4 +1,4 @@
-"""From the instructions of a file to what runs them."""
+"""Link the instructions of a file to kernels."""
 
 from lowerdeck.runner.linking.linking import Linker
 

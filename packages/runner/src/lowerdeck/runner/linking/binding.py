@@ -1,4 +1,4 @@
-"""Instructions bound once to closures, so that running one costs little more than its kernel."""
+"""Bind instructions to closures once, so that running one costs little more than its kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
     """Return a function that runs ``kernel`` on the values ``args``.
 
     Args:
-        args: Value indices as the instruction lists them.
+        args: Value indices as listed in the instruction.
         frame: The values of the method.
 
     Raises:
@@ -48,10 +48,10 @@ def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
 
 
 def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
-    """Return what ``kernel`` reads and writes when it is called with ``args``, lists unfolded.
+    """Return the values that ``kernel`` reads and writes if called with ``args``.
 
     Args:
-        args: Value indices as the instruction lists them, checked.
+        args: Value indices as listed in the instruction, checked.
         frame: The values of the method.
     """
     if isinstance(kernel, ScalarKernel):
@@ -66,7 +66,7 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
             (writes if position == kernel.written else reads).extend(frame.unfolded(index))
         in_place += reads
         if kernel.name == COPY_INDEX:
-            reads += writes  # it writes one row and leaves the others
+            reads += writes  # it writes one row and keeps the others
         else:
             overwrites = writes
     else:
@@ -193,7 +193,7 @@ def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, Tens
 
 
 def _refuse_shape(out: torch.Tensor, spec: TensorSpec) -> None:
-    """Raise for a static result of another shape, and give it its own back for the next call."""
+    """Raise for a static result of another shape, and restore its own for the next call."""
     shape = out.shape
     out.as_strided_(spec.sizes, strides_of(spec.sizes, spec.dim_order))
     check_shape(shape, spec)
@@ -215,10 +215,10 @@ def _checked_dynamic(
 
 
 def settle(out: torch.Tensor, spec: TensorSpec) -> None:
-    """Check the shape that a kernel gave ``out``, and bring it to the layout of the file.
+    """Check the shape that a kernel gave ``out``, and convert it to the layout of the file.
 
     Raises:
-        ExecutionError: The shape is beyond what the file allows.
+        ExecutionError: The shape exceeds that of the file.
     """
     check_shape(out.shape, spec)
     if out.is_contiguous() if spec.contiguous else has_layout(out, spec.dim_order):
@@ -229,7 +229,7 @@ def settle(out: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> Step:
-    """Return a step that looks its arguments up each time, because some of them are rebound."""
+    """Bind a step that looks its arguments up at each call, because some of them are rebound."""
     fetchers = [
         (frame.fetcher(index), converter(argument.type))
         for index, argument in zip(indices, kernel.arguments, strict=True)

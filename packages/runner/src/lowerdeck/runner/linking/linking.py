@@ -1,4 +1,4 @@
-"""The code of a method, linked: operators found, registers examined, instructions bound."""
+"""Link the code of a method: find operators, analyse registers, bind instructions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lowerdeck.serializer import (
 
 
 class Linker:
-    """Turns the instructions of one method into functions.
+    """Convert the instructions of one method to functions.
 
     Args:
-        plan: The method as the file describes it.
+        plan: The method in the file.
         custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Attributes:
-        views: Pairs (from, to) of values whose memory an instruction makes one.
+        views: Pairs (from, to) of values that an instruction makes share memory.
         moves: Pairs (from, to) of registers that an instruction copies.
 
     Raises:
@@ -89,7 +89,7 @@ class Linker:
         return kernel
 
     def _examine(self) -> None:
-        """Check indices; find out which registers are rebound, and which values share memory."""
+        """Check indices; find registers that are rebound, and values that share memory."""
         moving = self._frame.moving
         for code in self._code:
             for number, item in enumerate(code):
@@ -130,7 +130,7 @@ class Linker:
         )
 
     def _follow(self, code: Sequence[InstructionArguments]) -> tuple[tuple[int, ...], ...]:
-        """Return what may run after each instruction; a fixed condition has one way only."""
+        """Return the possible successors of each instruction; a constant condition has one."""
         follow = successors(code)
         for index, item in enumerate(code):
             if isinstance(item, JumpFalseCall) and item.cond_value_index not in self._frame.moving:
@@ -216,7 +216,7 @@ def _values_of(item: InstructionArguments) -> list[int]:
             return [index]
 
 
-# Instructions are closures, bound once: a run calls them and looks nothing up.
+# Instructions are closures, bound once: a call looks nothing up.
 
 
 def _move(registers: list[object], source: int, target: int) -> Step:

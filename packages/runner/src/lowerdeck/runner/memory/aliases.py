@@ -19,9 +19,9 @@ def find_aliases(
     """Return pairs (value, alias): the value is the last one written around the alias's bytes.
 
     Args:
-        specs: What the file says of each value.
-        inputs: The values that the caller gives.
-        outputs: The values that the caller takes.
+        specs: The tensor values of the file.
+        inputs: The inputs of the method.
+        outputs: The outputs of the method.
         unwritten: The values that are read although nothing has written them.
     """
     pairs = []
@@ -52,7 +52,7 @@ def _around(outer: TensorSpec, inner: TensorSpec) -> bool:
 def _last_around(
     index: int, written: Sequence[int], specs: Sequence[TensorSpec | None]
 ) -> int | None:
-    """Return the value written last whose bytes hold those of ``index``, or None."""
+    """Return the value written last whose bytes contain those of ``index``, or None."""
     alias = specs[index]
     if alias is None or alias.origin is not Origin.PLANNED:
         return None

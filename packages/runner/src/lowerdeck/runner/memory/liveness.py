@@ -14,7 +14,7 @@ Bits = int
 class Groups:
     """Values grouped by the memory that they may use.
 
-    Values that a view or a move ties together form one group; every other value is its own.
+    Values related by a view or a move form one group; every other value is a group of its own.
 
     Args:
         count: Number of values of the method.
@@ -29,7 +29,7 @@ class Groups:
         derived = {target for _, target in views}
         for source, target in (*views, *moves):
             self._parent[self.of(source)] = self.of(target)
-        # The memory of a group with a move changes: no single write renews all of it.
+        # The memory of a group with a move changes: no single write overwrites all of it.
         moved = {self.of(index) for pair in moves for index in pair}
         self._renewed_by = [
             self.of(index) not in moved and index not in derived for index in range(count)
@@ -50,14 +50,14 @@ class Groups:
         return index
 
     def bits(self, values: Iterable[int]) -> Bits:
-        """Return the groups of ``values`` as bits."""
+        """Return the groups of ``values`` as a bit set."""
         bits = 0
         for index in values:
             bits |= 1 << self.of(index)
         return bits
 
     def renewed(self, values: Iterable[int]) -> Bits:
-        """Return the groups of which nothing old is left once ``values`` are overwritten."""
+        """Return the groups that are overwritten completely by writing ``values``."""
         bits = 0
         for index in values:
             group = self.of(index)
@@ -68,10 +68,10 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What is needed where.
+    """Live groups.
 
     Attributes:
-        after: For each chain and instruction, the groups needed after it.
+        after: For each chain and instruction, the groups live after it.
         kept: The groups that keep their bytes from call to call.
     """
 
@@ -87,21 +87,21 @@ def analyse(
     outputs: Collection[int],
     state: Collection[int],
 ) -> Liveness:
-    """Return which groups are needed after each instruction.
+    """Return the groups that are live after each instruction.
 
-    What is read before anything has written it is state, too, as its bytes come from the call
-    before.
+    A value that is read before anything has written it counts as state: its bytes come from the
+    previous call.
 
     Args:
         groups: The values by memory.
-        inputs: The values that the caller gives.
-        outputs: The values that the caller takes.
-        state: The values that the file says to be kept.
+        inputs: The inputs of the method.
+        outputs: The outputs of the method.
+        state: The values that are state according to the file.
     """
     kept = groups.bits(state)
     from_caller = groups.bits(inputs)
-    # What one call leaves for the next one is found by going round: what is read first is needed
-    # at the end, which may make more so. It ends, since ``kept`` only grows.
+    # Iterate to a fixed point: a value read first in the next call is live at the end of this
+    # one, which may make more values live. It terminates, because ``kept`` only grows.
     while True:
         at_end = groups.bits(outputs) | kept
         after: list[tuple[Bits, ...]] = []
@@ -116,7 +116,7 @@ def analyse(
 
 
 def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
-    """Return what is needed before each instruction, and at the end."""
+    """Return the groups live before each instruction, and at the end."""
     effects = [_effect(groups, item) for item in chain.instructions]
     before: list[Bits] = [0] * len(effects) + [at_end]
     changed = True
@@ -127,7 +127,7 @@ def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
             needed = _any(before, chain.follow[index]) & ~renewed | reads
             if needed != before[index]:
                 before[index] = needed
-                # Without jumps one pass from the back has seen everything.
+                # Without jumps one backward pass suffices.
                 changed = chain.jumps
     return before
 
@@ -144,7 +144,7 @@ def _any(before: Sequence[Bits], targets: Iterable[int]) -> Bits:
 
 
 def members(bits: Bits) -> list[int]:
-    """Return the numbers of the bits that are set, in ascending order."""
+    """Return the indices of the bits that are set, in ascending order."""
     numbers = []
     while bits:
         lowest = bits & -bits

@@ -29,7 +29,7 @@ class OwnerMap:
         return set(self._owners[memory][first:last])
 
     def give(self, memory: int, start: int, end: int, owner: int) -> None:
-        """Let one value own the bytes from ``start`` to ``end``."""
+        """Assign the bytes from ``start`` to ``end`` to one value."""
         starts, owners = self._starts[memory], self._owners[memory]
         first, last = bisect_left(starts, start), bisect_left(starts, end)
         goes_on = last == len(starts) or starts[last] != end

@@ -1,7 +1,7 @@
 """Check of a memory plan: every read must find the value that the instruction names.
 
 The instructions are followed without running a kernel, from call to call, and every jump at most
-twice, which takes loops into their second iteration. An interval map records which value the bytes
+twice, which covers the second iteration of loops. An interval map records which value the bytes
 of planned memory contain. Three kinds of faults are not found:
 
 - A file does not mark aliases, such as a reshape that shares memory. A value that no instruction
@@ -38,7 +38,7 @@ class _State:
 
     Attributes:
         owners: The value that each byte of planned memory contains.
-        tensors: By register: the register whose tensor object a move put there.
+        tensors: By register: the register whose tensor object was moved to it.
         storage: By tensor object: the value whose bytes a view instruction made it share.
         written: The values that this call has written.
     """
@@ -63,18 +63,18 @@ class _State:
 
 
 class PlanCheck:
-    """Checks the memory plan of one method.
+    """Checker of one method's memory plan.
 
     Args:
         method: Name of the method, for messages.
-        specs: Description of each tensor value.
+        specs: The tensor values of the file.
         chains: Code of the method.
         memories: Number of its memories.
-        inputs: Values that the caller gives.
-        outputs: Values that the caller takes.
+        inputs: The inputs of the method.
+        outputs: The outputs of the method.
 
     Attributes:
-        steps: How many ranges of bytes were looked up.
+        steps: Number of byte ranges looked up.
 
     Raises:
         MemoryPlanError: An instruction reads bytes that contain another value.
@@ -111,8 +111,8 @@ class PlanCheck:
         entry = _State(OwnerMap(memories))
         self._give_state(entry)
         for left in self._call(entry.copy()):
-            # Most methods find nothing of the call before: to follow them again would be a fifth
-            # of the time to load them.
+            # Most methods read nothing of the previous call: following a second call would take a
+            # fifth of the time to load them.
             if self._is_seen_next(left, entry):
                 left.written.clear()
                 self._call(left)
@@ -121,7 +121,7 @@ class PlanCheck:
                 self._fail_overwritten(writer, index, self._writers[index])
 
     def _give_state(self, entry: _State) -> None:
-        """Let state own its bytes; a part of a state that has its name is an alias of it."""
+        """Assign the bytes of state; a part of a state with the same name is an alias of it."""
         outer = -1
         named: dict[str, int] = {}
         kept = [index for index in self._planned if self._has_state(index)]
@@ -149,7 +149,7 @@ class PlanCheck:
         return "" if spec is None else spec.name
 
     def _is_seen_next(self, left: _State, entry: _State) -> bool:
-        """Return whether the next call may read what a call left, apart from its state."""
+        """Return whether the next call may read values of this call, apart from its state."""
         return (
             self._reads_former_call
             or bool(left.tensors or left.storage)
@@ -161,7 +161,7 @@ class PlanCheck:
         )
 
     def _call(self, state: _State) -> list[_State]:
-        """Follow one call; return the states at its end, one for each way that was followed."""
+        """Follow one call; return the states at its end, one for each path."""
         for index in self._inputs:
             self._write(index, state, (0, -1))
         jumps: Counter[tuple[int, int, int]] = Counter()
@@ -225,7 +225,7 @@ class PlanCheck:
                 self._bind_alias(value, min(others), state, at)
                 return
             if owners == {UNWRITTEN} and value in self._ever_written:
-                # State without a name: its bytes come from the call before.
+                # State without a name: its bytes come from the previous call.
                 state.owners.give(*where, value)
                 return
         if others:
@@ -246,11 +246,11 @@ class PlanCheck:
         state.written.add(alias)
 
     def _note_lost_rows(self, value: int, state: _State) -> None:
-        """Record rows that former iterations of a loop filled and that were overwritten since."""
+        """Record rows of earlier loop iterations that were overwritten since."""
         owners = state.owners.of(*self._planned[value]) if value in self._planned else set()
         self._reads_former_call |= UNWRITTEN in owners
         others = {o for o in owners if o != UNWRITTEN and self._base(o) != self._base(value)}
-        # Where nothing is left of the rows, the loop starts again.
+        # If nothing is left of the rows, the loop starts again.
         if others and others != owners and value in state.written:
             self._lost_rows.setdefault(value, min(others))
 
@@ -263,7 +263,7 @@ class PlanCheck:
             self._writers[value] = at
 
     def _check_overlaps(self, at: _Location, item: Instruction, state: _State) -> None:
-        """Refuse results on the bytes of each other, or of inputs unless the kernel allows it."""
+        """Reject results on the bytes of each other, or of inputs unless the kernel permits it."""
         results = {state.value(index): index for index in item.writes}
         for value, index in results.items():
             where = self._planned.get(value)
@@ -286,7 +286,7 @@ class PlanCheck:
                     )
 
     def _have_equal_layout(self, index: int, other: int) -> bool:
-        """Return whether two values on the same bytes have their elements in one order."""
+        """Return whether two values on the same bytes have their elements in the same order."""
         spec, other_spec = self._specs[index], self._specs[other]
         if spec is None or other_spec is None or spec.dtype != other_spec.dtype:
             return False

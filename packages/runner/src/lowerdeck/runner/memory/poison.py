@@ -1,8 +1,7 @@
-"""Poison: dead bytes filled, so that a read of them gives NaN.
+"""Poison: fill dead bytes, so that a read of them gives NaN.
 
-While the method runs, the bytes of a value are filled with 0xFF (NaN for floats) as soon as
-nothing needs it any more, so that a program which reads dead memory gives NaN and not, by luck,
-the right number.
+While the method runs, the bytes of a value are filled with 0xFF (NaN for floats) as soon as it
+is dead, so that a program which reads dead memory gives NaN and not, by luck, the right number.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 
 class Poison:
-    """Fills the dead bytes of one method.
+    """Fill the dead bytes of one method.
 
     Args:
         ties: The views and the moves of its code, as pairs of values (from, to).
-        inputs: Values that the caller gives.
-        outputs: Values that the caller takes.
+        inputs: The inputs of the method.
+        outputs: The outputs of the method.
     """
 
     def __init__(
@@ -61,15 +60,15 @@ class Poison:
         self._at_start = self._views(self._everything(), self._liveness.kept)
 
     def poisoned(self, chains: Sequence[BoundChain]) -> list[BoundChain]:
-        """Return ``chains`` with steps that poison what is dead after them.
+        """Return ``chains`` with steps that also poison the values that die at them.
 
         Args:
-            chains: The chains given at the start.
+            chains: The chains passed to the constructor.
         """
         return [self._poisoned_chain(number, chain) for number, chain in enumerate(chains)]
 
     def start(self) -> None:
-        """Poison all planned memory but what is kept from call to call."""
+        """Poison all planned memory except for values kept from call to call."""
         for view in self._at_start:
             view.fill_(POISON)
 
@@ -106,7 +105,7 @@ def _range(spec: TensorSpec) -> Range:
 
 
 def _without(one: Range, others: Iterable[Range]) -> list[Range]:
-    """Return what is left of ``one`` without ``others``."""
+    """Return the parts of ``one`` outside of ``others``."""
     memory, start, end = one
     left = []
     for _, first, last in sorted(other for other in others if overlap(one, other)):
@@ -119,7 +118,7 @@ def _without(one: Range, others: Iterable[Range]) -> list[Range]:
 
 
 class _PoisoningStep:
-    """Runs a step, then fills what is dead after it."""
+    """Run a step, then poison the values that are dead after it."""
 
     def __init__(self, body: Step, views: Sequence[torch.Tensor]) -> None:
         self.body = body
@@ -131,6 +130,6 @@ class _PoisoningStep:
         return target
 
     def finish(self) -> None:
-        """Fill what nothing needs any more."""
+        """Poison the dead values."""
         for view in self._views:
             view.fill_(POISON)

@@ -1,4 +1,4 @@
-"""Runs of bytes in planned memory."""
+"""Ranges of bytes in planned memory."""
 
 from __future__ import annotations
 

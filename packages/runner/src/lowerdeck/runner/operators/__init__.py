@@ -1,4 +1,4 @@
-"""Operators that instructions call: torch's kernels, scalar operators, views."""
+"""Operators of instructions: torch's kernels, scalar operators, views."""
 
 from lowerdeck.runner.operators.kernels import (
     COPY_INDEX,

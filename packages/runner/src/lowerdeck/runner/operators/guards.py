@@ -1,8 +1,8 @@
-"""Checks for the operators of torch that read beyond their inputs when the arguments disagree.
+"""Checks for torch operators that read out of bounds if their arguments disagree.
 
 Each was found by calling every kernel that a file may name with arguments that no compiler
-writes, its tensors between protected pages; torch's own checks are in the composite
-operators that call these, where a program does not pass.
+writes, with tensors between protected pages. torch's own checks are in the composite operators
+that call these, and a program calls them directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _one_per_channel(values: Sequence[Any]) -> None:
 
 
 def _transform(values: Sequence[Any]) -> None:
-    """Check a Fourier transform of real numbers: its kernel indexes by dimensions as they come."""
+    """Check a Fourier transform of real numbers: its kernel does not check dimensions."""
     numbers, dims, normalization = values[0], values[1], values[2]
     if numbers.dtype not in (torch.float32, torch.float64):
         raise ExecutionError(f"a transform of {numbers.dtype}; float32 or float64 was expected")
@@ -73,7 +73,7 @@ _NORM_OF_BATCH = "aten::_native_batch_norm_legit.no_stats_out"
 
 
 def _pooled_positions(values: Sequence[Any]) -> None:
-    """Check the positions of maxima, at which the gradient of a pool is written."""
+    """Check the positions of maxima at which the gradient of a pool is written."""
     images, positions = values[1], values[7]
     count = images.shape[-2:].numel() if images.dim() >= 2 else 0
     if ((positions < 0) | (positions >= count)).any():
@@ -93,7 +93,7 @@ _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
 
 
 def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` with the check of the operator ``name`` before it, if it has one.
+    """Return ``call`` with the check of the operator ``name`` before it, if there is one.
 
     Args:
         name: Full name of the operator.
@@ -113,7 +113,7 @@ def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _norm_of_no_elements(images: torch.Tensor, **results: torch.Tensor) -> None:
-    """Write what the runtime gives for no elements, which torch refuses: statistics of NaN."""
+    """Write NaN statistics, as the runtime does for no elements; torch rejects the call."""
     for name, result in results.items():
         shape = images.shape if name == "out" else images.shape[1:2]
         result.resize_(shape).fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""Operators by the name that the file gives them: torch's own, scalar ones, view ones."""
+"""Find operators by their name in the file: torch's own, scalar ones, view ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TorchKernel:
         name: Full name, such as ``aten::add.out``.
         call: The function; out arguments by name.
         arguments: The arguments in schema order.
-        in_place: Positions of the arguments whose very bytes it may write.
+        in_place: Positions of the arguments whose bytes the result may overwrite.
     """
 
     name: str
@@ -101,7 +101,7 @@ class ScalarKernel:
 
 @dataclass(frozen=True, slots=True)
 class ViewKernel:
-    """An operator of the runtime on tensors that torch does not have.
+    """A tensor operator of the runtime that torch does not have.
 
     Attributes:
         call: The function; the description of the written tensor comes last.
@@ -118,7 +118,7 @@ class ViewKernel:
 
     @property
     def in_place(self) -> Collection[int]:
-        """Return the positions of the arguments whose very bytes it may write."""
+        """Return the positions of the arguments whose bytes the result may overwrite."""
         return range(len(self.types))
 
 
@@ -134,9 +134,9 @@ their arguments are wrong; those are called only where the caller names them.
 
 
 def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kernel | None:
-    """Return the kernel that the runtime knows as ``name.overload``, or None.
+    """Return the kernel of ``name.overload``, or None.
 
-    Only operators that write to their arguments count, as the runtime has no others.
+    Only operators that write to their arguments count: the runtime has no others.
 
     Args:
         name: Namespace and name, such as ``aten::add``.
@@ -182,9 +182,9 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
 
 
 def _from_first_element(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` with offsets that count from a tensor's first element, as the runtime's do.
+    """Return ``call`` with offsets relative to a tensor's first element, as in the runtime.
 
-    torch counts from the start of the storage, which is here the whole arena.
+    torch counts from the start of the storage, which is the whole arena here.
     """
 
     @wraps(call)
@@ -198,7 +198,7 @@ def _from_first_element(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(full_name: str, namespace: str, short: str) -> frozenset[str]:
-    """Return what the table says of the runtime's kernel, and torch of one that a caller names."""
+    """Return the table's words for a kernel of the runtime, or torch's facts for a custom one."""
     kernel = runtime_kernels().get(full_name)
     if kernel is not None:
         return kernel.words
@@ -209,8 +209,8 @@ def accepts(type_name: str, value: KernelTypes) -> bool:
     """Return whether an argument of the type ``type_name`` takes ``value``.
 
     Args:
-        type_name: A type as the schema spells it, such as ``Optional[List[int]]``.
-        value: The value as the file describes it.
+        type_name: A type in the schema's spelling, such as ``Optional[List[int]]``.
+        value: The value in the file.
     """
     if type_name.startswith("Optional[") and not type_name.startswith("Optional[Tensor]]"):
         if isinstance(value, Null):
@@ -220,10 +220,10 @@ def accepts(type_name: str, value: KernelTypes) -> bool:
 
 
 def converter(type_name: str) -> Callable[[Any], Any] | None:
-    """Return what turns the number of an enumeration into torch's own value, or None.
+    """Return a function from the number of an enumeration to torch's value, or None.
 
     Args:
-        type_name: A type as the schema spells it.
+        type_name: A type in the schema's spelling.
     """
     if "ScalarType" in type_name:
         return lambda number: None if number is None else DTYPES[number]

@@ -75,7 +75,7 @@ SCALAR_OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 def in_range(value: Scalar) -> Scalar:
-    """Return ``value`` if a 64-bit integer or a double can hold it.
+    """Check that ``value`` fits in a 64-bit integer or a double, and return it.
 
     Raises:
         OverflowError: It is an integer beyond 64 bits, which the runtime would wrap around.

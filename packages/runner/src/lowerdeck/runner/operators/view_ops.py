@@ -13,21 +13,21 @@ from lowerdeck.runner.values.tensors import TensorSpec
 
 
 def resize(out: torch.Tensor, sizes: Sequence[int], spec: TensorSpec) -> None:
-    """Give ``out`` the shape ``sizes`` in place, in the layout of ``spec``.
+    """Resize ``out`` to ``sizes`` in place, in the layout of ``spec``.
 
     Args:
         out: A tensor on memory of at least ``spec.capacity`` elements.
-        spec: What the file says of it.
+        spec: Its description in the file.
 
     Raises:
-        ExecutionError: The shape is beyond what the file allows.
+        ExecutionError: The shape exceeds that of the file.
     """
     check_shape(sizes, spec)
     out.as_strided_(tuple(sizes), strides_of(sizes, spec.dim_order))
 
 
 def check_shape(sizes: Sequence[int], spec: TensorSpec) -> None:
-    """Refuse a shape that the file does not allow for a value.
+    """Check a shape against the file.
 
     Raises:
         ExecutionError: A static value would get another shape, or a dynamic one more elements or
@@ -54,14 +54,14 @@ def dim_order_copy(
     out: torch.Tensor,
     spec: TensorSpec,
 ) -> None:
-    """Copy ``source`` into ``out``, whose element type and layout may differ."""
+    """Copy ``source`` into ``out``, whose dtype and layout may differ."""
     if out.shape != source.shape:
         resize(out, source.shape, spec)
     out.copy_(source)
 
 
 def device_copy(source: torch.Tensor, out: torch.Tensor, spec: TensorSpec) -> None:
-    """Copy ``source`` into ``out``; host and device are one here."""
+    """Copy ``source`` into ``out``; host and device are the same here."""
     dim_order_copy(source, False, None, out, spec)
 
 
@@ -71,7 +71,7 @@ def empty_dim_order(
     out: torch.Tensor,
     spec: TensorSpec,
 ) -> None:
-    """Give ``out`` the shape ``sizes`` and leave its elements as they are."""
+    """Resize ``out`` to ``sizes`` without changing its elements."""
     resize(out, sizes, spec)
 
 
@@ -97,7 +97,7 @@ def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: Te
 
 
 def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpec) -> None:
-    """Write ``row`` as the row ``index`` of ``out``, which grows to hold that many rows."""
+    """Write ``row`` as the row ``index`` of ``out``, which grows to that many rows."""
     if index < 0:
         raise ExecutionError(f"row {index} cannot be written")
     if spec.dynamic:

@@ -18,10 +18,10 @@ POISON = 0xFF  # every float type reads it as NaN, every signed integer as -1
 
 
 def require_memory(size: int, what: str) -> None:
-    """Refuse memory that cannot be, before anything asks the system for it.
+    """Check the size of a memory before it is allocated.
 
     Args:
-        what: What it is for, for the message.
+        what: Purpose of the memory, for the message.
 
     Raises:
         ProgramError: The size is negative, or more than the machine has.
@@ -42,7 +42,7 @@ class Arena:
         bytes: The bytes, zeroed at first.
 
     Raises:
-        ProgramError: The memory cannot be had.
+        ProgramError: The memory cannot be allocated.
     """
 
     def __init__(self, size: int, *, shared: bool = False) -> None:
@@ -65,7 +65,7 @@ class Arena:
             dim_order: Dimensions from the outermost in memory to the innermost.
 
         Raises:
-            ProgramError: The tensor does not fit, or its offset does not suit its type.
+            ProgramError: The tensor does not fit, or its offset is not aligned for its dtype.
         """
         count = 1
         for size in sizes:

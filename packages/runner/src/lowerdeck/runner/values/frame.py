@@ -37,9 +37,9 @@ class Frame:
     once. Only registers in ``moving`` are looked up at each call.
 
     Attributes:
-        values: The values as the file describes them.
+        values: The values in the file.
         registers: The Python value of each: tensors, numbers, strings, lists, None.
-        specs: What the file says of each tensor value, None for other values.
+        specs: The description of each tensor value, None for other values.
         moving: Registers that instructions rebind: targets of moves, results of scalar
             operators, freed tensors.
     """
@@ -62,11 +62,11 @@ class Frame:
                 self.registers[index] = self._read(index, value)
 
     def check(self, index: int, use: str) -> int:
-        """Return ``index`` if it names a value.
+        """Check that ``index`` names a value, and return it.
 
         Args:
             index: A value index from the file.
-            use: What the file uses it for, for the message.
+            use: Purpose of the value, for the message.
 
         Raises:
             ProgramError: It is out of range.
@@ -76,7 +76,7 @@ class Frame:
         return index
 
     def mark_aliases(self, edges: Sequence[tuple[int, int]]) -> None:
-        """Remember that values share memory with others, so that constants stay unwritten.
+        """Record that values share memory with others, so that constants stay unwritten.
 
         Args:
             edges: Pairs (from, to): ``to`` may get the memory of ``from``.
@@ -92,7 +92,7 @@ class Frame:
                     pending.append(target)
 
     def require_writable(self, index: int, use: str) -> None:
-        """Refuse a value that an instruction writes although it may be a constant.
+        """Reject a write to a value that may be a constant.
 
         Raises:
             ProgramError: The value is a constant, or may share memory with one.
@@ -120,14 +120,14 @@ class Frame:
         return lambda: registers[index]
 
     def unfolded(self, index: int) -> list[int]:
-        """Return the tensors of a list value, or ``index`` itself if it is none."""
+        """Return the tensors of a list value, or ``index`` itself for other values."""
         value = self.values[index]
         if isinstance(value, (TensorList, OptionalTensorList)):
             return [item for item in value.items if item >= 0]
         return [index]
 
     def specs_by_tensor(self) -> dict[int, TensorSpec]:
-        """Return what the file says of each tensor, by the ``id`` of the tensor."""
+        """Return the description of each tensor, by the ``id`` of the tensor."""
         return {
             id(tensor): spec
             for tensor, spec in zip(self.registers, self.specs, strict=True)
@@ -139,7 +139,7 @@ class Frame:
 
         Args:
             index: A value index from the file.
-            use: What the file uses it for, for the message.
+            use: Purpose of the value, for the message.
 
         Raises:
             ProgramError: The value is not a tensor.

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a call: flattened, checked, handed over, and put back together."""
+"""Inputs and outputs of a call: flatten, check, bind and unflatten them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Signature:
     """The structure of the inputs and outputs of a method.
 
     Args:
-        encoded_inputs: The pytree of ``(args, kwargs)`` as the file writes it; may be empty.
+        encoded_inputs: The pytree of ``(args, kwargs)`` as text in the file; may be empty.
         encoded_outputs: The pytree of the result; may be empty.
         input_count: Number of inputs of the method.
         output_count: Number of its outputs.
@@ -48,7 +48,7 @@ class Signature:
             kwargs: The inputs of the original function by name.
 
         Raises:
-            InputError: They have neither the number nor the structure that the method takes.
+            InputError: They match neither the number nor the structure of the method's inputs.
         """
         if not kwargs and len(args) == self._count and all(map(_is_leaf, args)):
             return list(args)
@@ -85,8 +85,8 @@ def _spec(text: str, count: int) -> Any:
     try:
         spec = structure_of(parse_structure(text, registered_named_tuple))
     except UnknownStructureError:
-        # The structure is a convenience that the file cannot be trusted for: the method still
-        # runs with flat inputs, for instance when a class of the original program is not here.
+        # The structure is a convenience, and the file is untrusted: without it the method still
+        # takes flat inputs, for instance when a class of the original program is not available.
         return None
     return spec if spec.num_leaves == count else None
 
@@ -110,12 +110,12 @@ _CURES = {
 
 
 def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check, Check]:
-    """Return a function that checks one tensor input, and one that hands it to the method.
+    """Return a function that checks one tensor input, and one that passes it to the method.
 
     Args:
         name: Name of the argument, for messages.
         tensor: The tensor of the method.
-        spec: What the file says of it.
+        spec: Its description in the file.
     """
 
     def check(value: Any) -> None:
@@ -150,7 +150,7 @@ def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check
 
 
 def bind_fixed(name: str, expected: object) -> Check:
-    """Return a function that checks an input whose value was fixed when the program was exported.
+    """Return a function that checks an input whose value was specialized at export.
 
     Args:
         name: Name of the argument, for messages.
@@ -187,7 +187,7 @@ def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
     elif cure is None:
         back = [order.index(dim) for dim in range(len(order))]
         cure = f"call .permute({order}).contiguous().permute({back}) on it"
-    # Not by dim orders alone: what has gaps between its elements may have the expected one.
+    # Not by dim orders alone: a tensor with gaps between its elements may have the expected one.
     _refuse(
         name,
         f"has strides {list(value.stride())}; {list(strides_of(value.shape, order))} was "

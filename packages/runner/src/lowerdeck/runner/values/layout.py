@@ -29,7 +29,7 @@ def is_contiguous_order(dim_order: Sequence[int]) -> bool:
 def has_layout(tensor: Tensor, dim_order: Sequence[int]) -> bool:
     """Return whether ``tensor`` is dense in ``dim_order``.
 
-    Strides of dimensions of size 1 say nothing and are not looked at.
+    Strides of dimensions of size 1 are arbitrary and ignored.
     """
     if tensor.numel() == 0:
         return True
@@ -43,6 +43,6 @@ def has_layout(tensor: Tensor, dim_order: Sequence[int]) -> bool:
 
 
 def dim_order_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the dim order of ``tensor``: dimensions by falling stride, ties by position."""
+    """Return the dim order of ``tensor``: dimensions by descending stride, ties by position."""
     strides = tensor.stride()
     return tuple(sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim)))

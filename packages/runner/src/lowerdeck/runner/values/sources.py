@@ -43,8 +43,8 @@ class ExternalTensor:
     """Bytes from outside the program.
 
     Attributes:
-        layout: Type, shape and dim order, where they are known.
-        from_file: Whether they come from a ``.ptd``, which tells the layout of every tensor.
+        layout: Type, shape and dim order, if known.
+        from_file: Whether they come from a ``.ptd``, which has the layout of every tensor.
     """
 
     data: memoryview
@@ -53,7 +53,7 @@ class ExternalTensor:
 
 
 class ProgramData:
-    """Finds the constants and initial values of one program.
+    """Provide the constants and initial values of one program.
 
     Args:
         external: The tensors of the ``.ptd`` by name; empty without one.
@@ -91,7 +91,7 @@ class ProgramData:
         """Return the bytes of the external tensor ``name``.
 
         Raises:
-            ProgramError: No ``.ptd`` was given, or it lacks the tensor, or has another one.
+            ProgramError: No ``.ptd`` was given, or it lacks the tensor, or has a different one.
         """
         if name not in self._external:
             others = (
@@ -109,7 +109,7 @@ class ProgramData:
         return tensor.data
 
     def named(self) -> dict[str, memoryview]:
-        """Return the blobs that delegates look up: the program's, and those from outside.
+        """Return the blobs that delegates look up: the program's, and external ones.
 
         Raises:
             ProgramError: A key is in both.
@@ -123,7 +123,7 @@ class ProgramData:
 
 
 def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
-    """Refuse an external tensor that is not exactly what the program says."""
+    """Reject an external tensor that differs from its description in the program."""
     actual = (DTYPES.get(layout.scalar_type), tuple(layout.sizes), tuple(layout.dim_order))
     if actual != (spec.dtype, spec.sizes, spec.dim_order):
         raise ProgramError(

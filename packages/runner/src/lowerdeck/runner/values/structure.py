@@ -1,9 +1,8 @@
-"""The structure of inputs and outputs, read from a file's text without torch's own reader.
+"""Read the structure of inputs and outputs from a file's text, without torch's own reader.
 
-Torch's ``treespec_loads`` imports every module that the text names, which loads whatever shared
-library such a module brings along: nothing for a file from anywhere. This reader knows the
-containers of Python and the named tuples that the caller's process has registered, and nothing
-else; it looks names up and imports none.
+torch's ``treespec_loads`` imports every module that the text names, which must not happen for
+an untrusted file. This reader supports the containers of Python and the named tuples that are
+registered in the caller's process; it looks names up and imports nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Tree = Any
 
 
 class UnknownStructureError(ValueError):
-    """The text is damaged, beyond the limits, or uses a container that this reader lacks."""
+    """The text is damaged, beyond the limits, or uses an unsupported container."""
 
 
 def parse_structure(text: str, named_tuples: Callable[[str], type | None]) -> Tree:
@@ -41,8 +40,8 @@ def parse_structure(text: str, named_tuples: Callable[[str], type | None]) -> Tr
         The containers with 0 for each leaf.
 
     Raises:
-        UnknownStructureError: The text is damaged, too long or too deep, or uses a container that
-            is none of tuple, list, dict, ``OrderedDict`` and registered named tuples.
+        UnknownStructureError: The text is damaged, too long or too deep, or uses a container
+            other than tuple, list, dict, ``OrderedDict`` and registered named tuples.
     """
     if len(text) > MAX_TEXT:
         raise UnknownStructureError(f"{len(text)} characters; at most {MAX_TEXT} are read")
@@ -108,7 +107,7 @@ def _keys(kind: str, context: str, count: int) -> Sequence[str | int]:
 
 
 def _without(length: int, key: str | int) -> int:
-    """Return how many characters are left for keys below ``key``."""
+    """Return the number of characters left for keys below ``key``."""
     left = length - len(str(key))
     if left < 0:
         raise UnknownStructureError(f"the keys above a leaf have more than {MAX_PATH} characters")

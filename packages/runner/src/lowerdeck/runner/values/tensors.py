@@ -1,4 +1,4 @@
-"""The tensors of a method: constants on the file, planned ones in arenas, others of their own."""
+"""The tensors of a method: constants in the file, planned ones in arenas, and others."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_RANK = 16  # a limit of the runtime
 
 
 class Origin(enum.Enum):
-    """Where the bytes of a tensor are.
+    """Location of the bytes of a tensor.
 
-    ``CONSTANT``: in the file or the ``.ptd``, read only. ``PLANNED``: in an arena.
-    ``CALLER``: wherever the caller, a move or a view says; this runner lends memory meanwhile.
+    ``CONSTANT``: in the file or the ``.ptd``, read-only. ``PLANNED``: in an arena. ``CALLER``: set
+    by the caller, a move or a view; until then this runner allocates memory.
     """
 
     CONSTANT = "constant"
@@ -34,7 +34,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What the file says of one tensor.
+    """Description of one tensor in the file.
 
     Attributes:
         index: Value index in its method.
@@ -43,12 +43,12 @@ class TensorSpec:
         contiguous: Whether the dim order is the contiguous one.
         dynamic: Whether the shape may change from call to call.
         capacity: Number of elements that fit.
-        origin: Where the bytes are.
+        origin: Location of the bytes.
         memory_id: Arena of a planned tensor, else 0.
         offset: First byte of a planned tensor in its arena.
-        name: Fully qualified name of a parameter or buffer, where the file has one.
-        has_state: Whether a planned tensor keeps a value from call to call, as the file says:
-            it has an initial value or a name.
+        name: Fully qualified name of a parameter or buffer, if the file has one.
+        has_state: Whether a planned tensor keeps a value from call to call: it has an initial
+            value or a name in the file.
     """
 
     index: int
@@ -71,7 +71,7 @@ class TensorSpec:
 
 
 class DataSource(Protocol):
-    """Finds the bytes of constants and of initial values."""
+    """Provider of the bytes of constants and initial values."""
 
     def constant(self, index: int) -> memoryview:
         """Return the bytes of the constant ``index``."""
@@ -82,18 +82,18 @@ class DataSource(Protocol):
         ...
 
     def external(self, name: str, spec: TensorSpec) -> memoryview:
-        """Return the bytes of the external tensor ``name``, which must suit ``spec``."""
+        """Return the bytes of the external tensor ``name``, which must match ``spec``."""
         ...
 
 
 def read_spec(index: int, value: TensorValue) -> TensorSpec:
-    """Return what the file says of the tensor ``value``, checked.
+    """Return the description of the tensor ``value``, checked.
 
     Args:
         value: The table of the file.
 
     Raises:
-        ProgramError: The table contradicts itself, or asks for what this runner cannot do.
+        ProgramError: The table contradicts itself, or requires an unsupported feature.
     """
     if value.scalar_type not in DTYPES:
         raise ProgramError(
@@ -140,13 +140,13 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
 def make_tensor(
     spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: DataSource
 ) -> torch.Tensor:
-    """Return the tensor that ``spec`` describes, on the memory that it names.
+    """Return the tensor that ``spec`` describes, on its memory.
 
     Args:
         spec: The checked description of ``value``.
         value: The table of the file.
         arenas: The arenas of the method.
-        source: Finds constants and initial values.
+        source: Provides constants and initial values.
 
     Raises:
         ProgramError: The bytes are missing, too few, or outside their arena.
