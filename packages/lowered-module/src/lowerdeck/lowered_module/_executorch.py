@@ -1,8 +1,8 @@
 """Interoperation with ExecuTorch's classes, in any order of imports.
 
-Nothing here imports ExecuTorch. Code that has an object of its classes, or asks about one, has
-imported the module that defines the class, so that looking whether it is loaded is enough; and it
-is looked each time that it is asked, never once and for all.
+Nothing here imports ExecuTorch. Code that passes an object of its classes has imported the module
+that defines the class, so it suffices to check whether that module is loaded. The check is made at
+each call, because the module may be imported later.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lowerdeck.torch_base import OpOverload, overload_name, returns_alias, schem
 
 
 def _loaded(module: str, name: str) -> Any:
-    """Return a part of a module of exir, None if it is not imported."""
+    """Return an attribute of a module of exir, None if it is not imported."""
     return getattr(sys.modules.get(f"executorch.exir.{module}"), name, None)
 
 
 def as_peer(cls: type) -> type:
-    """Return the class that a delegate of ``cls`` says it is of.
+    """Return the ``__class__`` of a delegate of class ``cls``.
 
-    ExecuTorch's passes ask ``isinstance()`` for their own class of delegates. The class returned
-    is a subclass of both where that is loaded, else ``cls``.
+    ExecuTorch's passes check ``isinstance()`` of their own class of delegates. The result is a
+    subclass of both classes if ExecuTorch is loaded, else ``cls``.
 
     Args:
         cls: This package's class of delegates.
@@ -38,24 +38,24 @@ def _joined(cls: type, peer: type) -> type:
 
 
 def backend_base() -> Any:
-    """Return the base of the backends that were written for ExecuTorch, or None."""
+    """Return the base class of backends written for ExecuTorch, or None."""
     return _loaded("backend.backend_details", "BackendDetails")
 
 
 def is_peers(value: object) -> bool:
-    """Return whether ``value`` is an object of one of ExecuTorch's own classes."""
+    """Return whether ``value`` is an instance of one of ExecuTorch's own classes."""
     return type(value).__module__.partition(".")[0] == "executorch"
 
 
 def edge_operator(target: object) -> Any:
-    """Return torch's operator behind one of ExecuTorch's Edge dialect, None for anything else."""
-    # The name under which ExecuTorch's class keeps it; no public one exists.
+    """Return torch's operator behind one of ExecuTorch's Edge dialect, None for others."""
+    # The attribute of ExecuTorch's class; no public one exists.
     operator = getattr(target, "__dict__", {}).get("_op") if is_peers(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
 
 def clone_operator(like: object) -> Any:
-    """Return the clone operator of the dialect that the operator ``like`` is of, or None."""
+    """Return the clone operator of the dialect of the operator ``like``, or None."""
     ops = _loaded("dialects._ops", "ops")
     return ops.edge.aten.clone.default if ops is not None and is_peers(like) else None
 
@@ -67,7 +67,7 @@ def wants_edge(partitioner: object) -> bool:
 
 
 def is_peers_backend(backend: object) -> bool:
-    """Return whether a backend is of ExecuTorch's kind: also ours, where it is in its list.
+    """Return whether a backend was written for ExecuTorch, or is one of ours in its list.
 
     Args:
         backend: The class of a backend.
@@ -77,9 +77,9 @@ def is_peers_backend(backend: object) -> bool:
 
 
 def backend_own_copy(backend: Any) -> Any:
-    """Return a backend's ``copy_exported_program_for_preprocess``, None for exir's default of it.
+    """Return a backend's own ``copy_exported_program_for_preprocess``, None for exir's default.
 
-    executorch 1.5.1 introduced it; the default makes a deep copy.
+    executorch 1.5.1 introduced it; the default is a deep copy.
     """
     name = "copy_exported_program_for_preprocess"
     copies, default = getattr(backend, name, None), getattr(backend_base(), name, None)
@@ -93,24 +93,24 @@ def wants_edge_backend(backend: object) -> bool:
     Args:
         backend: The class of a backend.
     """
-    # One of ours in ExecuTorch's list has this package as its module.
+    # Ours in ExecuTorch's list have this package as their module.
     ours = getattr(backend, "__module__", "").partition(".")[0] == "lowerdeck"
     return is_peers_backend(backend) and not ours
 
 
 def edge_dialect_is_loaded() -> bool:
-    """Return whether anyone can compare operators with those of ExecuTorch's Edge dialect.
+    """Return whether operators of ExecuTorch's Edge dialect exist in this process.
 
-    Such code has imported the module that makes them.
+    Code that compares operators with them has imported the module that defines them.
     """
     modules = {"executorch.exir.dialects._ops", "executorch.exir.verification.verifier"}
     return modules <= sys.modules.keys()
 
 
 def in_edge_dialect(operator: OpOverload) -> Any:
-    """Return the Edge dialect's operator for one of torch's, None where it has none.
+    """Return the Edge dialect's operator for one of torch's, None if there is none.
 
-    What returns views is a copy there.
+    View operators become copies.
 
     Args:
         operator: An operator of torch.
@@ -125,7 +125,7 @@ def in_edge_dialect(operator: OpOverload) -> Any:
 
 
 def edge_verifier() -> Any:
-    """Return the class that says of programs that they are of the Edge dialect."""
+    """Return the verifier class of programs in the Edge dialect."""
     checks: Any = sys.modules["executorch.exir.verification.verifier"]
     relaxed = checks.EdgeCompileConfig(_check_ir_validity=False)
     return checks.EXIREdgeDialectVerifier(relaxed, class_only=True)

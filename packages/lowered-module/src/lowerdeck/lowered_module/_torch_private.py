@@ -1,4 +1,4 @@
-"""Everything private in torch that this package needs, so that a new torch breaks one file."""
+"""All private names of torch that this package uses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = [
 
 
 def active_fake_mode() -> FakeTensorMode | None:
-    """Return the fake mode that the running operator is under, or None."""
+    """Return the active fake mode, or None."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return cast("FakeTensorMode | None", mode)
 
 
 def fake_mode_of(values: object) -> FakeTensorMode | None:
-    """Return the fake mode that the fake tensors among ``values`` belong to, or None."""
+    """Return the fake mode of the fake tensors among ``values``, or None."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, FakeTensor):
             return leaf.fake_mode
@@ -32,13 +32,13 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """Return a fake mode as programs have it, without symbols yet."""
+    """Return a fake mode with a new shape environment, as programs have."""
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 
 def graph_pickler() -> tuple[Any, Any, Any, Any]:
-    """Return torch's pickler of graphs, its options, its unpickler, and the state of one."""
-    # Imported here: it brings inductor, and takes twice as long as torch.export.
+    """Return torch's graph pickler, its options, its unpickler and the unpickler's state."""
+    # Imported here: it imports inductor, and takes twice as long as torch.export.
     from torch.fx import _graph_pickler as torchs
 
     return torchs.GraphPickler, torchs.Options, torchs._GraphUnpickler, torchs._UnpickleState

@@ -1,4 +1,4 @@
-"""The command ``lowerdeck lower``: from a model to a file, with what a person wants to see."""
+"""The command ``lowerdeck lower``: from a model to a file, with a report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _STAGES = ("build", "export", "decompose", "lower", "emit", "write", "check")
 
 
 class LowerCommand:
-    """Lowers a model for one or more backends and writes a ``.pte`` file."""
+    """Lower a model for one or more backends and write a ``.pte`` file."""
 
     help = "compile a PyTorch model to a .pte file"
 
@@ -138,7 +138,7 @@ class LowerCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it, and return the exit code.
+        """Run the command, and return the exit status.
 
         Returns:
             ``DONE`` if the file was written and, with ``--check``, agrees with eager; ``DIFFERS``
@@ -150,7 +150,7 @@ class LowerCommand:
             lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
-        # The backend of the official runtime for all machines, if it is installed.
+        # The default backend, if it is installed.
         is_free = not args.backend and not args.auto
         default = _DEFAULT if is_free and installed_entries(PARTITIONERS, _DEFAULT) else ""
         args.backend = [
@@ -170,7 +170,7 @@ class LowerCommand:
             try:
                 lines, accuracy = _lower(args, chosen, tolerance, stages)
             except SystemExit as error:
-                # No code of a model, a partitioner or a backend ends the process.
+                # Code of a model, a partitioner or a backend must not end the process.
                 raise LoweringError(
                     f"code that lowering {args.factory!r} runs ended with {in_a_line(error)}; "
                     "--debug shows where"
@@ -194,7 +194,7 @@ class LowerCommand:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Refuse options that exclude each other, before a model is made."""
+    """Reject options that exclude each other, before a model is built."""
     if args.check and args.quantize and args.tolerance is None:
         raise CommandError(
             "--check compares with the model's own floats, from which a quantised one is "
@@ -222,7 +222,7 @@ def _lower(
     tolerance: float,
     stages: Stages,
 ) -> tuple[list[str], tuple[OutputAccuracy, ...]]:
-    """Write the file; return the lines of the report, and what a comparison gave."""
+    """Write the file; return the lines of the report, and the accuracy."""
     silenced = nullcontext if getattr(args, "debug", False) else held_messages
     with stages.stage("build"):
         model = example_from(args.factory)
@@ -241,7 +241,7 @@ def _lower(
     partitioners = []
     if not args.auto:
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
-    # Modules that are named have been imported by now, so that their files are known.
+    # The modules named by options are imported now, so their files are known.
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
     check_paths(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
@@ -291,7 +291,7 @@ def _lower(
 
 
 def _tolerance(text: str) -> float:
-    """Return a difference that may be allowed: with NaN or less than 0, every model differs."""
+    """Return a tolerance; NaN and negative numbers would fail every model."""
     try:
         number = float(text)
     except ValueError:
@@ -342,7 +342,7 @@ lower: LowerCommand = LowerCommand()
 
 
 def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
-    """Return eager's results, where a second run gives the same."""
+    """Return eager's results, if a second run gives the same."""
     first, again = (_in_eager(model, 1)[0][0].outputs for _ in range(2))
     difference = max(
         (accuracy_of_output.largest for accuracy_of_output in accuracy_of(again, first)),
@@ -360,7 +360,7 @@ def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
 def _compared(
     model: Example, output: Path, check: bool, stages: Stages
 ) -> tuple[tuple[OutputAccuracy, ...], str]:
-    """Return how far the outputs of a file are from eager's, and why that is not known."""
+    """Return the difference of a file's outputs from eager's, or why it is unknown."""
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:
             raise CommandError(
@@ -376,7 +376,7 @@ def _compared(
             method = load(output).method("forward")
             return compare_calls(calls, method, state, method.state), ""
         except (Exception, SystemExit) as error:
-            # The file may well run elsewhere: a backend can lack a runtime half here.
+            # The file may still be usable elsewhere: a backend may lack a runtime half here.
             if check:
                 raise CommandError(
                     f"{output} cannot be compared: {error}", ExitStatus.FAILED

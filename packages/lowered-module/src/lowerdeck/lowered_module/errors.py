@@ -1,4 +1,4 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ from lowerdeck.inspect import ExitStatus
 
 
 class LoweringError(RuntimeError):
-    """Base of every error that ``lowerdeck.lowered_module`` raises on purpose.
+    """Base of all errors of ``lowerdeck.lowered_module``.
 
-    A ``RuntimeError``, as most of what ExecuTorch raises in its place, so that callers who catch
-    those go on.
+    A ``RuntimeError``, like most of ExecuTorch's corresponding errors.
 
     Attributes:
-        exit_status: With what a command ends that raises it.
+        exit_status: The exit status of a command that fails with it.
     """
 
     exit_status: int = ExitStatus.BAD_INPUT
 
 
 class BackendNotFoundError(LoweringError, NotImplementedError):
-    """No backend of the wanted name is registered, subclassed or installed."""
+    """No backend of this name is registered, imported or installed."""
 
     exit_status: int = ExitStatus.USAGE
 
 
 class AmbiguousBackendError(LoweringError):
-    """Two different backends claim the same name."""
+    """Two different backends have the same name."""
 
     exit_status: int = ExitStatus.USAGE
 
 
 class PartitionError(LoweringError):
-    """A partitioner broke its contract: an edited graph, a missing or an impossible tag."""
+    """A partitioner broke its contract: an edited graph, or a missing or invalid tag."""
 
 
 class PartitionerError(PartitionError, AssertionError):
@@ -39,38 +38,38 @@ class PartitionerError(PartitionError, AssertionError):
 
 
 class OwnershipError(PartitionError):
-    """A delegate should own data that it cannot own."""
+    """A delegate cannot own a tensor that was tagged for it."""
 
 
 class AliasingError(PartitionError):
-    """A cut would lose a write in place, and the program cannot be made functional."""
+    """A cut would lose an in-place write, and the program cannot be functionalized."""
 
 
 class PreprocessError(LoweringError):
-    """A backend failed on one partition, or returned something else than a result."""
+    """A backend failed on one partition, or returned an invalid result."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 class SignatureError(LoweringError, ValueError):
-    """A graph and the signature that should describe it do not fit each other."""
+    """A graph and its signature do not match."""
 
 
 class DelegateMappingError(LoweringError, ValueError):
-    """An entry of a delegate debug map was refused; the map is as it was before."""
+    """An entry of a delegate debug map was rejected; the map is unchanged."""
 
 
 class UnsupportedOperatorError(LoweringError, NotImplementedError):
-    """A backend was given an operator that it cannot compile."""
+    """A backend got an operator that it cannot compile."""
 
 
 class CacheError(LoweringError, OSError):
-    """A directory for kept results cannot be used."""
+    """A cache directory cannot be used."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error of others in one line."""
+    """Return the message of any error in one line."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

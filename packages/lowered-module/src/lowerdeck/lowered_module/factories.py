@@ -1,4 +1,4 @@
-"""Models, samples and partitioners that the command line names as ``MODULE:FACTORY``."""
+"""Import models, samples and partitioners named as ``MODULE:FACTORY`` on the command line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _Made = TypeVar("_Made")
 
 
 def example_from(factory: str) -> Example:
-    """Return the module or program and the example inputs that a factory makes.
+    """Return the module or program and the example inputs that a factory returns.
 
     Args:
-        factory: ``"package.module:function"``; modules are also looked for in the current folder.
+        factory: ``"package.module:function"``; the current folder is searched too.
 
     Raises:
-        LoweringError: The function is missing, or it returns something else.
+        LoweringError: The function is missing, or returns another kind of object.
     """
     expected = (
         "expected a function without arguments that returns an ExportedProgram, (module, "
@@ -41,14 +41,14 @@ def example_from(factory: str) -> Example:
 
 
 def samples_from(factory: str) -> list[Sample]:
-    """Return the inputs that a factory makes to calibrate with.
+    """Return the calibration inputs that a factory returns.
 
     Args:
         factory: ``"package.module:function"``; it returns or yields samples, each a tuple of
             inputs, a mapping of inputs by name, or the only input.
 
     Raises:
-        LoweringError: The function is missing, or it returns no samples.
+        LoweringError: The function is missing, or returns no samples.
     """
     expected = (
         "expected a function without arguments that returns or yields samples: tuples of inputs"
@@ -73,10 +73,10 @@ def partitioner_from(name: str) -> Any:
 
     Args:
         name: Name of an installed one, or ``"package.module:path"`` of a class, a function that
-            makes one, or an instance.
+            returns one, or an instance.
 
     Raises:
-        LoweringError: There is none, or it cannot be made without arguments.
+        LoweringError: There is none, or it cannot be created without arguments.
     """
     partitioner: Any
     try:
@@ -104,10 +104,10 @@ def partitioner_from(name: str) -> Any:
 
 
 def sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the files of the modules that were imported for these names.
+    """Yield the files of the modules imported for these names.
 
     Args:
-        names: ``"package.module:path"``, or names of backends, which have none.
+        names: ``"package.module:path"``, or names of backends, which have no file.
     """
     for name in names:
         module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
@@ -115,7 +115,7 @@ def sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:
-    """Return what a factory returns, converted."""
+    """Return the converted result of a factory."""
     function = _named(factory, "MODULE:FACTORY, such as mymodel:example")
     if not callable(function):
         raise LoweringError(f"{option}{factory!r} is a {type(function).__name__}, {expected}")
@@ -136,7 +136,7 @@ def _sample(value: Any) -> Sample:
 
 
 def _named(text: str, expected: str) -> Any:
-    """Return what ``"package.module:path"`` names."""
+    """Return the object named by ``"package.module:path"``."""
     module, _, path = text.partition(":")
     if not module or not path:
         raise LoweringError(f"found {text!r}, expected {expected}")

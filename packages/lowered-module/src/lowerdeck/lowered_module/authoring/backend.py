@@ -1,4 +1,4 @@
-"""Backends: what an author implements, and the result of compilation."""
+"""Backends: the interface to implement, and the result of compilation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lowerdeck.serializer import NamedDataStoreOutput
 
 @dataclass(frozen=True, slots=True)
 class CompileSpec:
-    """One key and its value, written into the file with the delegate's blob.
+    """One setting, written into the file with the delegate's blob.
 
     Attributes:
         key: Name of the setting, such as ``"max_value"``.
-        value: The setting as bytes; what they mean is between a backend and its runtime.
+        value: The setting as bytes, in a form defined by the backend.
     """
 
     key: str
@@ -31,18 +31,17 @@ DebugHandleMap = Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]]
 
 @dataclass(slots=True, init=False)
 class PreprocessResult:
-    """What a backend made of one partition.
+    """Result of compiling one partition.
 
     Attributes:
-        processed_bytes: The blob that the backend's runtime half will be given. Empty bytes are
-            allowed.
+        processed_bytes: The blob for the backend's runtime half; it may be empty.
         debug_handle_map: For each debug identifier that the runtime half logs, the debug handles
-            of its nodes (see ``DelegateMappingBuilder``); None where it logs none.
-        data_store_output: Named data that the runtime half asks for by key, such as weights that
+            of its nodes (see ``DelegateMappingBuilder``); None if it logs none.
+        data_store_output: Named data that the runtime half looks up by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
-        delegate_info_meta: Anything that tools ahead of time want to find in
-            ``LoweredBackendModule.meta``; it does not reach the file. ExecuTorch calls it
-            ``_delegate_info_meta``, which is taken, and can be read, as well.
+        delegate_info_meta: Any data for ahead-of-time tools, available in
+            ``LoweredBackendModule.meta``; it is not written to the file. ExecuTorch's name
+            ``_delegate_info_meta`` is accepted and readable as well.
     """
 
     processed_bytes: bytes = b""
@@ -72,10 +71,10 @@ class PreprocessResult:
 
 
 def with_plain_bytes(result: Any) -> PreprocessResult:
-    """Return ``result`` with named data as bytes, for those who take no view of a tensor's memory.
+    """Return ``result`` with named data as bytes, for callers that do not accept views of tensors.
 
     Args:
-        result: What a backend returned.
+        result: The result of a backend.
     """
     store = getattr(result, "data_store_output", None)
     if isinstance(store, NamedDataStoreOutput):
@@ -88,18 +87,18 @@ def with_plain_bytes(result: Any) -> PreprocessResult:
 
 
 class BackendDetails(ABC):
-    """The half of a backend that works ahead of time: it compiles partitions to bytes.
+    """Ahead-of-time half of a backend: compiles partitions to bytes.
 
     A backend is found by its class name, through the entry-point group ``lowerdeck.backends``,
-    ``register_backend`` or simply by being imported.
+    ``register_backend``, or because its module is imported.
 
     Attributes:
-        backend_id: The name to be found by, where it is not the class name.
-        version: Anything hashable as text that changes when the compiler's output changes; part
-            of the key under which ``to_backend(..., cache=...)`` keeps results.
-        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. Then it is
-            given the partition itself, not a copy, and weights that were loaded from a file or
-            mapped as they are; torch cannot share their memory until someone writes.
+        backend_id: The name to be found by, if it is not the class name.
+        version: Any value whose text changes when the compiler's output changes; part of the key
+            of results in ``to_backend(..., cache=...)``.
+        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. Then it
+            gets the partition itself instead of a copy, and weights from memory-mapped files as
+            they are (torch cannot share their memory copy-on-write).
 
     Example:
         >>> class Verbatim(BackendDetails):
@@ -120,16 +119,16 @@ class BackendDetails(ABC):
         """Return the compiled form of one partition.
 
         Args:
-            edge_program: The partition as a separate program. The backend may change it:
-                nothing else reads it, and its weights are copied only if it writes to them.
-            compile_specs: What the partitioner wanted this backend to know.
+            edge_program: The partition as a separate program, which the backend may change: its
+                weights are copied only if written.
+            compile_specs: The settings from the partitioner.
 
         Returns:
             The blob, with its debug map and named data.
 
         Raises:
-            Exception: Whatever the backend likes; it is reported with the partition's name and
-                the lines of source that the partition came from.
+            Exception: Any error; it is reported with the partition's name and the source lines of
+                its nodes.
         """
 
     @classmethod
@@ -140,8 +139,8 @@ class BackendDetails(ABC):
     ) -> dict[str, list[PreprocessResult]]:
         """Return the compiled forms of all partitions of all methods.
 
-        Override it where partitions share something, such as weights in the named data. By
-        default it calls ``preprocess`` on each.
+        Override it if partitions share something, such as weights in the named data. The default
+        calls ``preprocess`` for each.
 
         Args:
             edge_programs: For each method its partitions, in the order of the graph.

@@ -1,4 +1,4 @@
-"""The short way to a backend: a visitor for each operator, and one ``compile``."""
+"""Declarative backends: a visitor for each operator, and one ``compile``."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ def visits(
 ) -> Callable[[Visitor], Visitor]:
     """Mark a method of a ``DeclarativeBackend`` as the visitor of operators.
 
-    The backend takes the calls that meet the conditions. A method may be marked several times,
-    with other conditions for other operators, or for the same ones: then any of them will do.
+    The backend takes the calls that meet the conditions. A method may be marked several times, for
+    other operators or with alternative conditions for the same ones.
 
     Args:
         *operators: Names such as ``"aten.add.Tensor"``; ``"aten.relu"`` is
             ``"aten.relu.default"``.
-        dtypes: Dtypes that the tensors of a call, in and out, may have; None takes all.
-        ranks: Numbers of dimensions that its tensors may have; None takes all.
-        static: Whether all sizes must be plain numbers.
-        when: Called with the node; returns True to take it, or False, or a str that says why not.
+        dtypes: Supported dtypes of all inputs and outputs; None for any.
+        ranks: Supported ranks of all inputs and outputs; None for any.
+        static: Whether all sizes must be static.
+        when: A predicate on the node; it returns True, False, or a str with the reason for
+            refusal.
 
     Raises:
-        LoweringError: A name is not the name of an operator, or ``dtypes`` holds something else.
+        LoweringError: A name is not the name of an operator, or ``dtypes`` contains another
+            object.
     """
     for name in operators:
         _find_operator(name)  # or refuse it
@@ -66,7 +68,7 @@ def visits(
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """What the calls that one visitor takes have in common; see ``visits`` for the attributes."""
+    """Conditions on the calls of one visitor; see ``visits`` for the attributes."""
 
     visitor: Callable[..., Any]
     dtypes: Collection[torch.dtype] | None
@@ -75,7 +77,7 @@ class _Conditions:
     when: Callable[[Node], bool | str] | None
 
     def __post_init__(self) -> None:
-        """Refuse dtypes that would never match a tensor."""
+        """Reject dtypes that would never match a tensor."""
         dtypes: object = self.dtypes
         if dtypes is not None and not (
             isinstance(dtypes, Collection)
@@ -87,7 +89,7 @@ class _Conditions:
             )
 
     def objection(self, node: Node) -> str | None:
-        """Return why ``node`` is not taken, or None if it is.
+        """Return the reason why ``node`` is not supported, or None.
 
         Args:
             node: A call of the visitor's operator.
@@ -108,21 +110,21 @@ class _Conditions:
 
 
 class DeclarativeBackend(BackendDetails):
-    """A backend that only says which calls it takes and what becomes of each: by its visitors.
+    """A backend defined by its visitors.
 
-    Choosing nodes, owning constants, numbering inputs and outputs, the debug map, the
-    reasons for what is left, and errors with source lines come with it.
+    The library selects nodes, passes constants, numbers inputs and outputs, builds the debug map,
+    collects the reasons for refusals, and reports errors with source lines.
 
-    A new object is made for each partition, so that visitors may keep what they like in ``self``:
+    A new instance is created for each partition, so visitors may keep state in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
-    What no input of the program changes and no visitor takes, such as a mask that is made of sizes
-    alone, has been computed before and is one of the partition's constants.
+    Nodes that depend on no input of the program and have no visitor, such as a mask made from
+    sizes, are folded and are among the partition's constants.
 
     Attributes:
-        min_nodes: Partitions with fewer nodes are left to the program.
-        owns_state: Whether partitions keep the buffers that they change: then ``compile`` must
-            take ``part.mutations`` into the blob. Otherwise state stays with the program, which
-            passes it in and writes what the delegate returns.
+        min_nodes: Smallest number of nodes in a partition.
+        owns_state: Whether delegates keep the buffers that they mutate: then ``compile`` must
+            include ``part.mutations``. Otherwise the program keeps them, passes them in and stores
+            the new values that the delegate returns.
 
     Example:
         >>> class Adder(DeclarativeBackend):
@@ -148,11 +150,10 @@ class DeclarativeBackend(BackendDetails):
     owns_state: ClassVar[bool] = False
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Prepare for the visitors; by default nothing is done.
+        """Prepare for the visitors; the default does nothing.
 
         Args:
-            part: The partition, of which no node has been visited: its inputs and constants can be
-                given what visitors look up.
+            part: The partition before any visit.
         """
 
     @abstractmethod
@@ -165,7 +166,7 @@ class DeclarativeBackend(BackendDetails):
 
     @classmethod
     def partitioner(cls, compile_specs: Sequence[CompileSpec] = ()) -> DeclarativePartitioner:
-        """Return a partitioner that gives this backend all that its visitors take.
+        """Return a partitioner for all nodes that the visitors support.
 
         Args:
             compile_specs: The compile specs of each partition.
@@ -184,10 +185,11 @@ class DeclarativeBackend(BackendDetails):
         """Visit the nodes in order, compile, and return the result with its debug map.
 
         Args:
-            compile_specs: What the partitioner wanted this backend to know.
+            compile_specs: The settings from the partitioner.
 
         Raises:
-            UnsupportedOperatorError: A node has no visitor; operator, node and source are named.
+            UnsupportedOperatorError: A node has no visitor; the error names operator, node and
+                source.
         """
         visitors = _visitors(cls)
         backend = cls()
@@ -214,14 +216,13 @@ class DeclarativeBackend(BackendDetails):
 
 
 class DeclarativePartitioner(NodePartitioner):
-    """Gives a declarative backend all that its visitors take.
+    """Partitioner of a declarative backend: delegates all nodes that its visitors support.
 
-    Where visitors cannot say what the backend takes, derive from it and override ``objection``.
+    Derive from it and override ``objection`` for conditions beyond those of ``visits``.
 
     Args:
         compile_specs: The compile specs of each partition.
-        min_nodes: Partitions with fewer nodes are left to the program; ``backend.min_nodes`` if
-            None.
+        min_nodes: Smallest number of nodes in a partition; ``backend.min_nodes`` if None.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class DeclarativePartitioner(NodePartitioner):
         self._visitors = _visitors(backend)
 
     def objection(self, node: Node) -> str | None:
-        """Return why no visitor takes ``node``, or None if one does.
+        """Return the reason why no visitor supports ``node``, or None if one does.
 
         Args:
             node: A call in the program or in a nested graph.
@@ -256,7 +257,7 @@ class DeclarativePartitioner(NodePartitioner):
         self,
         ep: ExportedProgram,  # noqa: ARG002  (the same for every program)
     ) -> tuple[list[OpOverload], None]:
-        """Return the visited operators, which are of no use in pieces.
+        """Return the visited operators, which must not be decomposed.
 
         Args:
             ep: The program before decomposition.
@@ -266,9 +267,9 @@ class DeclarativePartitioner(NodePartitioner):
 
 
 def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Conditions]]:
-    """Return for each visited operator the conditions of its visitor.
+    """Return the conditions of each visited operator's visitor.
 
-    A class that visits an operator replaces what its bases say of it.
+    A class that visits an operator overrides the visitors of its base classes.
     """
     visitors: dict[str, list[_Conditions]] = {}
     for base in reversed(backend.__mro__):
@@ -281,16 +282,16 @@ def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Condi
 
 
 def _find_operator(name: object) -> OpOverload | None:
-    """Return the operator of torch with that name, or None if it may be one of another library.
+    """Return the operator of torch with this name, or None if it may be one of another library.
 
-    Operators of torch must exist; those of other libraries may be registered later. What has no
-    dot is a function, such as the higher-order operator ``cond``.
+    Operators of torch must exist; those of other libraries may be registered later. A name without
+    a dot is a function, such as the higher-order operator ``cond``.
 
     Args:
-        name: What an author wrote, with or without overload.
+        name: The author's name, with or without overload.
 
     Raises:
-        LoweringError: With what may have been meant.
+        LoweringError: torch has no such operator; the error suggests similar names.
     """
     if not isinstance(name, str):
         raise LoweringError(
@@ -307,7 +308,7 @@ def _find_operator(name: object) -> OpOverload | None:
         if namespace == "aten":
             raise LoweringError(f"torch has no operator {name!r}")
         return None
-    # aten::add without an overload, and its like, are for plain numbers.
+    # aten::add without an overload and similar operators take plain numbers.
     every = {one: getattr(packet, one) for one in packet.overloads()}
     overloads = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
     if (overload or "default") not in overloads:
@@ -327,7 +328,7 @@ def _full_name(name: str) -> str:
 
 
 def _tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a node reads and makes, as far as metadata has them."""
+    """Yield the input and output tensors of a node, as far as its metadata has them."""
     for source in (*node.all_input_nodes, node):
         for leaf in pytree.tree_leaves(source.meta.get("val")):
             if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The map from what a delegate logs at run time back to the nodes it was compiled from."""
+"""Map debug identifiers that a delegate logs at run time to nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Handles = int | Iterable[int | None]
 
 
 class DelegateMappingBuilder:
-    """Collects the debug handles of each debug identifier of a delegate.
+    """Builder of the map from debug identifiers of a delegate to debug handles.
 
-    A refused entry leaves the builder as it was: no identifier is burnt.
+    A rejected entry leaves the builder unchanged and uses no identifier.
 
     Args:
-        generated_identifiers: Number the entries 0, 1, 2, ... instead of asking for identifiers.
+        generated_identifiers: Number the entries 0, 1, 2, ... instead of taking identifiers.
 
     Example:
         >>> builder = DelegateMappingBuilder(generated_identifiers=True)
@@ -46,18 +46,19 @@ class DelegateMappingBuilder:
         """Add one entry and return its identifier.
 
         Args:
-            nodes: A node or an iterable of nodes, whose ``meta["debug_handle"]`` is taken. Nodes
-                without a handle are skipped.
-            handles: A handle or an iterable of handles, None among them being skipped. Exactly
-                one of ``nodes`` and ``handles`` is given.
-            identifier: The identifier of the entry; only for builders that do not generate them.
+            nodes: A node or an iterable of nodes, with ``meta["debug_handle"]``. Nodes without a
+                handle are skipped.
+            handles: A handle or an iterable of handles; None is skipped. Exactly one of ``nodes``
+                and ``handles`` is required.
+            identifier: The identifier of the entry, for builders that do not generate them.
 
         Returns:
-            The identifier, given or generated.
+            The identifier, passed or generated.
 
         Raises:
-            DelegateMappingError: The identifier is missing, unwanted, of another type or already
-                there; not exactly one of ``nodes`` and ``handles`` is given; or no handle is left.
+            DelegateMappingError: The identifier is missing, not allowed, of another type or a
+                duplicate; not exactly one of ``nodes`` and ``handles`` is passed; or there is no
+                handle.
         """
         collected = _handles_of(nodes, handles)
         key = self._identifier(identifier)

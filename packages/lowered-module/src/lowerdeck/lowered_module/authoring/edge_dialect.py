@@ -1,4 +1,4 @@
-"""Partitioners and backends of this package inside ExecuTorch's own lowering."""
+"""Use partitioners and backends of this package inside ExecuTorch's own lowering."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _classes: dict[str, type] = {}
 
 @contextmanager
 def in_torchs_operators(program: ExportedProgram) -> Iterator[bool]:
-    """Let a program of ExecuTorch's Edge dialect show torch's operators.
+    """Temporarily replace operators of ExecuTorch's Edge dialect by torch's.
 
     Args:
-        program: Any program; the operators of its nodes are as they were afterwards.
+        program: Any program; its operators are restored afterwards.
 
     Yields:
         Whether it is of that dialect.
@@ -41,10 +41,10 @@ def to_torchs_operators(graph_module: GraphModule) -> list[tuple[Any, Any]]:
     """Replace operators of ExecuTorch's Edge dialect by torch's.
 
     Args:
-        graph_module: The module; its graphs of control flow too.
+        graph_module: The module, with the graphs of its control flow.
 
     Returns:
-        The nodes that were changed, with what they called before.
+        The changed nodes, with their former operators.
     """
     changed = []
     for node in nodes_of(graph_module):
@@ -56,10 +56,10 @@ def to_torchs_operators(graph_module: GraphModule) -> list[tuple[Any, Any]]:
 
 
 def offer_to_peer(name: str, backend: Any) -> None:
-    """Let ExecuTorch's lowering find a backend of this package by its name.
+    """Register a backend of this package with ExecuTorch's lowering.
 
-    ExecuTorch takes the last class of that name. Ours is made again where it is not the last, and
-    gives partitions that are not ours to the class that was there before.
+    ExecuTorch uses the last class of a name. A proxy for ours is created again if it is not the
+    last; it passes partitions that are not ours to the previous class of the name.
     """
     base = backend_base()
     if base is None:
@@ -97,10 +97,10 @@ def _offered(name: str, base: Any, backend: Any, other: Any) -> type:
 
 
 def is_offered(cls: type) -> bool:
-    """Return whether a class only represents one of this package in ExecuTorch's list."""
+    """Return whether a class is a proxy for one of this package in ExecuTorch's list."""
     return cls.__module__ == __name__
 
 
 def marked(specs: Sequence[Any]) -> list[Any]:
-    """Return compile specs that say that a partition is ours."""
+    """Return compile specs that mark a partition as ours."""
     return [*specs, CompileSpec(OURS, b"")]

@@ -1,4 +1,4 @@
-"""Delegation by modules: which backend takes what of which modules of the model."""
+"""Delegation by modules of the model."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ _SHOWN = 8
 
 
 class ModulePartitioner(Partitioner):
-    """Lets backends take what they can of chosen modules; no partition spans two of them.
+    """Partition selected modules with given partitioners; no partition spans two modules.
 
     ``unflatten`` of the lowered program has each delegate in the module that it was cut out of.
 
     Args:
-        by_module: From patterns of module names, such as ``"layers.*"`` (``*`` stands for dots
-            too), to what partitions them: a partitioner, or the name of a backend that takes
-            everything. The outermost module that a pattern matches is one unit; of patterns that
-            match one module the first chooses first.
+        by_module: Partitioners by patterns of module names, such as ``"layers.*"`` (``*`` matches
+            dots too): a partitioner, or the name of a backend that gets everything. The outermost
+            module that matches a pattern is one unit; the first matching pattern applies.
 
     Raises:
-        PartitionError: A pattern or what it leads to is of another kind.
+        PartitionError: A pattern or its value is of another kind.
 
     Example:
         >>> import torch
@@ -71,7 +70,7 @@ class ModulePartitioner(Partitioner):
             require_partitioner(self._by_module[pattern])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with a tag for each unit that a partitioner takes something of."""
+        """Return the program with tags for each unit of which a partitioner selects nodes."""
         every = list(nodes_of(exported_program.graph_module))
         self._check_patterns(every)
         chosen: dict[Node, str] = {}
@@ -83,9 +82,9 @@ class ModulePartitioner(Partitioner):
             refused.update(getattr(partitioner, "refused", {}))
             tags = {node: node.meta.pop(DELEGATION_TAG, None) for node in every}
             owned |= {node for node, tag in tags.items() if tag and node.op == "placeholder"}
-            # A run of a partition's nodes, in the graph's order, that are in one call of one
-            # module is a partition again: no value leaves it and comes back through the others,
-            # since these come before it or after it.
+            # A run of a partition's nodes, in the graph's order, within one call of one module is
+            # a partition again: no value leaves it and comes back through the other nodes, which
+            # all come before or after it.
             runs: dict[str, tuple[str | None, str]] = {}  # by tag: the call, the new tag
             for node in every:
                 tag = tags[node]
@@ -107,7 +106,7 @@ class ModulePartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that any of the partitioners wants undivided.
+        """Return the operators that any of the partitioners requires undecomposed.
 
         Args:
             ep: The program before decomposition.
@@ -133,7 +132,7 @@ class ModulePartitioner(Partitioner):
 
 
 class Everything(Partitioner):
-    """Gives all that is computed to one backend.
+    """Delegate all computing nodes to one backend.
 
     Args:
         backend_id: Name of the backend.
@@ -148,7 +147,7 @@ class Everything(Partitioner):
         for node in nodes_of(exported_program.graph_module):
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 node.meta[DELEGATION_TAG] = "all"
-        # Inputs of the user have no owner.
+        # Inputs of the user are owned by no delegate.
         for node in state_tensors(exported_program):
             node.meta[DELEGATION_TAG] = "all"
         return PartitionResult(exported_program, {"all": self._spec_of_all})
@@ -160,7 +159,7 @@ def _unit(node: Node, pattern: str) -> tuple[str | None, str]:
 
 
 def _new_tag(wanted: str, used: Container[str]) -> str:
-    # Tags become names of attributes, where a dot would mean a module inside.
+    # Tags become attribute names, where a dot would mean a nested module.
     wanted = tag = re.sub(r"\W", "_", wanted)
     number = 1
     while tag in used:
@@ -170,10 +169,9 @@ def _new_tag(wanted: str, used: Container[str]) -> str:
 
 
 def _calls(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the calls of modules that a node is in, and the modules' names, the outermost first.
+    """Yield the module calls around a node, and the modules' names, the outermost first.
 
-    Of a module that is called twice in a row each call has a separate key in the stack: the
-    delegates are in the module, not around it.
+    Two consecutive calls of one module have separate keys in the stack.
     """
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path:
@@ -181,11 +179,11 @@ def _calls(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
-    """Give data that a partitioner took to the partitions that read it now.
+    """Retag data that a partitioner selected with the partitions that read it now.
 
     Args:
-        program: The program, with the tags of the parts.
-        owned: Placeholders that were tagged with what was parted.
+        program: The program, with the tags of the partitions of single modules.
+        owned: Placeholders with a tag of the original partitions.
     """
     changing = changing_inputs(program)
     for node in program.graph.find_nodes(op="placeholder"):

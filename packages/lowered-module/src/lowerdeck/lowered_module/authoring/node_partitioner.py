@@ -1,4 +1,4 @@
-"""A partitioner that decides node by node, in as few partitions as can be."""
+"""A partitioner that selects node by node, in as few partitions as possible."""
 
 from __future__ import annotations
 
@@ -32,24 +32,22 @@ from lowerdeck.torch_base import Behaviours, OpOverload, graphs_of, is_getitem
 
 
 class NodePartitioner(Partitioner):
-    """Delegates the nodes that it has no objection to, nested graphs included.
+    """Delegate all nodes without an objection, also in nested graphs.
 
-    What there is an objection to, but no input of the program changes (masks, positions), can be
-    computed ahead of time where one partition reads it: ``PartitionView`` has it among the
-    constants.
+    Nodes with an objection that depend on no input of the program (masks, positions) are folded if
+    only one partition reads them: ``PartitionView`` has them among the constants.
 
     Args:
         compile_specs: The compile specs of each partition.
-        min_nodes: Partitions with fewer nodes are left to the program.
-        owns_state: Whether partitions keep the buffers that they change; for backends whose
-            delegates hold state between calls.
-        computes_ahead: Whether partitions take what no input changes; for backends that compile
-            what a ``PartitionView`` shows them.
+        min_nodes: Smallest number of nodes in a partition.
+        owns_state: Whether delegates keep the buffers that they mutate.
+        computes_ahead: Whether partitions include nodes that no input changes, for backends that
+            compile from a ``PartitionView``.
 
     Attributes:
-        report: Why nodes of the last program were left to it.
-        known: Names of the placeholders of the program that no run changes, and of the calls that
-            are computed ahead of time, for ``objection``.
+        report: Reasons for the nodes of the last program that are not delegated.
+        known: Names of the constant placeholders of the program, and of the folded calls, for
+            ``objection``.
 
     Example:
         >>> class Relus(NodePartitioner):
@@ -78,11 +76,11 @@ class NodePartitioner(Partitioner):
 
     @abstractmethod
     def objection(self, node: Node) -> str | None:
-        """Return why ``node`` is left to the program, or None if the backend takes it.
+        """Return the reason why ``node`` is not delegated, or None.
 
         Args:
-            node: A call in the program or in a nested graph, but no ``getitem``: these go where
-                what they read goes.
+            node: A call in the program or in a nested graph, except ``getitem``, which is
+                delegated with its argument.
         """
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -91,7 +89,7 @@ class NodePartitioner(Partitioner):
         tags: dict[str, DelegationSpec] = {}
         constants = constant_names(exported_program)
         for gm in graphs_of(exported_program.graph_module):
-            # Graphs within others are given all that they read.
+            # Nested graphs get all values as inputs.
             own = constants if gm is exported_program.graph_module else {}
             proposal, ahead = self._proposal(gm, own)
             for node in gm.graph.nodes:
@@ -109,7 +107,7 @@ class NodePartitioner(Partitioner):
                 for node in _with_assertions(_read_by(visited, ahead)):
                     node.meta |= {DELEGATION_TAG: tag, AHEAD: True}
             for node in small:
-                # What reads one of several values follows its producer, whose reason is enough.
+                # Elements of a tuple follow its producer, whose reason suffices.
                 if not is_getitem(node):
                     self.report.report_reject(
                         node, f"its partition would have fewer than {self.min_nodes} nodes"
@@ -124,7 +122,7 @@ class NodePartitioner(Partitioner):
     def _proposal(
         self, gm: GraphModule, constants: Collection[str]
     ) -> tuple[Proposal, Collection[Node]]:
-        """Return the partitions of a graph, and which of its calls are computed ahead of time."""
+        """Return the partitions of a graph, and the calls that are folded."""
         calls = [
             node
             for node in gm.graph.nodes
@@ -144,7 +142,7 @@ class NodePartitioner(Partitioner):
                 lambda node, reasons=reasons: reasons[node] is None,  # type: ignore[misc]
                 min_nodes=self.min_nodes,
             )
-            # Values with other readers are computed outside: everything is asked again.
+            # Values with other readers are computed outside: repeat the selection.
             kept = read_by_one(list(ahead), proposal.partitions, stretches)
             if len(kept) == len(ahead):
                 break
@@ -156,7 +154,7 @@ class NodePartitioner(Partitioner):
         return proposal, ahead
 
     def _ahead(self, calls: Sequence[Node], constants: Collection[str]) -> dict[Node, None]:
-        """Return what is left otherwise and no input changes, and what that is computed of."""
+        """Return calls with an objection that no input changes, and the calls these depend on."""
         self.known = constants
         computable = foldable_nodes(calls, constants, in_memory=True)
         needed: set[Node] = set()
@@ -167,14 +165,14 @@ class NodePartitioner(Partitioner):
         return {node: None for node in computable if node in needed}
 
     def _reason(self, node: Node) -> str | None:
-        """Return why a node is left, "" where that needs no report."""
+        """Return the reason for a node, "" if none is needed in reports."""
         if node.op != "call_function" or is_getitem(node):
             return ""
         return self.objection(node)
 
 
 def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:
-    """Return the calls of ``ahead`` whose results these nodes need, directly or through others.
+    """Return the calls of ``ahead`` whose results these nodes need, directly or indirectly.
 
     The proposal may put them into an earlier partition than the one that reads them.
     """
@@ -186,7 +184,7 @@ def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:
 
 
 def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:
-    """Yield calls that are computed ahead of time, and what asserts what export saw of them."""
+    """Yield folded calls, and the assertions about them."""
     for node in ahead:
         yield node
         yield from (user for user in node.users if user.target is ASSERTION)

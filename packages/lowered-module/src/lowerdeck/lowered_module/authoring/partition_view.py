@@ -1,4 +1,4 @@
-"""One partition as the visitors of a declarative backend see it."""
+"""A partition as seen by the visitors of a declarative backend."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from lowerdeck.torch_base import bytes_of, describe_node
 
 
 class PartitionView:
-    """A partition, its values numbered, and what is compiled of it so far.
+    """A partition with numbered values, and the instructions emitted so far.
 
     Args:
         program: The partition as a program.
-        compile_specs: What the partitioner wanted the backend to know.
+        compile_specs: The settings from the partitioner.
 
     Attributes:
         program: The partition as a program.
-        compile_specs: What the partitioner wanted the backend to know, by key.
-        inputs: The placeholders of what the delegate is called with, in order.
-        constants: The tensor of each placeholder that the partition owns and reads or changes, and
-            of each call that is computed ahead of time and read.
-        ahead: Those calls, and what they alone read; no visitor is called for them.
+        compile_specs: The settings from the partitioner, by key.
+        inputs: Placeholders of the delegate's arguments, in order.
+        constants: The tensor of each owned placeholder that is read or mutated, and of each folded
+            call that is read.
+        ahead: The folded calls, and calls that only they read; they have no visits.
         outputs: The nodes whose values the delegate returns, in order.
-        mutations: For each owned placeholder that changes, the node of its new value.
-        debug_map: From each instruction, by number or identifier, to the nodes that it computes.
-        named_data: Blobs that the runtime half asks for by key.
+        mutations: For each mutated owned placeholder, the node of its new value.
+        debug_map: From each instruction, by number or identifier, to its nodes.
+        named_data: Blobs that the runtime half looks up by key.
     """
 
     def __init__(self, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> None:
@@ -58,7 +58,7 @@ class PartitionView:
                 self.inputs.append(node)
             elif spec.target is not None:
                 held = values[spec.target]
-                # A compiler wants values: a parameter would keep history of what it does to them.
+                # Detached: operations on a parameter would record autograd history.
                 self.constants[node] = held.detach() if isinstance(held, torch.Tensor) else held
                 owned[spec.target] = node
         self.outputs: list[Node] = []
@@ -79,14 +79,14 @@ class PartitionView:
             if is_read and isinstance(computed[node], torch.Tensor):
                 self.constants[node] = computed[node]
         for node in [n for n in self.constants if n not in mutations and self._is_unread(n)]:
-            # Unread data was given to some partition all the same.
+            # Unread data may be tagged as well.
             del self.constants[node]
 
     def _is_unread(self, node: Node) -> bool:
         return all(user in self.ahead for user in node.users)
 
     def index(self, value: Node) -> int:
-        """Return the number of a node's value: 0, 1, ... in the order of asking.
+        """Return the number of a node's value: 0, 1, ... in the order of first use.
 
         Args:
             value: A node of the partition.
@@ -94,7 +94,7 @@ class PartitionView:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def parts(self, node: Node) -> list[Node | None]:
-        """Return the getitem of each of a node's several values, None for an unread one.
+        """Return the getitem of each element of a node's value, None for an unread one.
 
         Args:
             node: A node with several values.
@@ -112,22 +112,22 @@ class PartitionView:
         nodes: Iterable[Node] = (),
         identifier: int | str | None = None,
     ) -> int:
-        """Append an instruction, mapped to the nodes that it computes; return its number.
+        """Append an instruction, mapped to its nodes; return its number.
 
         Args:
-            instruction: Anything; ``compile`` makes bytes of it.
-            nodes: What it computes, such as a convolution and the relu that is fused with it; the
-                node being visited, if nothing is given.
-            identifier: What the runtime half logs it by; the instruction's number, if None. A
-                backend gives all or none.
+            instruction: Any object; ``compile`` converts it to bytes.
+            nodes: Its nodes, such as a convolution and the relu fused with it; by default the
+                visited node.
+            identifier: The identifier that the runtime half logs; the instruction's number if
+                None. Either all instructions of a backend have identifiers or none.
 
         Raises:
-            DelegateMappingError: The identifier is taken, or not like those before it.
+            DelegateMappingError: The identifier is a duplicate, or some have none.
         """
         number = len(self.instructions)
         self.instructions.append(instruction)
         visited = [] if self._node is None else [self._node]
-        # Without handles the partition was not cut by to_backend: its map is unused.
+        # No debug handles: the partition was not cut by to_backend, and its map is unused.
         computed = [node for node in list(nodes) or visited if HANDLE in node.meta]
         if computed:
             self.debug_map.insert_delegate_mapping_entry(
@@ -136,27 +136,27 @@ class PartitionView:
         return number
 
     def store(self, key: str, tensor: torch.Tensor, *, alignment: int = 16) -> None:
-        """Put the elements of a tensor, in row-major order, into named data.
+        """Add the elements of a tensor, in row-major order, to the named data.
 
         Args:
-            key: Under which the runtime half finds them; partitions that store the same bytes
-                under the same key share them.
+            key: Key for the runtime half; partitions that store the same bytes under the same key
+                share them.
             tensor: A dense tensor, such as one of ``constants``; it is not copied.
             alignment: The bytes start at a multiple of this many bytes of the file.
         """
         self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)
 
     def named_data_output(self) -> NamedDataStoreOutput | None:
-        """Return the named data, or None where there is none."""
+        """Return the named data, or None if there is none."""
         output = self.named_data.get_named_data_store_output()
         return output if output.buffers else None
 
     @contextmanager
     def visiting(self, node: Node) -> Iterator[None]:
-        """Map what is emitted meanwhile to ``node``, and note it on what is raised meanwhile.
+        """Map instructions emitted in this context to ``node``, and add it to errors.
 
         Args:
-            node: The node being visited.
+            node: The visited node.
         """
         self._node = node
         try:

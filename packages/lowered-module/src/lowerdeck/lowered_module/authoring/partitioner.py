@@ -1,4 +1,4 @@
-"""Partitioners: the choice of nodes for a backend."""
+"""Partitioners: select the nodes for a backend."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lowerdeck.torch_base import OpOverload
 
 
 class DelegationSpec(NamedTuple):
-    """Where one partition goes.
+    """Backend and settings of one partition.
 
     Attributes:
         backend_id: Name of the backend.
-        compile_specs: What the backend should know about this partition.
+        compile_specs: Settings for the backend.
     """
 
     backend_id: str
@@ -37,13 +37,12 @@ class DelegationSpec(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionResult:
-    """A program whose nodes carry tags, and what each tag means.
+    """A tagged program, and the meaning of each tag.
 
     Attributes:
-        tagged_exported_program: The program that the partitioner was given, with
-            ``node.meta["delegation_tag"]`` set on the nodes to delegate and nothing else changed.
-        partition_tags: For each tag the backend and its specs. Tags that no node carries are
-            ignored.
+        tagged_exported_program: The partitioner's argument, with ``node.meta["delegation_tag"]``
+            on the nodes to delegate and no other change.
+        partition_tags: For each tag the backend and its specs. Tags without nodes are ignored.
     """
 
     tagged_exported_program: ExportedProgram
@@ -51,16 +50,16 @@ class PartitionResult:
 
 
 class Partitioner(ABC):
-    """Chooses the nodes to delegate by tagging them.
+    """Base class: selects the nodes to delegate by tagging them.
 
     Args:
         spec: Settings of the partitioner, kept as a read-only mapping.
 
     Attributes:
-        refused: Why the last call of ``partition`` left nodes alone, by node name; a partitioner
-            that says so assigns it.
-        remarks: What else there is to say of nodes that the last call gave to a backend: under a
-            heading, such as ``"computed in float"``, why, by node name. Summaries show it.
+        refused: Why nodes were not delegated in the last call of ``partition``, by node name; a
+            partitioner may assign it.
+        remarks: Remarks on delegated nodes of the last call, by heading (such as ``"computed in
+            float"``) and node name. Summaries show them.
 
     Example:
         >>> class Everything(Partitioner):
@@ -83,7 +82,7 @@ class Partitioner(ABC):
         """Return ``partition(exported_program)``.
 
         ExecuTorch's lowering calls it with programs of its Edge dialect: ``partition`` sees
-        torch's operators in them, and the backends that it names are made known there.
+        torch's operators in them, and its backends are registered with ExecuTorch.
         """
         with in_torchs_operators(exported_program) as is_edge:
             result = self.partition(exported_program)
@@ -99,16 +98,16 @@ class Partitioner(ABC):
 
     @property
     def spec(self) -> Mapping[str | int | float | bool, object]:
-        """The settings that this partitioner was made with."""
+        """The settings passed to the constructor."""
         return self._spec
 
     @abstractmethod
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags, and what the tags mean.
+        """Return the program with tags, and the meaning of the tags.
 
         Args:
-            exported_program: A light copy whose weights are fake tensors: shapes and dtypes can
-                be read, values cannot. Graphs of control flow may be tagged too; a delegate never
+            exported_program: A light copy whose weights are fake tensors: shapes and dtypes can be
+                read, values cannot. Graphs of control flow may be tagged too; a delegate never
                 spans two graphs.
 
         Returns:
@@ -119,7 +118,7 @@ class Partitioner(ABC):
         self,
         ep: ExportedProgram,  # noqa: ARG002  (for those who override it)
     ) -> tuple[list[OpOverload], Callable[[torch.fx.Node], bool] | None]:
-        """Return the operators that should reach this partitioner undivided.
+        """Return the operators that this partitioner requires undecomposed.
 
         Args:
             ep: The program before decomposition.

@@ -21,11 +21,11 @@ _registered: dict[str, Any] = {}
 
 
 def register_backend(backend: type, name: str | None = None) -> type:
-    """Make ``backend`` known under ``name``; usable as a class decorator.
+    """Register ``backend`` under ``name``; usable as a class decorator.
 
     Args:
         backend: A class with ``preprocess``.
-        name: The backend id; the class's own ``backend_id`` or its name, if None.
+        name: The backend id; by default the class's ``backend_id`` or its name.
 
     Returns:
         The class.
@@ -45,12 +45,12 @@ def register_backend(backend: type, name: str | None = None) -> type:
 
 
 def unregister_backend(name: str) -> None:
-    """Forget what ``register_backend`` made known under ``name``; nothing happens without."""
+    """Undo ``register_backend`` of ``name``; without a registration nothing happens."""
     _registered.pop(name, None)
 
 
 def backend_name(backend: type) -> str:
-    """Return the name that ``backend`` is found by: its ``backend_id``, or its class name."""
+    """Return the name of ``backend``: its ``backend_id``, or its class name."""
     own = getattr(backend, "backend_id", None)
     return own if isinstance(own, str) else backend.__name__
 
@@ -58,14 +58,13 @@ def backend_name(backend: type) -> str:
 def find_backend(name: str, *, peers: bool = False) -> Any:
     """Return the backend class called ``name``.
 
-    What was registered is what the caller meant. Otherwise imported classes are looked through:
-    subclasses of ``BackendDetails``, then those of ExecuTorch's class of that name, or the other
-    way round if ``peers``. Where none has the name, installed ones are (entry points
-    ``lowerdeck.backends``): a distribution that is only installed never stands in the way of a
-    class that the program uses.
+    Registered classes take precedence. Otherwise imported classes are searched: subclasses of
+    ``BackendDetails``, then those of ExecuTorch's class of that name (in reverse order if
+    ``peers``); then installed ones (entry points ``lowerdeck.backends``), so that a distribution
+    that is only installed never hides a class that the program uses.
 
     Args:
-        peers: Whether who asks for it is ExecuTorch's, such as a partitioner's DelegationSpec.
+        peers: Whether the name is from a DelegationSpec of ExecuTorch.
 
     Returns:
         The class.
@@ -73,7 +72,7 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     Raises:
         BackendNotFoundError: There is none.
         AmbiguousBackendError: There are several different ones. Of those written for ExecuTorch
-            the newest is taken, with a warning.
+            the newest is used, with a warning.
     """
     if name in _registered:
         return _registered[name]
@@ -84,7 +83,7 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     if not backends:
         backends = _different(entry.load() for entry in installed_entries(BACKENDS, name))
     if len(backends) > 1 and all(map(is_peers_backend, backends)):
-        # exir never asks: of several methods the newest class compiles, of one the oldest.
+        # exir has no check: with several methods the newest class compiles, with one the oldest.
         warnings.warn(
             f"backend {name} is {' and '.join(map(_describe, backends))}: the newest is taken, "
             "as in exir's lowering of several methods",
@@ -123,11 +122,11 @@ def find_partitioner(name: str) -> Any:
             backend's; ``xnnpack`` is short for ``XnnpackBackend``.
 
     Returns:
-        The instance, made without arguments.
+        An instance created without arguments.
 
     Raises:
-        BackendNotFoundError: No distribution offers it.
-        AmbiguousBackendError: Several distributions offer different ones.
+        BackendNotFoundError: No distribution has it.
+        AmbiguousBackendError: Several distributions have different ones.
     """
     return installed_partitioner(name).load()()
 
@@ -136,8 +135,8 @@ def installed_partitioner(name: str) -> EntryPoint:
     """Return the entry point of the installed partitioner called ``name``.
 
     Raises:
-        BackendNotFoundError: No distribution offers it.
-        AmbiguousBackendError: Several distributions offer different ones.
+        BackendNotFoundError: No distribution has it.
+        AmbiguousBackendError: Several distributions have different ones.
     """
     return only_entry(PARTITIONERS, name, f"partitioner {name!r} was not found")
 
@@ -146,11 +145,11 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
     """Return the installed entry point of a name.
 
     Args:
-        missing: The beginning of the error without one.
+        missing: The beginning of the error if there is none.
 
     Raises:
-        BackendNotFoundError: No distribution offers it.
-        AmbiguousBackendError: Several distributions offer different ones.
+        BackendNotFoundError: No distribution has it.
+        AmbiguousBackendError: Several distributions have different ones.
     """
     entries = installed_entries(group, name) or [
         entry for entry in installed_entries(group) if _short(entry.name) == _short(name)
@@ -175,7 +174,7 @@ def _short(name: str) -> str:
 
 
 def _different(candidates: Iterable[Any]) -> list[Any]:
-    """Return the newest of each class: a notebook's cell that runs again makes its class again."""
+    """Return the newest class of each definition: notebook cells define classes again."""
     return list({_describe(candidate): candidate for candidate in candidates}.values())
 
 

@@ -1,4 +1,4 @@
-"""Reasons why nodes were not delegated, kept as metadata of the nodes."""
+"""Reasons why nodes are not delegated, stored in their metadata."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lowerdeck.torch_base import OpOverload
 
 
 class WhyNoPartition:
-    """Logs why a node was not delegated, and leaves the reason on the node.
+    """Log why a node is not delegated, and store the reason in its metadata.
 
     Args:
-        logger: Where reasons are logged, at level debug.
+        logger: Logger for the reasons, at level debug.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -24,7 +24,7 @@ class WhyNoPartition:
         self.reason: str = ""
 
     def __call__(self, node: Node, reason: str) -> None:
-        """Record why ``node`` is left to the program."""
+        """Record why ``node`` is not delegated."""
         self.node, self.reason = node, reason
         node.meta.setdefault(REJECT, reason)
         self.logger.debug(str(self))
@@ -34,7 +34,7 @@ class WhyNoPartition:
 
 
 class WhyNoPartitionReporter:
-    """Collects why nodes were not delegated; the first reason for each node counts.
+    """Collect the first reason why each node is not delegated.
 
     Example:
         >>> reporter = WhyNoPartitionReporter()
@@ -55,10 +55,10 @@ class WhyNoPartitionReporter:
         return dict(self._reasons)
 
     def report_reject(self, node: Node, reason: str) -> None:
-        """Record why ``node`` is left to the program.
+        """Record why ``node`` is not delegated.
 
         Args:
-            reason: Why, in words that end a sentence.
+            reason: The reason, as the end of a sentence.
         """
         self._reasons.setdefault(node, reason)
         node.meta.setdefault(REJECT, reason)
@@ -70,13 +70,13 @@ class WhyNoPartitionReporter:
 
 
 def keep_reasons(graph: Graph, refused: object) -> None:
-    """Leave on nodes of ``graph`` why a partitioner refused them, in place.
+    """Store a partitioner's reasons in the metadata of the refused nodes, in place.
 
-    Summaries and pictures of the lowered program then show it without the partitioner.
+    Summaries and pictures of the lowered program then show them without the partitioner.
 
     Args:
         graph: The graph that was partitioned.
-        refused: Why, by name of node; anything but a mapping is ignored.
+        refused: Reasons by node name; anything but a mapping is ignored.
     """
     if not isinstance(refused, Mapping):
         return
@@ -85,16 +85,16 @@ def keep_reasons(graph: Graph, refused: object) -> None:
         if why is not None and before is None:
             node.meta[REJECT] = why
         elif why is not None and why not in before:
-            # Another partitioner was asked first, and had its own reason.
+            # Another partitioner was called first, and gave its own reason.
             node.meta[REJECT] = f"{before}; {why}"
 
 
 def keep_remarks(graph: Graph, remarks: object) -> None:
-    """Leave on nodes of ``graph`` what a partitioner says of those that it took, in place.
+    """Store a partitioner's remarks in the metadata of delegated nodes, in place.
 
     Args:
         graph: The graph that was partitioned.
-        remarks: Reasons by heading and name of node; anything but a mapping is ignored.
+        remarks: Reasons by heading and node name; anything but a mapping is ignored.
     """
     if not isinstance(remarks, Mapping):
         return
@@ -107,12 +107,12 @@ def keep_remarks(graph: Graph, remarks: object) -> None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the name of a node's operator as users write it, such as ``aten.add.Tensor``.
+    """Return the name of a node's operator, such as ``aten.add.Tensor``.
 
     Returns:
-        For an operator of torch its name with the overload, as in ``visits``;
-        for another function its name, such as ``getitem`` or ``cond``; else what the node is, such
-        as ``placeholder``.
+        For an operator of torch its name with the overload, as in ``visits``; for another function
+        its name, such as ``getitem`` or ``cond``; for other nodes the kind, such as
+        ``placeholder``.
     """
     if node.op != "call_function":
         return node.op

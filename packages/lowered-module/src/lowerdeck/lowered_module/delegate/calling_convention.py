@@ -28,14 +28,13 @@ from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_p
 
 @dataclass(frozen=True, slots=True)
 class CallingConvention:
-    """What is between a program's caller and its delegate.
+    """Conversion between a program's arguments and results and its delegate's.
 
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
         out_spec: Structure of the result.
         constants: Outputs other than values of the graph (None, numbers, strings), by position.
-        mutated: Positions of the inputs that are changed in place. The delegate returns their new
-            values first.
+        mutated: Positions of the mutated inputs. The delegate returns their new values first.
     """
 
     in_spec: pytree.TreeSpec
@@ -45,21 +44,21 @@ class CallingConvention:
 
     @classmethod
     def of(cls, program: ExportedProgram) -> CallingConvention:
-        """Return how ``program`` is called."""
+        """Return the calling convention of ``program``."""
         spec = program.call_spec
         assert spec.in_spec is not None
         assert spec.out_spec is not None
         return cls(spec.in_spec, spec.out_spec)
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the arguments as the delegate takes them.
+        """Return the flat arguments of the delegate.
 
         Args:
             args: Positional arguments of the program.
             kwargs: Keyword arguments of the program, in any order.
 
         Raises:
-            SignatureError: They are structured otherwise than the program's.
+            SignatureError: Their structure differs from the program's.
         """
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.in_spec:
@@ -76,11 +75,11 @@ class CallingConvention:
         return flat
 
     def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """Return what the program returns, after changing the inputs that it changes.
+        """Return the program's result, after updating the inputs that it mutates.
 
         Args:
-            outputs: What the delegate returned.
-            inputs: What it was given.
+            outputs: Outputs of the delegate.
+            inputs: Inputs of the delegate.
         """
         for position, value in zip(self.mutated, outputs, strict=False):
             inputs[position].copy_(value)
@@ -95,12 +94,12 @@ class CallingConvention:
 
 
 def flatten_program(program: ExportedProgram) -> CallingConvention:
-    """Make ``program``, in place, return values only; return how to call it as before.
+    """Make ``program`` return values only, in place; return its calling convention.
 
-    Constant outputs are taken out, and inputs that are changed in place are returned instead.
+    Constant outputs are removed, and mutated inputs are returned instead.
 
     Args:
-        program: A program whose graph and signature are its own.
+        program: A program with a graph and a signature of its own.
     """
     inputs = [node.name for node in user_inputs(program)]
     kept: list[tuple[Any, OutputSpec]] = []
@@ -129,12 +128,12 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
 def single_call_program(
     delegate: torch.nn.Module, inner: ExportedProgram, convention: CallingConvention
 ) -> ExportedProgram:
-    """Return a program whose inputs go to ``delegate`` and whose outputs come from it.
+    """Return a program that only calls ``delegate``.
 
     Args:
-        delegate: The delegate to call. What it owns is not part of the program.
-        inner: The program that the delegate replaces, flat in and out.
-        convention: How the program is called.
+        delegate: The delegate. Tensors that it owns are not part of the program.
+        inner: The program that the delegate replaces, with flat inputs and outputs.
+        convention: The calling convention of the original program.
     """
     graph = Graph()
     arguments: list[Node] = []

@@ -1,4 +1,4 @@
-"""The module by which a program calls a backend's work."""
+"""The module by which a program calls a delegate."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 class LoweredBackendModule(torch.nn.Module):
-    """A partition as its backend compiled it.
+    """A compiled partition.
 
-    torch knows a delegate by this class's name and by ``backend_id``, ``processed_bytes``,
-    ``compile_specs`` and ``original_module``. Calling it runs the original graph in eager, the
-    blob being for the device.
+    torch identifies a delegate by this class's name and by ``backend_id``, ``processed_bytes``,
+    ``compile_specs`` and ``original_module``. Calling it runs the original graph in eager; the
+    blob is for the device.
 
     Args:
-        edge_program: The partition; the module keeps it, with flat inputs and outputs.
+        edge_program: The partition with flat inputs and outputs; the module keeps it.
         backend_id: Name of the backend.
-        processed_bytes: What the backend compiled.
+        processed_bytes: The blob.
         compile_specs: The compile specs of the backend.
-        named_data_store_output: The named data that the blob asks for, if any.
-        convention: How to call it, where that is not with flat positional arguments.
+        named_data_store_output: The named data of the blob, if any.
+        convention: The calling convention, unless it is flat positional arguments.
 
     Attributes:
-        meta: What tools want to know: ``"debug_handle_map"`` at least.
+        meta: Data for tools: ``"debug_handle_map"`` at least.
     """
 
     meta: dict[str, Any]
 
     @property  # type: ignore[misc]  # Python asks for it, and never sets it
     def __class__(self) -> type[LoweredBackendModule]:
-        """The class; where ExecuTorch is loaded, one that it takes for its own too."""
+        """The class; if ExecuTorch is loaded, one that is a subclass of its own as well."""
         return as_peer(type(self))
 
     def __init__(
@@ -73,7 +73,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def processed_bytes(self) -> bytes:
-        """What the backend compiled, for its runtime half."""
+        """The blob, for the backend's runtime half."""
         return self._processed_bytes
 
     @property
@@ -85,27 +85,27 @@ class LoweredBackendModule(torch.nn.Module):
     def original_module(self) -> ExportedProgram:
         """The partition as a program that takes and returns flat tuples.
 
-        Its graph is shared by deep copies of this module; treat it as read-only.
+        Deep copies of this module share its graph; treat it as read-only.
         """
         return self._program
 
     @property
     def named_data_store_output(self) -> NamedDataStoreOutput | None:
-        """The named data that the blob asks for, or None."""
+        """The named data of the blob, or None."""
         return self._named_data_store_output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original graph, in the calling convention of the program that was lowered.
 
         Args:
-            *args: As the original program takes them.
-            **kwargs: As the original program takes them.
+            *args: Positional arguments of the original program.
+            **kwargs: Keyword arguments of the original program.
 
         Returns:
-            What the original program returns.
+            The result of the original program.
 
         Raises:
-            SignatureError: The arguments are not structured as the program's.
+            SignatureError: The structure of the arguments differs from the program's.
         """
         flat = self._convention.flat(args, kwargs)
         return self._convention.result(executorch_call_delegate(self, *flat), flat)
@@ -117,18 +117,18 @@ class LoweredBackendModule(torch.nn.Module):
         *,
         config: EmitConfig | None = None,
     ) -> Program:
-        """Return a whole program for the runtime that does nothing but call this delegate.
+        """Return a whole program for the runtime that only calls this delegate.
 
-        Its inputs and outputs are those of the program that was lowered, in the same structure;
-        what the delegate owns is inside its blob and named data.
+        Its inputs and outputs are those of the program that was lowered, in the same structure.
+        Tensors that the delegate owns are in its blob and named data.
 
         Args:
-            emit_stacktrace: Give each instruction the stack trace of the user's code.
-            memory_planning: Settings of the emission, its memory plan among them.
-            config: The same, as :func:`lowerdeck.emitter.emit` calls it; give one of the two.
+            emit_stacktrace: Whether instructions have the stack trace of the user's code.
+            memory_planning: Settings of the emission, including the memory planner.
+            config: The same under the name of :func:`lowerdeck.emitter.emit`; pass one of the two.
 
         Raises:
-            TypeError: ``memory_planning`` and ``config`` are both given.
+            TypeError: ``memory_planning`` and ``config`` are both passed.
         """
         if memory_planning is not None and config is not None:
             raise TypeError(
@@ -152,7 +152,7 @@ class LoweredBackendModule(torch.nn.Module):
             segment_alignment: Alignment of segments in bytes.
             constant_tensor_alignment: Alignment of constant tensors in bytes; 16 if None.
             delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
-            memory_planning: Settings of the emission, its memory plan among them.
+            memory_planning: Settings of the emission, including the memory planner.
         """
         emitted = self._emitted(memory_planning)
         return emitted.to_bytes(
@@ -173,11 +173,11 @@ class LoweredBackendModule(torch.nn.Module):
         return emit(program, config=settings)
 
     def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
-        # pickle would take the class that ``__class__`` says, another one if ExecuTorch is loaded.
+        # pickle would use ``__class__``, which is another class if ExecuTorch is loaded.
         return _unfilled, (), dict(self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """Return a copy with its own state, maps and specs that shares all that is constant."""
+        """Return a copy with its own state, maps and specs that shares all constants."""
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
         memo[id(self)] = copied
         torch.nn.Module.__init__(copied)
@@ -190,5 +190,5 @@ class LoweredBackendModule(torch.nn.Module):
 
 
 def _unfilled() -> LoweredBackendModule:
-    """Return a delegate for pickle to fill; the class is chosen again."""
+    """Return an empty delegate for unpickling; its class is chosen again."""
     return LoweredBackendModule.__new__(LoweredBackendModule)

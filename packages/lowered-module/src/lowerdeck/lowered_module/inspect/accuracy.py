@@ -1,4 +1,4 @@
-"""Compare calls of a lowered model with calls of the model, state included."""
+"""Compare calls of a lowered model with calls of the model, including state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CALLS = 3
 
 @dataclass(frozen=True, slots=True)
 class OutputAccuracy:
-    """The difference between one output of a lowered model and the model's own.
+    """Difference between one output of a lowered model and the model's.
 
     Attributes:
-        largest: Largest absolute difference; infinite where the shapes differ, or where only one
-            of both is NaN or infinite.
+        largest: Largest absolute difference; infinite if the shapes differ, or if only one value
+            is NaN or infinite.
         cosine: Cosine of the angle between both, as vectors of their finite elements.
-        name: What was compared, such as ``"output 0"`` or ``"state 'cache.keys'"``.
+        name: The compared value, such as ``"output 0"`` or ``"state 'cache.keys'"``.
         call: The call with this difference, counted from 1.
     """
 
@@ -50,7 +50,7 @@ class EagerCall:
 def call_in_eager(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], count: int = CALLS
 ) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
-    """Call a copy of a module several times, each time with other inputs.
+    """Call a copy of a module several times, each time with different inputs.
 
     Args:
         module: The model; it is not changed.
@@ -61,13 +61,13 @@ def call_in_eager(
         The calls, and the buffers of the copy by name after the last call.
 
     Raises:
-        Exception: What the model raises on the example inputs.
+        Exception: The model raised it on the example inputs.
     """
     model = copy_module(module, share_parameters=True)
     calls = []
 
     def add_call(model: torch.nn.Module, inputs: tuple[Any, Any]) -> None:
-        # A model may write its inputs, and return them.
+        # A model may mutate its inputs, and return them.
         args, kwargs = copy.deepcopy(inputs)
         outputs = copy.deepcopy(pytree.tree_leaves(model(*args, **kwargs)))
         calls.append(EagerCall(*inputs, outputs))
@@ -81,7 +81,7 @@ def call_in_eager(
             except Exception:
                 if not number:
                     raise
-                # A model may check its inputs; then it is called with the example inputs again.
+                # A model may validate its inputs; then it is called with the example inputs again.
                 model = before
                 add_call(model, copy.deepcopy(arguments))
     return calls, dict(model.named_buffers())
@@ -99,7 +99,7 @@ def pair_values(
         calls: The calls of the model.
         run: Calls the lowered model.
         state: The model's buffers after its last call, by name.
-        state_of: Returns the same of the lowered model, as far as its state can be read.
+        state_of: Returns the state of the lowered model, as far as it can be read.
     """
     for number, call in enumerate(calls, 1):
         outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
@@ -121,7 +121,7 @@ def compare_calls(
     """Return the difference of each output in its worst call, and of each buffer after the last.
 
     Args:
-        calls: As ``pair_values`` takes them.
+        calls: The calls of the model, as for ``pair_values``.
     """
     worst: dict[str, OutputAccuracy] = {}
     for name, number, value, expected in pair_values(calls, run, state, state_of):
@@ -178,9 +178,9 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _vary(leaf: Any, number: int) -> Any:
-    """Return a tensor of the same elements in another order, floats made smaller by eighths.
+    """Return a tensor of the same elements in another order, with floats scaled by eighths.
 
-    So tokens, indices and masks stay in their ranges.
+    Tokens, indices and masks stay in their ranges.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf

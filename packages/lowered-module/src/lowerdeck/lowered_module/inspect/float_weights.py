@@ -34,7 +34,7 @@ class FloatWeight:
 
 
 def why_not_quantized(node: Node) -> str:
-    """Return the reason that holds for any backend.
+    """Return the reason that applies to any backend.
 
     Args:
         node: The node that reads the weight.
@@ -45,10 +45,10 @@ def why_not_quantized(node: Node) -> str:
 def list_float_weights(
     program: ExportedProgram, why_float: Callable[[Node], str | None] = why_not_quantized
 ) -> tuple[FloatWeight, ...]:
-    """Return the weights of more than 1 kB that stay float, the largest first, but no biases.
+    """Return the float weights of more than 1 kB, the largest first, without biases.
 
     Args:
-        why_float: Returns why the weight that a node reads stays float; None leaves it out.
+        why_float: Returns why the weight that a node reads stays float; None omits it.
     """
     weights = []
     tensors = {**program.state_dict, **program.constants}
@@ -66,17 +66,17 @@ def list_float_weights(
 
 
 def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWeight, ...]:
-    """Return the weights that stay float in what a quantised program was cut into.
+    """Return the float weights in the lowered programs and delegates of a quantised program.
 
     Args:
-        programs: The lowered programs and those of their delegates; nothing is returned if no
-            call of any of them quantises.
+        programs: The lowered programs and those of their delegates; without a quantising call the
+            result is empty.
     """
     parts = list(programs)
     nodes = (node for part in parts for node in nodes_of(part.graph_module))
     if not any("quantize" in str(node.target) for node in nodes if _is_call(node)):
         return ()
-    # A weight that several delegates read is one.
+    # A weight that several delegates read counts once.
     return _sorted(
         {weight.name: weight for part in parts for weight in list_float_weights(part)}.values()
     )

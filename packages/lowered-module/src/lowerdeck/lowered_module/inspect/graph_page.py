@@ -1,4 +1,4 @@
-"""A page that shows a program's graph: what went to which backend, and why the rest did not."""
+"""HTML page of a program's graph: partitions, and reasons for nodes outside of them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def graph_html(
 ) -> str:
     """Return a page that shows the graph with each partition in its colour.
 
-    Delegates are shown by the nodes inside them. Tags of a partitioner that were not lowered yet
-    are also shown as partitions. Weights are named with the nodes that read them.
+    Delegates are shown by their nodes. Tags that are not lowered yet are also shown as partitions.
+    Weights are shown with the nodes that read them.
 
     Args:
         program: The program, before or after :func:`to_backend`.
-        reasons: For names of nodes why no partition took them, where the partitioner did not say
-            so through a :class:`WhyNoPartitionReporter`.
-        title: What to call the program.
+        reasons: Why nodes are not delegated, by node name, if the partitioner did not use a
+            :class:`WhyNoPartitionReporter`.
+        title: Title of the page.
 
     Returns:
-        The text of one HTML page that needs no network, to be written as UTF-8.
+        The text of one HTML page without external resources, to be written as UTF-8.
 
     Raises:
-        LoweringError: It is not an exported program.
+        LoweringError: ``program`` is not an exported program.
 
     Example:
         >>> import torch
@@ -73,10 +73,10 @@ def graph_html(
 
 
 class _Picture:
-    """Nodes of all graphs in one list, each after what it needs, as the script reads them.
+    """Nodes of all graphs in one topologically sorted list, for the page's script.
 
     Args:
-        reasons: For names of nodes why no partition took them.
+        reasons: Why nodes are not delegated, by node name.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -95,9 +95,9 @@ class _Picture:
         """Add the nodes of one graph.
 
         Args:
-            graph_module: The graph; its delegates are shown by the nodes inside them.
-            inputs: Its placeholders that are shown; None for all.
-            made_by: For nodes, the boxes of their values; those from outside are given.
+            graph_module: The graph; its delegates are shown by their nodes.
+            inputs: Its placeholders to show; None for all.
+            made_by: The boxes of node values, also of values from outside.
             group: Its group; -1 outside of all delegates.
         """
         for node in graph_module.graph.nodes:
@@ -120,7 +120,7 @@ class _Picture:
     def _add_delegate(
         self, graph_module: GraphModule, node: Node, made_by: dict[Node, list[int]]
     ) -> None:
-        """Add the nodes inside a delegate, so that the picture shows what it computes."""
+        """Add the nodes of a delegate."""
         handle, *args = cast("list[Node]", list(node.args))
         delegate = cast("LoweredBackendModule", attribute_of(graph_module, handle))
         number = len(self.groups)
@@ -167,7 +167,7 @@ class _Picture:
 
     def _add(self, node: Node, kind: str, group: int, made_by: dict[Node, list[int]]) -> int:
         needs = {source for arg in node.all_input_nodes for source in made_by.get(arg, [])}
-        # Results of the branches of a call are what the call itself needs.
+        # The call depends on the results of its branches.
         needs |= set(made_by.get(node, []))
         # Weights are placeholders without a node in the picture.
         constants = [

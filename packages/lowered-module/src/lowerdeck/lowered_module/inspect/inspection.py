@@ -1,4 +1,4 @@
-"""Look at a lowered program: its delegates, and what was left to the program."""
+"""Query the delegates of a lowered program, and the nodes outside of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def get_lowered_submodules(
     """Return the delegates that one graph calls: name, module and calling node, in order.
 
     Args:
-        graph_module: One graph; graphs nested in it are not looked into.
+        graph_module: One graph, without its nested graphs.
     """
     calls = graph_module.graph.find_nodes(op="call_function", target=executorch_call_delegate)
     fetched = [(cast("Node", call.args[0]), call) for call in calls]
@@ -35,35 +35,35 @@ def get_lowered_backend_modules(graph_module: GraphModule) -> list[LoweredBacken
     """Return the delegates that one graph calls, in order.
 
     Args:
-        graph_module: One graph; graphs nested in it are not looked into.
+        graph_module: One graph, without its nested graphs.
     """
     return [module for _, module, _ in get_lowered_submodules(graph_module)]
 
 
 def delegates_in(graph_module: GraphModule) -> list[LoweredBackendModule]:
-    """Return the delegates that a graph and the graphs nested in it call, in order."""
+    """Return the delegates of a graph and its nested graphs, in order."""
     return [
         delegate for gm in graphs_of(graph_module) for delegate in get_lowered_backend_modules(gm)
     ]
 
 
 def get_delegates(graph: Graph) -> list[Node]:
-    """Return the nodes that fetch the delegates of one graph, in order.
+    """Return the ``get_attr`` nodes of the delegates of one graph, in order.
 
     Args:
-        graph: One graph; graphs nested in it are not looked into.
+        graph: One graph, without its nested graphs.
     """
     calls = graph.find_nodes(op="call_function", target=executorch_call_delegate)
     return list(dict.fromkeys(cast("Node", call.args[0]) for call in calls))
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
-    """Return the computing nodes of one graph that no delegate took.
+    """Return the computing nodes of one graph outside of delegates.
 
-    Calls of delegates, and the getitems on them, are not among them.
+    Calls of delegates, and the getitems on them, are excluded.
 
     Args:
-        graph: One graph; graphs nested in it are not looked into.
+        graph: One graph, without its nested graphs.
     """
     return [
         node

@@ -1,4 +1,4 @@
-"""Report of a lowering in lines."""
+"""Lowering reports for the terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def report_lines(
     accuracy: Sequence[OutputAccuracy],
     not_compared: str,
 ) -> Iterator[str]:
-    """Yield what lowering came to, and what fills the file.
+    """Yield the result of lowering, and the contents of the file.
 
     Args:
-        summary: What went to backends.
-        file: Where it was written.
+        summary: The delegated and other nodes.
+        file: Path of the file.
         seconds: Wall time of each stage.
         accuracy: The difference of each output from eager's.
-        not_compared: Why that is not known; empty if it is.
+        not_compared: Why the accuracy is unknown; empty if it is known.
     """
     delegated, left = sum(summary.delegated.values()), sum(summary.left.values())
     per_backend = ", ".join(f"{count} to {name}" for name, count in summary.delegates.items())
@@ -46,7 +46,7 @@ def report_lines(
     yield f"file size      {_size(size)}"
     for name, count in sorted(_contents(emitted, size).items(), key=lambda item: -item[1]):
         if count:
-            # A device that was written to has no size.
+            # Devices have no size.
             part = f" {count / size:>5.0%}" if size else ""
             yield f"  {name:<20} {_size(count):>12}{part}"
     plans = emitted.program.execution_plan
@@ -69,13 +69,13 @@ def quantization_lines(
     samples: int | None,
     accuracy: Sequence[OutputAccuracy],
 ) -> Iterator[str]:
-    """Yield how a model was quantised.
+    """Yield the result of quantisation.
 
     Args:
         float_weights: The weights that stay float, the largest first.
         weight_bytes: Bytes of all weights of the model in float.
-        samples: With how many samples it was calibrated; None without calibration.
-        accuracy: The difference of each output from that of the model in float.
+        samples: Number of calibration samples; None without calibration.
+        accuracy: The difference of each output from that of the float model.
     """
     if samples is not None:
         calibration = f"with {samples} samples" if samples else "with the example inputs alone; "
@@ -95,7 +95,7 @@ def quantization_lines(
 
 
 def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
-    """Yield which tensor takes most of the planned memory; its sizes are upper bounds."""
+    """Yield the tensor that takes most of the planned memory; its sizes are upper bounds."""
     planned = [
         (value.val, index, plan)
         for plan in plans

@@ -1,4 +1,4 @@
-"""Summary of what was delegated and what was left."""
+"""Summary of delegated and other nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OF_AN_INPUT = re.compile(r"input (\w+): (.*)")
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a partitioner said of a node that it gave to a backend.
+    """A partitioner's remark on a delegated node.
 
     Attributes:
-        heading: What is so, such as ``"computed in float"``.
+        heading: Kind of the remark, such as ``"computed in float"``.
     """
 
     heading: str
@@ -42,11 +42,11 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """One reason why nodes were left, with where it begins.
+    """One reason why nodes are not delegated, and where it begins.
 
     Attributes:
-        start: The node whose value the first of them refuses, such as the input ``tokens`` of a
-            chain of integers; empty where the reason is the operator itself.
+        start: The node whose value the first of them rejects, such as the input ``tokens`` of a
+            chain of integers; empty if the reason is the operator itself.
         operators: Number of nodes, by operator.
     """
 
@@ -70,18 +70,18 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True)
 class DelegationSummary:
-    """What went to backends and what was left.
+    """Numbers of delegated and other nodes.
 
     Attributes:
         delegates: Number of delegates, by backend.
         delegate_bytes: Bytes of blobs, by backend.
         delegated: Number of delegated nodes, by operator.
-        left: Number of nodes left to the program, by operator.
-        reasons: Why an operator's nodes were left, where a partitioner said so.
-        remarks: What a partitioner said of nodes that it gave to a backend.
+        left: Number of nodes that are not delegated, by operator.
+        reasons: Reasons for an operator's nodes, if a partitioner gave any.
+        remarks: A partitioner's remarks on delegated nodes.
         float_weights: The weights of more than 1 kB that stay float in a quantised program, the
             largest first; empty for graph modules, which hold no weights.
-        root_causes: The reasons, each once, those of most nodes first.
+        root_causes: The reasons, each once, in descending order of nodes.
     """
 
     delegates: Mapping[str, int]
@@ -118,13 +118,13 @@ class DelegationSummary:
 def delegation_summary(
     program: ExportedProgram | GraphModule | Mapping[str, ExportedProgram],
 ) -> DelegationSummary:
-    """Return what lowering did to ``program``, nested graphs and delegates in delegates included.
+    """Summarise the lowering of ``program``, including nested graphs and delegates.
 
     Args:
         program: A lowered program, or its graph module, or the programs of several methods.
 
     Raises:
-        LoweringError: It is something else.
+        LoweringError: It is another object.
     """
     programs = list(program.values()) if isinstance(program, Mapping) else [program]
     tops = [part.graph_module if isinstance(part, ExportedProgram) else part for part in programs]
@@ -170,7 +170,7 @@ def delegation_summary(
 
 
 def _root_cause(node: Node) -> tuple[str, str]:
-    """Return the reason why a node was left, and the value where a chain of it begins."""
+    """Return the reason why a node is not delegated, and the value where its chain begins."""
     match = _OF_AN_INPUT.fullmatch(node.meta[REJECT])
     if match is None:
         return node.meta[REJECT], ""
