@@ -1,4 +1,4 @@
-"""Hold the cyclic garbage collector back while a file becomes objects that all live on."""
+"""Pause the cyclic garbage collector while a file is decoded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Keep the collector from looking over what is made, which costs 40 % of reading a large file.
+    """Pause the garbage collector, which takes 40 % of the time to read a large file.
 
-    It is a switch of the whole process: of two threads that hold it the first to end lets it go,
-    and the other is slower from then on.
+    The switch is global: of two threads that pause it the first to finish resumes it, and the
+    other is slower from then on.
     """
     was_on = gc.isenabled()
     gc.disable()

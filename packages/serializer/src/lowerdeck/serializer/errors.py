@@ -1,26 +1,26 @@
-"""The errors that this package raises.
+"""Errors of this package.
 
-Whatever is wrong with a *file* is a :class:`FormatError`; its subclasses are the ways a file can
-be wrong. Whatever is wrong with a *program* that should be written is a :class:`ProgramError`.
+Faults of a *file* raise a subclass of :class:`FormatError`; faults of a *program* to be written
+raise :class:`ProgramError`.
 """
 
 from __future__ import annotations
 
 
 class SerializerError(Exception):
-    """Base of every error that ``lowerdeck.serializer`` raises on purpose."""
+    """Base of all errors of ``lowerdeck.serializer``."""
 
 
 class ProgramError(SerializerError, ValueError):
-    """The program or the options given to the writer cannot be written."""
+    """The program or an option cannot be written."""
 
 
 class TraceError(SerializerError, ValueError):
-    """A trace of a call is malformed, or of another program."""
+    """The trace of a call is malformed, or belongs to another program."""
 
 
 class NamedDataConflictError(ProgramError):
-    """One key was given two different contents."""
+    """One key has two different contents."""
 
     def __init__(self, key: str, found: str, expected: str) -> None:
         self.key = key
@@ -31,15 +31,15 @@ class NamedDataConflictError(ProgramError):
 
 
 class TableLimitWarning(UserWarning):
-    """The program that was written has more tables than the runtime's default check visits."""
+    """The written program has more tables than the runtime's default check visits."""
 
 
 class FormatError(SerializerError, ValueError):
     """A file is not a well-formed `.pte` or `.ptd`, or its content is not safe to run.
 
     Attributes:
-        field: What was being read, such as ``"Tensor.sizes"``.
-        offset: Byte offset in the file where it was read, or None where none can be named.
+        field: The field that was read, such as ``"Tensor.sizes"``.
+        offset: Byte offset in the file, or None if unknown.
         reason: What was found and what was expected.
     """
 
@@ -52,7 +52,7 @@ class FormatError(SerializerError, ValueError):
 
 
 class TruncatedError(FormatError):
-    """The file ends before something that its header or tables say is there."""
+    """The file ends before data that its header or tables refer to."""
 
 
 class MagicError(FormatError):
@@ -68,7 +68,7 @@ class OffsetError(FormatError):
 
 
 class AlignmentError(FormatError):
-    """Something is at an address that its type does not allow."""
+    """Data is at an address that its type does not allow."""
 
 
 class TableError(FormatError):
@@ -92,12 +92,12 @@ class LimitError(FormatError):
 
 
 class SegmentError(FormatError):
-    """A segment, or an offset into one, leads outside the file."""
+    """A segment, or an offset into one, is outside of the file."""
 
 
 class IndexRangeError(FormatError):
-    """An index points at nothing, or at something of the wrong kind."""
+    """An index is out of range, or refers to a value of another kind."""
 
 
 class ContentError(FormatError):
-    """The content is well-formed, but the runtime would refuse it, crash, or compute nonsense."""
+    """The content is well-formed, but the runtime would reject it, crash, or compute garbage."""

@@ -1,30 +1,30 @@
-"""Text from a file as text that is safe to print: on any terminal, in any encoding."""
+"""Convert text from a file to text that is safe to print on any terminal, in any encoding."""
 
 from __future__ import annotations
 
 import unicodedata
 
-# Control characters steer a terminal; format characters turn the order of what is read or take
-# no width; surrogates, private and unassigned ones print as anything or not at all; line
-# separators would begin another line.
+# Control characters steer a terminal; format characters reorder text or have no width;
+# surrogates, private and unassigned characters print arbitrarily; line separators start
+# another line.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LONGEST = 200
 
 
 def printable(text: str, *, encoding: str | None = None) -> str:
-    r"""Return a text with every character that is not plainly visible written as an escape.
+    r"""Return a text with every character that is not plainly visible escaped.
 
-    Whatever a file holds, the result steers no terminal, hides nothing, stays on its line and can
-    be printed. The same text gives the same result everywhere, and a result gives itself: what
-    was made printable once may be made so again.
+    The result contains no control sequences, hides nothing, has one line and can be printed. The
+    conversion is deterministic and idempotent.
 
     Args:
         text: Any text, such as a name from a file.
-        encoding: What the result must be encodable in, such as ``"ascii"``; None for any Unicode.
+        encoding: The encoding in which the result must be encodable, such as ``"ascii"``; None for
+            any Unicode.
 
     Returns:
-        The text, in which control, format (bidirectional among them), surrogate, private and
-        unassigned characters and separators of lines are ``\xNN``, ``\uNNNN`` or ``\UNNNNNNNN``.
+        The text, with control, format (including bidirectional), surrogate, private and unassigned
+        characters and line separators as ``\xNN``, ``\uNNNN`` or ``\UNNNNNNNN``.
 
     Example:
         >>> print(printable("weight\x1b[2J"), printable("naïve"))

@@ -1,1 +1,1 @@
-"""The ``.bpte`` file: a program with inputs to try it on, and the results expected of them."""
+"""The ``.bpte`` file: a program with test inputs and expected results."""

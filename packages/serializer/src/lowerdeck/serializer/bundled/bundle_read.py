@@ -1,4 +1,4 @@
-"""Bundled programs read from ``.bpte`` files, with every offset checked before it is used."""
+"""Read bundled programs from ``.bpte`` files; every offset is checked before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundled programs written as ``.bpte`` files, no weight copied."""
+"""Write bundled programs as ``.bpte`` files without copying weights."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The ETDump file: times of parts of a run, for ExecuTorch's ``Inspector``."""
+"""The ETDump file: times of events in a run, for ExecuTorch's ``Inspector``."""

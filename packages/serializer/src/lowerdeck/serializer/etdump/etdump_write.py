@@ -1,4 +1,4 @@
-"""ETDump files written."""
+"""Write ETDump files."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ProfileEvent:
-    """Something that took time.
+    """One timed event.
 
     Attributes:
-        name: What ran: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a
-            delegate, ``Method::execute`` for a whole call, in the words of ExecuTorch's runtime.
-        start_time: When it began, in nanoseconds from any moment.
+        name: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a delegate,
+            ``Method::execute`` for a whole call, as in ExecuTorch's runtime.
+        start_time: Start in nanoseconds, from an arbitrary origin.
         chain_index: Number of the chain.
         instruction_id: Index of the instruction in it, -1 for other events.
-        delegate_debug_id: Debug identifier of a part of a delegate, None for all else.
+        delegate_debug_id: Debug identifier of a part of a delegate, None for other events.
         delegate_debug_metadata: More data about that part.
     """
 
@@ -33,7 +33,7 @@ class RunData:
     """One run, such as one call of a method.
 
     Attributes:
-        name: Name shared by runs that belong together; ExecuTorch's runtime says ``Execute``.
+        name: Name shared by related runs; ExecuTorch's runtime uses ``Execute``.
         events: The events of the run, in the order of their ends.
         bundled_input_index: Index of its test case, -1 for none.
     """

@@ -1,1 +1,1 @@
-"""FlatBuffers as bytes: tables read from a buffer, and written to one, with its segments."""
+"""Read and write FlatBuffers with their segments."""

@@ -1,4 +1,4 @@
-"""Rounding of offsets, and the rules on alignments that a caller may ask for."""
+"""Round offsets, and check alignments that a caller requests."""
 
 from __future__ import annotations
 

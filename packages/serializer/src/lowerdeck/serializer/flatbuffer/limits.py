@@ -1,4 +1,4 @@
-"""The limits that a reader keeps to, so that no file can take more than its size is worth."""
+"""Limits on what a reader decodes, in proportion to the size of the file."""
 
 from __future__ import annotations
 

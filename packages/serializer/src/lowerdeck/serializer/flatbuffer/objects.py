@@ -18,7 +18,7 @@ _Step = Callable[[Any], Any]
 
 
 class ObjectReader:
-    """Makes objects of the classes of a format."""
+    """Decoder from tables to objects of a format's classes."""
 
     def __init__(self, data: memoryview, form: Format, *, strict: bool = False) -> None:
         """Make a reader of one FlatBuffer.

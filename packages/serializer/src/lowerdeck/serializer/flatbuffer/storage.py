@@ -1,4 +1,4 @@
-"""Bytes that are referred to and never copied: buffers, and ranges of files."""
+"""References to bytes without copies: buffers, and ranges of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a file written one after the other, so that a crash leaves the old file or the new."""
+"""Write files piece by piece, so that a crash leaves the old file or the new one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FlatBuffer tables read without trust: each position is checked before it is used.
+"""Read FlatBuffer tables from untrusted data: each position is checked before use.
 
-A vtable is checked once and compiled into one ``struct`` that reads all fields of its tables in
-one call, which makes the checks cheaper than the peer's unchecked reading.
+A vtable is checked once and compiled to one ``struct`` that reads all fields of its tables in one
+call, which makes checked reading cheaper than the peer's unchecked one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The one writer of FlatBuffers: it grows them from the end, a column of equal tables at a time.
+"""Write FlatBuffers back to front, one column of equal tables at a time.
 
-Offsets lead forward only, so what a table refers to is written first, and stored behind it. All
-tables of a kind are taken together: each field becomes a column that the interpreter's own loops
-convert, equal rows are stored once, and one ``struct`` packs the others.
+Offsets point forward only, so the target of an offset is written first, and stored behind it. All
+tables of a kind are written together: each field is a column that is converted at once, equal rows
+are stored once, and one ``struct`` packs the others.
 
-A *reference* is how many bytes before the end something begins.
+A *reference* is the distance of a table's start from the end of the buffer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""External data read from `.ptd` files, with every offset checked before it is used."""
+"""Read external data from `.ptd` files; every offset is checked before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a program, decoded part by part on request, and then kept."""
+"""Decode the tables of a program part by part, on request."""
 
 from __future__ import annotations
 

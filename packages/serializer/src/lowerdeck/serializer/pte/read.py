@@ -1,4 +1,4 @@
-"""Programs read from `.pte` files: whole, or part by part on request."""
+"""Read programs from `.pte` files: whole, or part by part on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments brought back to where a logical program holds its bytes, as views and not copies."""
+"""Resolve segments to the fields of a logical program, as views without copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs written as `.pte` files: planned first, then streamed piece by piece."""
+"""Write programs as `.pte` files: planned first, then streamed piece by piece."""
 
 from __future__ import annotations
 

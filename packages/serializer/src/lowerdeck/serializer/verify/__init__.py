@@ -1,1 +1,1 @@
-"""Checks that the official runtime neither crashes nor errs on a file."""
+"""Checks that the official runtime neither crashes on a file nor computes garbage."""

@@ -1,4 +1,4 @@
-"""Checks that a file is safe to run: more than the runtime checks before it crashes."""
+"""Checks that a file is safe to run, beyond those of the runtime."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tensors that get their memory from a view of another one, and the steps that have it.
+"""Tensors whose memory comes from a view of another one, and the steps during which they have it.
 
-``executorch_prim::et_view.default(source, sizes, out)`` lets ``out`` point at the bytes of
-``source``. A compiler that leaves an input's memory to the caller gives a view of it no bytes of
-its own: before the view is taken, the tensor is a null pointer, and a kernel would follow it.
+``executorch_prim::et_view.default(source, sizes, out)`` makes ``out`` point at the bytes of
+``source``. If the caller provides an input's memory, a view of it has no planned bytes: before the
+view is taken, the tensor is a null pointer, which a kernel would dereference.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class View(NamedTuple):
 
     Attributes:
         step: Number of its instruction.
-        end: Up to this instruction no way leads past the view.
-        source: The tensor that it is of.
-        out: The tensor that it gives memory.
+        end: Up to this instruction every path includes the view.
+        source: The base tensor.
+        out: The view.
     """
 
     step: int
@@ -38,7 +38,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
     """Yield the views of a chain in order.
 
     Args:
-        chain: The chain; indices in it may lead nowhere.
+        chain: The chain; its indices may be invalid.
         operators: The operators of its method.
     """
     calls = [step.instr_args for step in chain.instructions]
@@ -48,7 +48,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
         if isinstance(call, schema.JumpFalseCall)
     ]
     back = sorted(target for number, target in jumps if target <= number)
-    # Where jumps from before this instruction land after it: they pass it by.
+    # Targets of jumps from before this instruction to after it: they skip it.
     landings: list[int] = []
     for number, call in enumerate(calls):
         while landings and landings[0] <= number:
@@ -60,7 +60,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
         if 0 <= call.op_index < len(operators) and operators[call.op_index].full_name == VIEW:
             end = len(calls)
             if landings:
-                # Having passed it by, one may come back to between the view and its use.
+                # A backward jump may lead from after it to between the view and its use.
                 after = bisect_right(back, number)
                 end = min([landings[0], *back[after : after + 1]])
             yield View(number, end, call.args[_SOURCE], call.args[_OUT])

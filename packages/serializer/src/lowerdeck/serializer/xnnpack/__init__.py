@@ -1,1 +1,1 @@
-"""Payloads of XNNPACK, the backend that the official runtime carries: reading and checks."""
+"""Payloads of XNNPACK, the CPU backend of the official runtime: read, write and check."""
