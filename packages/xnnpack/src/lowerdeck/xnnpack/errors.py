@@ -1,18 +1,18 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 from lowerdeck.lowered_module import UnsupportedOperatorError
 
 
 class XnnpackError(Exception):
-    """Base of every error that ``lowerdeck.xnnpack`` raises on purpose."""
+    """Base of all errors of ``lowerdeck.xnnpack``."""
 
 
 class UnsupportedNodeError(XnnpackError, UnsupportedOperatorError):
-    """XNNPACK cannot compute a node as torch does; the message names op, node and source."""
+    """XNNPACK cannot compute a node as torch does; the message names operator, node and source."""
 
 
 class QuantizationError(UnsupportedNodeError, ValueError):
-    """Scales or zero points of a program make no sense; the message names op, node and source."""
+    """Scales or zero points are invalid; the message names operator, node and source."""
 
 
 class BlobError(XnnpackError, ValueError):
@@ -20,8 +20,8 @@ class BlobError(XnnpackError, ValueError):
 
 
 class DelegateInputError(XnnpackError, ValueError):
-    """A delegate was called with inputs that its payload was not compiled for."""
+    """The inputs of a call do not match those that the payload was compiled for."""
 
 
 class DelegateRunError(XnnpackError, RuntimeError):
-    """A sound payload failed while it ran, for instance for want of memory."""
+    """An intact payload failed at run time, for instance for lack of memory."""

@@ -1,7 +1,7 @@
-"""Annotate models for PT2E quantisation with XNNPACK: ``XnnpackQuantizer``.
+"""``XnnpackQuantizer``: annotate models for PT2E quantisation with XNNPACK.
 
-Only this module needs torchao (``pip install lowerdeck-xnnpack[quantize]``);
-``lowerdeck.xnnpack`` is imported without.
+This module needs torchao (``pip install lowerdeck-xnnpack[quantize]``); ``lowerdeck.xnnpack`` is
+imported without it.
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ _WITH_SCALARS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 
 class XnnpackQuantizer(Quantizer):
-    """Annotates models for PT2E quantisation, as ExecuTorch's ``XNNPACKQuantizer`` does.
+    """Annotate models for PT2E quantisation, as ExecuTorch's ``XNNPACKQuantizer`` does.
 
-    Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, but where these cost speed
-    or are wrong:
+    Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, except where these are slow
+    or wrong:
 
     - Dynamic: a convolution before a relu is quantised too. ExecuTorch leaves it in float, and
-      with it most of a network of images.
-    - Dynamic: a convolution over one dimension is quantised too.
-    - A convolution in three dimensions stays in float: XNNPACK has none.
-    - Layers that share their weights are all quantised; ExecuTorch takes the first.
-    - A relu in place keeps the scales of what it reads, as one that is not in place does.
-    - A number that is added to, or multiplied with, integers is not made a float tensor, which
-      made the results floats; nor are joined tensors of integers observed, which fails.
-    - An adaptive average pool is quantised as a function too, as it is as a module.
-    - Constants that hold infinities, as masks do, are left in float, whatever their size.
+    with it most of an image network. - Dynamic: a one-dimensional convolution is quantised too. -
+    A three-dimensional convolution stays in float: XNNPACK has none. - Layers that share their
+    weights are all quantised; ExecuTorch quantises the first. - An in-place relu keeps the scales
+    of its input, like one that is not in place. - A number that is added to, or multiplied with,
+    integers does not become a float tensor, which would make the results floats; concatenated
+    integer tensors are not observed, which would fail. - An adaptive average pool is quantised as
+    a function too, not only as a module. - Constants that contain infinities, such as masks, stay
+    in float, whatever their size.
 
     Args:
         per_channel: Whether each channel of a weight has its own scale, which is more accurate and
@@ -61,9 +60,8 @@ class XnnpackQuantizer(Quantizer):
         dynamic: Whether activations are quantised at run time, row by row: no calibration, linear
             layers and convolutions only.
         qat: Whether the program is trained further (``prepare_qat_pt2e``).
-        weight_bits: 8 or 4; linear layers alone run on 4.
-        accepts: Whether a node may be quantised; by default each may. What it refuses stays in
-            float.
+        weight_bits: 8, or 4 for linear layers.
+        accepts: Whether a node may be quantised; by default every node may.
 
     Raises:
         XnnpackError: Another number of bits.
@@ -97,12 +95,10 @@ class XnnpackQuantizer(Quantizer):
         self._accepts: Callable[[Node], bool] = accepts or (lambda _: True)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make a tensor of each number that is added or multiplied, in place.
-
-        Only tensors have scales.
+        """Turn numbers that are added or multiplied into tensors, which have scales, in place.
 
         Args:
-            model: What is to be quantised.
+            model: The module to quantise.
 
         Returns:
             The same module.
@@ -120,10 +116,10 @@ class XnnpackQuantizer(Quantizer):
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write into the nodes what is to be quantised, in place.
+        """Annotate the nodes, in place.
 
         Args:
-            model: What is to be quantised.
+            model: The module to quantise.
 
         Returns:
             The same module.
@@ -135,11 +131,11 @@ class XnnpackQuantizer(Quantizer):
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Do nothing: every annotation can be compiled."""
+        """Accept every annotation: all can be compiled."""
 
 
 def _tensor_of(number: object, model: GraphModule, user: Node) -> Node:
-    """Return a node that fetches a number as a constant of the model."""
+    """Return a node that reads a number as a constant of the model."""
     position = 0
     while hasattr(model, f"_tensor_constant_{position}"):
         position += 1

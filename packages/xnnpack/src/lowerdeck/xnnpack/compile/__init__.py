@@ -1,4 +1,4 @@
-"""The half that compiles: which nodes go to XNNPACK, and their payload."""
+"""The ahead-of-time half: partitioner and payload compiler."""
 
 from lowerdeck.xnnpack.compile.partitioner import XnnpackPartitioner
 

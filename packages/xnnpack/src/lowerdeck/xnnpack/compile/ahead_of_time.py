@@ -1,4 +1,4 @@
-"""Everything that is needed to compile; importing it makes the backend known by its name."""
+"""All names of the ahead-of-time half; importing this module registers the backend."""
 
 from lowerdeck.xnnpack.compile.backend import XnnpackBackend
 from lowerdeck.xnnpack.compile.partitioner import XnnpackPartitioner

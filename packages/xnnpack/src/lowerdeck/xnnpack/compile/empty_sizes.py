@@ -1,9 +1,9 @@
 """Calls with a dynamic size that is 0 at run time, which ``Dim("batch")`` allows.
 
-The runtime computes most operators on nothing. What it cannot is here: data per operator, found by
-trying all of them. Where it would end the process the call is left to other kernels; where it ends
-with an error the call is taken all the same, since few who write ``Dim("batch")`` mean 0, and the
-summary says so.
+The runtime computes most operators on empty tensors. The exceptions are data here, found by trying
+all operators. Calls that would crash the process are not delegated. Calls that would raise an
+error are delegated, because ``Dim("batch")`` rarely means a batch of 0, and the summary lists
+them.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ TAG = "delegate_constant_tag"
 
 
 def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
-    """Return a partition's constants, those of tagged weights under the names of their files.
+    """Return a partition's constants by file, those of tagged weights under their files' names.
 
-    The constants that XNNPACK reads differ from the weights: batch norms are folded in, and scales
-    are stored separately. So all constants of an operator go to the file of its first tagged
-    weight. Without a tag they stay in the `.pte`.
+    The constants of XNNPACK differ from the weights: batch norms are folded in, and scales are
+    stored separately. So all constants of an operator go to the file of its first tagged weight.
+    Without a tag they stay in the `.pte`.
 
     Args:
         graph: The partition, whose placeholders may have tags.
@@ -42,7 +42,7 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
 
 
 def _tags(emission: Emission, graph: Graph) -> dict[Node, str]:
-    """Return the tags of tagged weights, and of what is computed of weights alone."""
+    """Return the tags of tagged weights, and of values computed only from weights."""
     tags: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""Forecast of the nodes of a quantised program that compute floats, before weights are known."""
+"""Predict which nodes of a quantised program compute in float, before weights are known."""
 
 from __future__ import annotations
 

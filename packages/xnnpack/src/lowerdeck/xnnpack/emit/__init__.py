@@ -1,4 +1,4 @@
-"""Arguments of an operator's emitter: the call, and the payload that grows."""
+"""The context of operator emitters: the call, and the payload under construction."""
 
 from lowerdeck.xnnpack.emit.arguments import (
     Call,

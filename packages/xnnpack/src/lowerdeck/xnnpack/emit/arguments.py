@@ -1,4 +1,4 @@
-"""Calls of operators, with their arguments by the names of the schema."""
+"""Calls of operators, with arguments by their schema names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
 
 
 def named(names: str) -> list[OpOverload]:
-    """Return operators of ATen by their names, whose overload is ``default`` if none is named."""
+    """Return ATen operators by name; ``default`` is the default overload."""
     pairs = (name.partition(".") for name in names.split())
     return [
         getattr(getattr(torch.ops.aten, name), overload or "default")
@@ -26,7 +26,7 @@ def named(names: str) -> list[OpOverload]:
 
 
 def fake(node: Node) -> torch.Tensor | None:
-    """Return the example value of a node, where it is one tensor."""
+    """Return the example value of a node with one tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
 
@@ -37,24 +37,24 @@ def shape_of(node: Node) -> tuple[Dim, ...]:
 
 
 def is_fixed(size: object) -> bool:
-    """Return whether a size is a number, without a guard on it if it is not."""
+    """Return whether a size is static, without adding a guard."""
     return isinstance(size, int)
 
 
 def is_one(size: object) -> bool:
-    """Return whether a size is known to be 1, without a guard on it if it is not known."""
+    """Return whether a size is statically 1, without adding a guard."""
     return isinstance(size, int) and size == 1
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:
-    """Return why a reshape cannot make a tensor of these sizes, or None."""
+    """Return why a reshape cannot produce these sizes, or None."""
     if sum(not is_fixed(size) for size in shape) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
     return None
 
 
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the sizes of two tensors together, where those that vary meet only ones."""
+    """Return the broadcast sizes of two tensors, if symbolic sizes broadcast only against 1."""
     rank = max(len(left), len(right))
     wide = [(*(1,) * (rank - len(shape)), *shape) for shape in (left, right)]
     return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
@@ -62,7 +62,7 @@ def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operator, as the question whether XNNPACK can take it.
+    """One call of an operator, for checks and emission.
 
     Attributes:
         args: Its arguments by name.

@@ -1,6 +1,6 @@
-"""Constants that are computed at run time of much less than they are: causal masks, positions.
+"""Compute structured constants at run time instead of storing them: causal masks, positions.
 
-A mask of n tokens takes n * n numbers in a file, and two vectors of n when computed.
+A mask of n tokens takes n * n numbers in a file, and two vectors of n if computed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor)
 
     Args:
         emission: The payload that may store it.
-        kind: Which of the two.
-        argument: What it is of.
+        kind: Sine or cosine.
+        argument: The argument of the function.
     """
     result = torch.cos(argument) if kind is XnnOperator.COS else torch.sin(argument)
     if argument.dtype == torch.float32 and argument.numel() >= _FEWEST:
@@ -52,10 +52,10 @@ def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor)
 
 
 def compute_constants(emission: Emission, readers: Mapping[int, set[XnnOperator]]) -> None:
-    """Compute masks and tables that are made of little before all else, once for all readers.
+    """Compute masks and tables of small factors once, before all other nodes.
 
     Args:
-        emission: A payload in which every node is read.
+        emission: A complete payload.
         readers: The kinds of nodes that read each value.
     """
     graph, sources, count = emission.graph, emission.sources, len(emission.graph.nodes)
@@ -89,10 +89,9 @@ def _data(emission: Emission, value: XnnValue) -> torch.Tensor:
 
 
 def _step(emission: Emission, value: XnnValue) -> Tracked | None:
-    """Return a matrix of 0 up to a column that grows with the row, and of one number from there.
+    """Match a matrix of 0 up to a column that grows with the row, and of one number from there.
 
-    It is computed as columns less rows, between 0 and 1, times the number, which may be -inf.
-    Other constants give None.
+    It is computed as columns minus rows, clamped to 0 and 1, times the number, which may be -inf.
     """
     *outer, rows, columns = value.shape
     if value.encoding != FLOAT or math.prod(outer) != 1:
@@ -121,7 +120,7 @@ def _step(emission: Emission, value: XnnValue) -> Tracked | None:
 def _table(
     emission: Emission, value: XnnValue, products: _Products, *, may_round: bool
 ) -> Tracked | None:
-    """Return a table of less than half of what it is: a function of factors, a half, or a sum."""
+    """Match a table that less than half of its size determines: a function, a half, or a sum."""
     assert value.constant is not None
     whole = _data(emission, value)
     half = _half(whole)
@@ -149,11 +148,11 @@ def _table(
 
 
 def _half(table: torch.Tensor) -> torch.Tensor | None:
-    """Return the first half of each row, if the second half is the same."""
+    """Return the first half of each row, if the second half is equal."""
     width = table.shape[-1]
     if width % 2:
         return None
-    # By their bits, as a zero of another sign is another number.
+    # Bitwise, because 0.0 and -0.0 differ.
     bits = torch.int32 if table.element_size() == 4 else torch.int16
     first, second = torch.split(table.contiguous().view(bits), width // 2, -1)
     return first.view(table.dtype) if torch.equal(first, second) else None

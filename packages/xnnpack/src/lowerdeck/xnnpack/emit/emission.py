@@ -1,4 +1,4 @@
-"""Tensors of the growing payload of one partition, in their layouts and encodings."""
+"""Tensors of the payload under construction, in their layouts and encodings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_RESCALED = 128
 
 
 class Emission(Values):
-    """Collects the payload of one partition.
+    """Payload of one partition under construction.
 
-    An operator's emitter asks for its inputs in the layout it wants, adds nodes, and says which
-    value is the result. Conversions between layouts appear at the first need and are kept.
+    An operator's emitter requests its inputs in a layout, adds nodes, and defines the result.
+    Conversions between layouts are added at first use and shared.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Emission(Values):
         return node in self._tracked
 
     def of(self, node: fx.Node | float) -> Tracked:
-        """Return what is known of an operand: a node that was defined, or a number."""
+        """Return the tensor of an operand: a defined node, or a number."""
         if not isinstance(node, fx.Node):
             return self.scalar(float(node))
         if node not in self._tracked:
@@ -63,11 +63,11 @@ class Emission(Values):
         return self._tracked[node]
 
     def define(self, node: fx.Node, tracked: Tracked) -> None:
-        """Say what a node's result is."""
+        """Define the result of a node."""
         self._tracked[node] = tracked
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
-        """Return what is known of a tensor that one value holds."""
+        """Return a tensor that one value holds."""
         return Tracked(tuple(shape), None, layout, {layout: value}, self.encoding_of(value))
 
     def constant(self, node: fx.Node) -> torch.Tensor:
@@ -92,7 +92,7 @@ class Emission(Values):
         return self._scalars[key]
 
     def twin(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
-        """Return the same tensor stored otherwise; one node makes it for all who ask."""
+        """Return the same tensor in another encoding; one node converts it for all readers."""
         if tracked.encoding == encoding:
             return tracked
         if encoding not in tracked.twins:
@@ -153,9 +153,9 @@ class Emission(Values):
         """Make a tensor the output at ``position`` of the delegate call.
 
         Args:
-            position: Where the call returns it, inputs counted.
-            layout: How the program holds it.
-            encoding: What its elements are there; None for what they came to be.
+            position: Position among the arguments of the call, inputs included.
+            layout: Layout in the program.
+            encoding: Encoding in the program; None for the tensor's own.
         """
         output = tracked if encoding is None else self.twin(tracked, encoding)
         with self.stored(None, output.encoding):
@@ -164,7 +164,7 @@ class Emission(Values):
     def _external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
         source = self.id_of(tracked, layout)
         value = self.graph.values[source]
-        # The runtime keeps one role a value: whatever has one already is copied.
+        # The runtime supports one role per value: a value that has one is copied.
         if value.flags or value.constant:
             source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
@@ -183,7 +183,7 @@ class Emission(Values):
         return existing
 
     def _held(self, tracked: Tracked) -> Tracked:
-        """Return a tensor as the nodes read it that are added at present."""
+        """Return a tensor in the encoding that the nodes under construction read."""
         if self.reads is not None:
             return self.twin(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:

@@ -15,12 +15,12 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 def merge_moves(emission: Emission) -> None:
     """Merge consecutive and equal reshapes, transposes and slices, in place.
 
-    The runtime's graph optimiser merges what is left of them, and in executorch 1.4.1 it may write
-    to memory that it has freed when it does: loading such a payload can end the process. A merged
-    node reads what the first one read; nodes without readers are left to the caller to drop.
+    The runtime's graph optimiser merges the remaining ones, and in executorch 1.4.1 it may write
+    to freed memory when it does: loading such a payload can crash the process. A merged node reads
+    the input of the first one; nodes without readers are left for the caller to remove.
 
     Args:
-        emission: A payload whose inputs and outputs are all there.
+        emission: A payload with all inputs and outputs.
     """
     graph, sources = emission.graph, emission.sources
     encodings = {value.id: value.encoding for value in graph.values}
@@ -79,7 +79,7 @@ def _without_effect(graph: XnnGraph, node: XnnNode) -> XnnNode:
         has_effect = perm != tuple(range(len(perm)))
     elif node.operator is XnnOperator.STATIC_RESHAPE:
         dims = graph.values[source].shape
-        # A reshape sets the sizes of a result that is computed of nothing, where one may be 0.
+        # A reshape sets the sizes of a result of empty tensors, if one may be 0.
         has_effect = dims != node.numbers("new_shape") or 0 in dims
     else:
         return node

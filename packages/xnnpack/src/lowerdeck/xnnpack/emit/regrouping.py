@@ -1,9 +1,9 @@
-"""Reshapes of tensors with several symbolic sizes, of which the runtime's reshape carries one.
+"""Reshapes of tensors with several symbolic sizes; the runtime's reshape infers only one.
 
-Sizes that are known are split and merged between symbolic ones, which stay in their order, as
-attention does with its heads: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. The runtime
-adds a dimension of size 1 where it multiplies with a 1 of more dimensions, and drops two where it
-averages over them; slices and concatenations split and merge the others.
+Static sizes are split and merged between symbolic ones, which keep their order, as for heads of
+attention: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. The runtime adds a dimension of
+size 1 by a broadcast multiplication, and drops two by an average; slices and concatenations split
+and merge the others.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MOST_PIECES = 64
 
 
 def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
-    """Return why XNNPACK cannot give a tensor other sizes, or None.
+    """Return why XNNPACK cannot reshape a tensor, or None.
 
     Args:
-        before: The sizes that it has.
-        after: The sizes that it should have.
+        before: The sizes of the tensor.
+        after: The sizes of the result.
     """
     if sum(not is_fixed(size) for size in after) <= 1:
         return None
@@ -44,7 +44,7 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
 
 
 def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracked:
-    """Return a tensor with other sizes, which ``reshape_refusal`` does not refuse.
+    """Return a tensor with other sizes, which ``reshape_refusal`` allows.
 
     Args:
         after: The sizes of the result, which has the plain layout.
@@ -73,14 +73,14 @@ _Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How sizes become others.
+    """Steps of a reshape.
 
     Attributes:
-        groups: The sizes but 1 of each group before and after: those between symbolic sizes, and
-            each symbolic size in a separate group.
-        added: How many dimensions of size 1 are added first.
-        dropped: How many are dropped at the end.
-        pieces: The most slices that a dimension is cut into.
+        groups: The sizes except 1 of each group before and after: those between symbolic sizes,
+            and each symbolic size in a separate group.
+        added: Number of dimensions of size 1 that are added first.
+        dropped: Number of dimensions dropped at the end.
+        pieces: Largest number of slices of a dimension.
     """
 
     groups: list[tuple[list[Dim], list[Dim]]]
@@ -90,7 +90,7 @@ class _Plan:
 
 
 def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
-    """Return how sizes become others, or None where the symbolic ones differ or change places."""
+    """Return the steps of a reshape, or None if the symbolic sizes differ or change places."""
     old, new = _grouped(before), _grouped(after)
     if len(old) != len(new):
         return None
@@ -140,7 +140,7 @@ def _keys(shape: Sequence[Dim]) -> list[_Key | None]:
 
 @dataclass(slots=True)
 class _Tensor:
-    """A value on its way to other sizes, each of its dimensions with a key or None."""
+    """A value during a reshape, with a key or None for each dimension."""
 
     emission: Emission
     value: int
@@ -157,13 +157,13 @@ class _Tensor:
         )
 
     def merge(self, group: int) -> None:
-        """Make one dimension of the first two of a group."""
+        """Merge the first two dimensions of a group."""
         first, second = (self.keys.index(key) for key in sorted(self._of_group(group))[:2])
         self._join(self._slices(first, int(self.shape[first]), 1), second)
         self.keys[first], self.keys[second] = None, self.keys[first]
 
     def split(self, key: _Key, count: int) -> None:
-        """Make two dimensions of one, of which the first has ``count`` elements."""
+        """Split a dimension in two, the first with ``count`` elements."""
         at, free = self.keys.index(key), self.keys.index(None)
         self._join(self._slices(at, count, int(self.shape[at]) // count), free)
         self.keys[at], self.keys[free] = (key[0], key[1] + 1), key
@@ -187,7 +187,7 @@ class _Tensor:
 
     def _slices(self, axis: int, count: int, size: int) -> list[Tracked]:
         tensor = self.emission.tracked(self.shape, self.value)
-        # Also slice a dimension of which the part is all.
+        # Slice also a dimension whose part is the whole.
         at = [int(position == axis) for position in range(len(self.shape))]
         sizes = [size * position for position in at]
         return [
@@ -203,14 +203,14 @@ class _Tensor:
 def joined(
     emission: Emission, parts: Sequence[Tracked], axis: int, layout: Layout = Layout.PLAIN
 ) -> Tracked:
-    """Return tensors as one, one after the other along a dimension.
+    """Concatenate tensors along a dimension.
 
     Args:
         layout: The layout of the result.
     """
     shape = parts[0].shape
     sized_parts = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
-    # Up to five at a time, and what comes of them: nothing is copied more than it must.
+    # Up to five at a time, recursively: few elements are copied twice.
     while len(sized_parts) > 1:
         groups = [sized_parts[first : first + 5] for first in range(0, len(sized_parts), 5)]
         sized_parts = [_joined(emission, group, shape, axis, layout) for group in groups]

@@ -1,6 +1,6 @@
-"""Tensors of a partition: their sizes, their data if they are constant, the values that hold them.
+"""Tensors of a partition: sizes, constant data, and the values that hold them.
 
-Constant integers keep their scales: weights that a program dequantises before it uses them.
+Constant integers keep their scales: they are weights that the program dequantises before use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lowerdeck.xnnpack.payload import FLOAT, Layout
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A constant tensor that is stored as integers.
+    """A constant tensor stored as integers.
 
     Attributes:
         data: The integers, always as int8.
-        scales: Real distance of two neighbouring integers: one number, one for each index of
-            ``axis``, or one for each group along the last dimension of a matrix.
+        scales: Distance of neighbouring integers: one number, one for each index of ``axis``, or
+            one for each group along the last dimension of a matrix.
         zero_points: The integers that represent 0.0, one for each scale.
         axis: The dimension with a scale for each index; None if there is one scale, or groups.
-        group: How many neighbours along the last dimension share a scale, 0 if not in groups.
+        group: Number of neighbours along the last dimension that share a scale, 0 without groups.
         bits: 4 if the program declares all integers to be in -8..7, else 8.
     """
 
@@ -48,7 +48,7 @@ class Quantized:
         return moved.float() * self._spread(self.scales.float())
 
     def _spread(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return one number for each scale in sizes that broadcast against the integers."""
+        """Return one number for each scale, in sizes that broadcast against the integers."""
         if self.group:
             return numbers.repeat_interleave(self.group, 1)
         if self.axis is None:
@@ -59,7 +59,7 @@ class Quantized:
         )
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
-        """Return it with its dimensions in another order, None where groups forbid that."""
+        """Return it with its dimensions in another order, None if groups forbid that."""
         if self.group:
             return None
         axis = None if self.axis is None else list(order).index(self.axis)
@@ -67,7 +67,7 @@ class Quantized:
         return Quantized(data, self.scales, self.zero_points, axis, 0, self.bits)
 
     def summands(self) -> list[Quantized]:
-        """Return matrices with zero points of 0 that add up to it: itself, or up to three."""
+        """Return matrices with zero points of 0 whose sum it is: itself, or up to three."""
         centred = self.centred()
         if centred is not None:
             return [centred]
@@ -84,11 +84,11 @@ class Quantized:
         return Quantized(data.to(torch.int8), self.scales, empty, self.axis, self.group, bits)
 
     def _moved(self) -> torch.Tensor:
-        """Return the integers less their zero points."""
+        """Return the integers minus their zero points."""
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
-        """Return it with zero points of 0, None where that takes more than 8 bits, or groups."""
+        """Return it with zero points of 0, None if that takes more than 8 bits, or with groups."""
         if self.is_symmetric:
             return self
         if self.group:

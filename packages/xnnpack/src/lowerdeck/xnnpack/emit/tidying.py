@@ -1,4 +1,4 @@
-"""A payload that is complete, made smaller: what only moves bytes around layers is left out."""
+"""Remove unneeded computations and data movement from a complete payload."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tidy(emission: Emission) -> None:
 
 
 class _Uses:
-    """Who makes and who reads each value."""
+    """Producers and readers of each value."""
 
     def __init__(self, graph: XnnGraph) -> None:
         self._graph = graph
@@ -60,7 +60,7 @@ class _Uses:
                 self.readers[value].append(number)
 
     def made_for_one(self, value: int, kind: XnnOperator) -> XnnNode | None:
-        """Return the node of a kind that makes a value, if the value has one reader."""
+        """Return the node of a kind that produces a value, if the value has one reader."""
         number = self.maker.get(value)
         if number is None or len(self.readers[value]) != 1 or self._graph.values[value].flags:
             return None
@@ -68,7 +68,7 @@ class _Uses:
         return node if node.operator is kind else None
 
     def read_by(self, value: int, kinds: Set[XnnOperator]) -> bool:
-        """Return whether none but nodes of some kinds read a value."""
+        """Return whether only nodes of some kinds read a value."""
         return all(self._graph.nodes[reader].operator in kinds for reader in self.readers[value])
 
 
@@ -76,10 +76,10 @@ class _Uses:
 
 
 def _keep_images(emission: Emission) -> None:
-    """Compute on images what is computed on lines between convolutions over one dimension.
+    """Compute on images instead of lines between one-dimensional convolutions.
 
-    Each convolution makes an image of one row into a line, and the next one makes it an image
-    again, which is a copy where others read the line as well.
+    Each convolution converts an image of one row to a line, and the next one converts it back,
+    which is a copy if others read the line as well.
     """
     graph = emission.graph
     if not any(_turns_lines(graph, node) for node in graph.nodes):
@@ -111,7 +111,7 @@ def _keep_images(emission: Emission) -> None:
 
 
 def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
-    """Return whether a node makes lines of images of one row, or the other way round."""
+    """Return whether a node converts images of one row to lines, or the reverse."""
     if node.operator is not XnnOperator.STATIC_RESHAPE:
         return False
     ids = node.number("input_id"), node.number("output_id")
@@ -122,7 +122,7 @@ def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
 def _operands(
     graph: XnnGraph, uses: _Uses, node: XnnNode, images: Mapping[int, int]
 ) -> dict[int, int] | None:
-    """Return what a node reads as images, or None if it cannot be computed of images."""
+    """Return the operands of a node as images, or None if it cannot be computed on images."""
     if node.operator not in _BY_ELEMENT or len(graph.values[node.number("output_id")].shape) != 3:
         return None
     operands = {}
@@ -146,7 +146,7 @@ def _fold_padding(graph: XnnGraph) -> None:
         return
     uses = _Uses(graph)
     for number, node in enumerate(graph.nodes):
-        # Without neighbours a pixel is a row of a matrix, which is faster than an image.
+        # A pixel without neighbours is a row of a matrix product, which is faster than an image.
         if node.operator in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
             graph.nodes[number] = _padding(graph, uses, node)
 
@@ -156,7 +156,7 @@ def _kernel(node: XnnNode) -> tuple[int, int]:
 
 
 def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
-    """Return a convolution that pads what another node pads, be it as an image of one row."""
+    """Return a convolution with the padding of another node, also for images of one row."""
     image = node.number("input1_id")
     line = uses.made_for_one(image, XnnOperator.STATIC_RESHAPE)
     padded = image if line is None else line.number("input_id")
@@ -171,7 +171,7 @@ def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
         if len(wide) != 3 or line.numbers("new_shape") != _row(wide):
             return node
         dims, before, after = _row(dims), _row(before, 0), _row(after, 0)
-    # A size that varies may be 0: the runtime pads nothing, but convolves no image of nothing.
+    # A dynamic size may be 0: the runtime pads an empty tensor, but fails to convolve it.
     if len(dims) != 4 or before[0] or before[3] or after[0] or after[3] or 0 in dims[1:3]:
         return node
     if line is not None:
@@ -185,7 +185,7 @@ def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
 
 
 def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
-    """Return what is listed of a batch of lines as of a batch of images of one row."""
+    """Return a list for a batch of lines as that for a batch of images of one row."""
     return (line[0], height, *line[1:])
 
 
@@ -234,7 +234,7 @@ def _has_rows(graph: XnnGraph, node: XnnNode) -> bool:
 
 
 def _parts(graph: XnnGraph, uses: _Uses, node: XnnNode) -> tuple[list[int], list[int]]:
-    """Return the reshape of a result, if there is one, and the slices that take it apart."""
+    """Return the reshape of a result, if there is one, and the slices that partition it."""
     shaped: list[int] = []
     value = node.number("output_id")
     channels = graph.values[node.number("filter_id")].shape[0]
@@ -267,7 +267,7 @@ def _start(node: XnnNode) -> int:
 def _layer_of_part(
     emission: Emission, layer: XnnNode, views: Sequence[XnnNode], part: XnnNode
 ) -> Iterator[XnnNode]:
-    """Yield the layer that computes what a slice takes, and views of it as there are of all."""
+    """Yield the layer that computes a slice, and the views of it."""
     graph = emission.graph
     start, size = _start(part), part.numbers("sizes")[-1]
     fields = dict(layer.fields)
@@ -292,7 +292,7 @@ def _layer_of_part(
 
 
 def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, int]]]) -> None:
-    """Put nodes in place of others; each comes from what the two that are named came from."""
+    """Replace nodes; each new one has the sources of the two named ones."""
     nodes, sources = emission.graph.nodes, emission.sources
     kept = [
         pair
@@ -311,7 +311,7 @@ def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, i
 
 
 def _drop_unread(emission: Emission) -> None:
-    """Keep the nodes that results depend on."""
+    """Remove nodes that no result depends on."""
     graph = emission.graph
     read = {value.id for value in graph.values if value.flags & XnnValue.OUTPUT}
     unread: dict[int, Sequence[tuple[XnnNode, int]]] = {}
@@ -325,7 +325,7 @@ def _drop_unread(emission: Emission) -> None:
 
 
 def _renumber(emission: Emission) -> None:
-    """Keep the values and constants that nodes read or make, and count all without gaps."""
+    """Remove unused values and constants, and renumber the others."""
     graph = emission.graph
     used = {item for node in graph.nodes for item in (*node.inputs, *node.outputs)}
     values = [item for item in graph.values if item.id in used or item.external_id is not None]

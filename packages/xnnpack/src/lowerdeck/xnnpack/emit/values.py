@@ -1,4 +1,4 @@
-"""Values, constants and nodes of the growing payload of one partition."""
+"""Values, constants and nodes of the payload under construction."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Values:
 
     @contextmanager
     def stored(self, reads: XnnEncoding | None, writes: XnnEncoding) -> Iterator[None]:
-        """Let the nodes that are added read and make values of some encoding.
+        """Set the encodings that added nodes read and write.
 
         Args:
-            reads: How operands are read; None for each as it came to be.
-            writes: How results are made.
+            reads: Encoding of operands; None for each operand's own.
+            writes: Encoding of results.
         """
         before = self.reads, self.writes
         self.reads, self.writes = reads, writes
@@ -56,11 +56,11 @@ class Values:
             self.reads, self.writes = before
 
     def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
-        """Let the nodes that are added make values of an encoding; None changes nothing."""
+        """Set the encoding of results of added nodes; None changes nothing."""
         return nullcontext() if encoding is None else self.stored(None, encoding)
 
     def encoding_of(self, value: int) -> XnnEncoding:
-        """Return how the elements of a value are stored."""
+        """Return the encoding of a value."""
         return self.graph.values[value].encoding
 
     def new_value(self, shape: Sequence[Dim], layout: Layout = Layout.PLAIN) -> int:
@@ -71,10 +71,10 @@ class Values:
             layout: Order of the dimensions in memory.
 
         Returns:
-            The id, without a producer yet.
+            The id of a value without a producer.
         """
-        # The runtime plans memory again when a value outgrows what was declared or seen: with a
-        # bound declared here it would keep the plan of a smaller first call, and write past it.
+        # The runtime plans memory again when a value outgrows its declared or last size: with a
+        # bound declared here it would keep the plan of a smaller first call, and overrun it.
         dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
         return self._append(dims, self.writes).id
 

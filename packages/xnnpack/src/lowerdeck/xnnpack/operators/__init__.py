@@ -1,1 +1,1 @@
-"""One module for each family of operators: what is accepted, and how it is emitted."""
+"""Supported operators, one module for each family: conditions and emitters."""

@@ -1,4 +1,4 @@
-"""All operators that the backend takes."""
+"""The table of all supported operators."""
 
 from __future__ import annotations
 

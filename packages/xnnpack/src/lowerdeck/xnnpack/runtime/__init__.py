@@ -1,1 +1,1 @@
-"""The half that runs: payloads computed in Python with torch's kernels."""
+"""The runtime half: payloads computed in Python with torch's kernels."""

@@ -1,4 +1,4 @@
-"""Kernels of the nodes in torch: a reference for the payloads, not for speed."""
+"""Kernels of the nodes in torch: a reference, not optimised for speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ELEMENTS = 2**31
 
 
 def bounded(*sizes: int) -> None:
-    """Raise ``DelegateRunError`` for a result that no honest payload has, before it is made."""
+    """Raise ``DelegateRunError`` for a result that is too large, before it is allocated."""
     if math.prod(max(size, 0) for size in sizes) > MOST_ELEMENTS:
         raise DelegateRunError(f"a result of sizes {list(sizes)} is larger than any honest one")
 
