@@ -90,7 +90,7 @@ from lowerdeck.lowered_module.program.signature import (
     arrange_graph_placeholders,
     create_exported_program_from_submodule,
 )
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.tags import DECISION, DELEGATION_TAG
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.lowered_module.quantization import Quantization, find_quantization
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
@@ -132,6 +132,7 @@ __all__ = [
     "operator_name",
     "visits",
     # What says which nodes go where
+    "DECISION",
     "DELEGATION_TAG",
     "DelegationSpec",
     "ModulePartitioner",

@@ -22,6 +22,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
+from lowerdeck.xnnpack.compile.decisions import keep_decisions
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
@@ -90,13 +91,15 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
+        whole, accepted = _with_whole_calls(exported_program, constants, kept)
         while True:
-            whole = _with_whole_calls(exported_program, constants, kept)
             nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
+            reasons, partitions, in_float = _proposed(
+                exported_program, whole, accepted, constants, foldable
+            )
             # A node that two partitions read is in neither, so it cannot be folded: decide again.
             within = read_by_one(
                 foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
@@ -104,6 +107,10 @@ class XnnpackPartitioner(Partitioner):
             if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
+            changed = set(foldable).difference(within)
+            changed.update([user for node in changed for user in node.users])
+            if any(map(whole.is_new, changed)):
+                whole, accepted = _with_whole_calls(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -143,6 +150,7 @@ class XnnpackPartitioner(Partitioner):
             # Nodes that only prepare a layer's operands are not in the program.
             if reason and node.name not in tagged and whole.sources.get(node) != ()
         }
+        keep_decisions(exported_program.graph, whole, constants)
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
@@ -170,9 +178,13 @@ class XnnpackPartitioner(Partitioner):
 
 def _with_whole_calls(
     program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
-) -> MatchedGraph:
-    """Return the program's graph with those operators in one piece that XNNPACK takes."""
-    ranges = program.range_constraints
+) -> tuple[MatchedGraph, Collection[Node]]:
+    """Return the program's graph with those operators in one piece that XNNPACK takes, and these.
+
+    Args:
+        kept: Names of the calls that may be folded; None for all.
+    """
+    ranges, accepted = program.range_constraints, set[Node]()
 
     @cache
     def ahead() -> Collection[str]:
@@ -180,9 +192,12 @@ def _with_whole_calls(
         return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
 
     def accepts(node: Node) -> bool:
-        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
+        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
+            return False
+        accepted.add(node)
+        return True
 
-    return match_patterns(program.graph_module, accepts)
+    return match_patterns(program.graph_module, accepts), accepted
 
 
 def _tag_pieces(whole: MatchedGraph) -> None:
@@ -199,6 +214,7 @@ def _tag_pieces(whole: MatchedGraph) -> None:
 def _proposed(
     program: ExportedProgram,
     whole: MatchedGraph,
+    accepted: Collection[Node],
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
@@ -210,7 +226,9 @@ def _proposed(
     ahead = {*constants, *(node.name for node in foldable)}
     ranges, kept = program.range_constraints, set(foldable)
     reasons: Reasons = {
-        node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
+        node: None
+        if node in accepted
+        else refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
     in_float, groups = None, list[Sequence[Node]]()
