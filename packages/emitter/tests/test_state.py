@@ -162,7 +162,8 @@ def test_state_has_one_offset_in_all_methods() -> None:
         places: dict[str, int] = {}
         for tensor in (value.val for value in plan.values):
             if isinstance(tensor, StoredTensor) and tensor.extra_tensor_info:
-                name, place = tensor.extra_tensor_info.fully_qualified_name, tensor.allocation_info
+                name = str(tensor.extra_tensor_info.fully_qualified_name)
+                place = tensor.allocation_info
                 assert place is not None
                 # Views of a state have its name, and offsets above its own.
                 places[name] = min(place.memory_offset, places.get(name, place.memory_offset))
