@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node
-from lowerdeck.xnnpack.compile.decisions import Decision, decisions_of
+from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken, rebuild
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
@@ -52,7 +51,6 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
-from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns, replace_again
 from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, TRUTH, int8, layout_of, layout_text
 
 _ATEN = torch.ops.aten
@@ -102,7 +100,7 @@ class XnnpackBackend(BackendDetails):
         edge_program = on_cpu(edge_program)
         constants = constant_tensors(edge_program)
         decisions = decisions_of(edge_program.graph, constants)
-        whole = _with_whole_calls(edge_program, constants, decisions)
+        whole = rebuild(edge_program, decisions) or match_taken(edge_program, constants)[0]
         precision = precision_of(compile_specs)
         decided = {node for node in whole.graph.nodes if decisions and DECISION in node.meta}
         emission = emit_partition(edge_program, whole.graph, constants, precision, decided)
@@ -118,26 +116,6 @@ class XnnpackBackend(BackendDetails):
             debug_handle_map=debug_map.get_delegate_mapping(),
             data_store_output=data_by_file(emission, whole.graph),
         )
-
-
-def _with_whole_calls(
-    program: ExportedProgram, constants: Collection[str], decisions: Mapping[fx.Node, Decision]
-) -> MatchedGraph:
-    """Return the partition's graph with those operators in one piece that the partitioner saw."""
-    if decisions:
-        replacements = {
-            node: decision.replacement
-            for node, decision in decisions.items()
-            if decision.replacement is not None
-        }
-        return replace_again(program.graph_module, replacements)
-
-    @cache
-    def ahead() -> Collection[str]:
-        foldable = foldable_nodes(program.graph.nodes, constants)
-        return {*constants, *(node.name for node in foldable)}
-
-    return match_patterns(program.graph_module, lambda node: refusal(node, ahead()) is None)
 
 
 def emit_partition(

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module import DECISION, DELEGATION_TAG
-from lowerdeck.xnnpack.patterns import MatchedGraph, Replacement, replacements_of
+from lowerdeck.lowered_module import DECISION, DELEGATION_TAG, foldable_nodes
+from lowerdeck.xnnpack.compile.empty_sizes import fatal_size
+from lowerdeck.xnnpack.operators.table import refusal
+from lowerdeck.xnnpack.patterns import (
+    MatchedGraph,
+    Replacement,
+    match_patterns,
+    replace_again,
+    replacements_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,31 @@ class Decision:
     calls: int
     constants: int
     replacement: Replacement | None
+
+
+def match_taken(
+    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None = None
+) -> tuple[MatchedGraph, Collection[Node]]:
+    """Return a program's graph with those operators in one piece that XNNPACK takes, and these.
+
+    Args:
+        constants: Names of the placeholders that no run changes.
+        kept: Names of the calls that may be folded; None for all.
+    """
+    ranges, accepted = program.range_constraints, set[Node]()
+
+    @cache
+    def ahead() -> Collection[str]:
+        nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
+        return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
+
+    def accepts(node: Node) -> bool:
+        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
+            return False
+        accepted.add(node)
+        return True
+
+    return match_patterns(program.graph_module, accepts), accepted
 
 
 def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[str]) -> None:
@@ -63,6 +98,19 @@ def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Deci
     found = {(decision.calls, decision.constants) for decision in decisions.values()}
     expected = (len(decisions), _count_constants(decisions, constants))
     return decisions if found == {expected} else {}
+
+
+def rebuild(program: ExportedProgram, decisions: Mapping[Node, Decision]) -> MatchedGraph | None:
+    """Return a partition's graph with the whole calls that were decided; None without decisions.
+
+    Args:
+        decisions: From :func:`decisions_of`.
+    """
+    if not decisions:
+        return None
+    pairs = ((node, decision.replacement) for node, decision in decisions.items())
+    replacements = {node: found for node, found in pairs if found is not None}
+    return replace_again(program.graph_module, replacements)
 
 
 def _is_call(node: Node) -> bool:

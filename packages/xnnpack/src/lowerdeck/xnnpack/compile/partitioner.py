@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 
 import torch
 from torch.export import ExportedProgram
@@ -22,7 +21,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
-from lowerdeck.xnnpack.compile.decisions import keep_decisions
+from lowerdeck.xnnpack.compile.decisions import keep_decisions, match_taken
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
@@ -39,7 +38,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 )
 from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
-from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
+from lowerdeck.xnnpack.patterns import MatchedGraph
 
 NAME = "XnnpackBackend"
 Reasons = dict[Node, str | None]
@@ -91,7 +90,7 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
-        whole, accepted = _with_whole_calls(exported_program, constants, kept)
+        whole, accepted = match_taken(exported_program, constants)
         while True:
             nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
@@ -110,7 +109,7 @@ class XnnpackPartitioner(Partitioner):
             changed = set(foldable).difference(within)
             changed.update([user for node in changed for user in node.users])
             if any(map(whole.is_new, changed)):
-                whole, accepted = _with_whole_calls(exported_program, constants, kept)
+                whole, accepted = match_taken(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -174,30 +173,6 @@ class XnnpackPartitioner(Partitioner):
             return str(call.target) in QUANTIZATION or refusal(call, ahead) is None
 
         return [*whole, *quantising], is_taken
-
-
-def _with_whole_calls(
-    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
-) -> tuple[MatchedGraph, Collection[Node]]:
-    """Return the program's graph with those operators in one piece that XNNPACK takes, and these.
-
-    Args:
-        kept: Names of the calls that may be folded; None for all.
-    """
-    ranges, accepted = program.range_constraints, set[Node]()
-
-    @cache
-    def ahead() -> Collection[str]:
-        nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
-        return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
-
-    def accepts(node: Node) -> bool:
-        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
-            return False
-        accepted.add(node)
-        return True
-
-    return match_patterns(program.graph_module, accepts), accepted
 
 
 def _tag_pieces(whole: MatchedGraph) -> None:
