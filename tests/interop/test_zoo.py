@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from lowerdeck.decompose import can_keep, decompose
-from lowerdeck.emitter import EmitConfig, EmittedProgram, emit, fast_and_large
+from lowerdeck.emitter import EmitConfig, EmittedProgram, Place, PlanRequest, emit
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
     get_lowered_backend_modules,
@@ -159,8 +159,18 @@ def test_regions_run_as_in_eager_whichever_calls_stay(kept: str, program: Progra
     _check(program, emit(decompose(exported, **KEPT[kept](exported))).to_bytes())
 
 
+def small_ones_apart(request: PlanRequest) -> list[Place]:
+    """Place tensors of at most 64 bytes in memory 1, others in memory 2, none over another."""
+    places, ends = [], {1: 0, 2: 0}
+    for life in request.lives:
+        memory = 1 if life.nbytes <= 64 else 2
+        places.append(Place(memory, ends[memory]))
+        ends[memory] += life.nbytes
+    return places
+
+
 SETTINGS = {
-    "a small fast memory": EmitConfig(memory_planner=fast_and_large(256)),
+    "small tensors in another memory": EmitConfig(memory_planner=small_ones_apart),
     "inputs of the caller": EmitConfig(plan_inputs=False),
     "outputs of the caller": EmitConfig(plan_outputs=False),
     "weights in a file": EmitConfig(weights_file="weights"),

@@ -12,7 +12,6 @@ from lowerdeck.emitter import (
     Place,
     PlanRequest,
     check_plan,
-    fast_and_large,
     one_memory,
 )
 from lowerdeck.emitter.ir.values import Role, Storage
@@ -20,8 +19,8 @@ from lowerdeck.emitter.memory.lifetimes import most_live_bytes
 from lowerdeck.emitter.memory.placement import best_fit
 
 
-def life(name: str, nbytes: int, first: int, last: int, accesses: int = 1) -> Lifetime:
-    return Lifetime(Storage(nbytes, Role.ACTIVATION, name), nbytes, first, last, accesses)
+def life(name: str, nbytes: int, first: int, last: int) -> Lifetime:
+    return Lifetime(Storage(nbytes, Role.ACTIVATION, name), nbytes, first, last)
 
 
 @st.composite
@@ -41,7 +40,6 @@ def test_every_plan_is_right_and_neither_below_the_bound_nor_above_the_sum(
 ) -> None:
     request = PlanRequest("forward", lives)
     check_plan(request, one_memory(request))
-    check_plan(request, fast_and_large(512)(request))
     _, size = best_fit(lives)
     assert most_live_bytes(list(lives)) <= size <= sum(one.nbytes for one in lives)
 
@@ -57,16 +55,6 @@ def test_long_lives_among_many_short_ones_are_respected() -> None:
     places = one_memory(request)
     check_plan(request, places)
     assert max(p.offset + one.nbytes for p, one in zip(places, lives, strict=True)) == 160
-
-
-def test_the_fast_memory_is_never_overfull() -> None:
-    lives = tuple(life(f"v{i}", 256, i, i + 3, accesses=i % 5) for i in range(40))
-    request = PlanRequest("forward", lives)
-    places = fast_and_large(512)(request)
-    check_plan(request, places)
-    fast = [p.offset + 256 for p in places if p.memory_id == 1]
-    assert fast
-    assert max(fast) <= 512
 
 
 @pytest.mark.parametrize(

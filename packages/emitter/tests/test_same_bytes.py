@@ -95,7 +95,6 @@ def test_a_pickled_or_copied_emission_gives_the_same_files() -> None:
         for again in (pickle.loads(pickle.dumps(emitted)), deepcopy(emitted)):
             assert again.to_bytes() == emitted.to_bytes()
             assert again.external_files() == emitted.external_files()
-            assert again.memory_plans.keys() == emitted.memory_plans.keys()
 
 
 if __name__ == "__main__":

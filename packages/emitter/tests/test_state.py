@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram, EmitterError, UnsupportedError, emit
+from lowerdeck.serializer import Tensor as StoredTensor
 from lowerdeck_zoo import Of, assert_close, exported, program, saved_and_loaded
 
 X, SQUARE = torch.arange(4.0), torch.ones(4, 4)
@@ -97,7 +98,8 @@ def test_methods_saved_apart_share_what_is_named(
 ) -> None:
     modules = make(torch.arange(4.0) - 1)
     emitted = emit(programs(*modules, saved=True), shared_state=share)
-    assert [plan.sizes[-1] for plan in emitted.memory_plans.values()] == [16, 16]
+    sizes = [plan.non_const_buffer_sizes for plan in emitted.program.execution_plan]
+    assert [memories[-1] for memories in sizes] == [16, 16]
     compare(emitted, *modules)
 
 
@@ -155,10 +157,17 @@ def test_a_buffer_that_is_not_read_needs_no_name_of_its_own() -> None:
 
 def test_state_has_one_offset_in_all_methods() -> None:
     emitted = emit(program("push_peek_from_zero").exports())
-    offsets = [
-        {(b.name, b.memory_id, b.offset) for b in plan.blocks if b.role == "state"}
-        for plan in emitted.memory_plans.values()
-    ]
+    offsets: list[dict[str, int]] = []
+    for plan in emitted.program.execution_plan:
+        places: dict[str, int] = {}
+        for tensor in (value.val for value in plan.values):
+            if isinstance(tensor, StoredTensor) and tensor.extra_tensor_info:
+                name = str(tensor.extra_tensor_info.fully_qualified_name)
+                place = tensor.allocation_info
+                assert place is not None
+                # Views of a state have its name, and offsets above its own.
+                places[name] = min(place.memory_offset, places.get(name, place.memory_offset))
+        offsets.append(places)
     assert offsets[0] == offsets[1]
     assert len(offsets[0]) == 2
 

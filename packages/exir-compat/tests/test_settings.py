@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmitterError, Place, PlanRequest, fast_and_large
+from lowerdeck.emitter import EmitterError, Place, PlanRequest, one_memory
 from lowerdeck.exir_compat import (
     EdgeProgramManager,
     ExecutorchBackendConfig,
@@ -104,7 +104,7 @@ def test_a_planner_of_ours_places_what_is_live(exported: ExportedProgram) -> Non
 
     def watched(request: PlanRequest) -> Sequence[Place]:
         called.append(request)
-        return fast_and_large(10**6)(request)
+        return one_memory(request)
 
     planned(exported, memory_planning_algo=watched)
     assert called

@@ -1,4 +1,4 @@
-"""Surgery on graphs and signatures through its public functions."""
+"""Partitions as programs of their own."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ import pytest
 import torch
 from lowered_helpers import calls_of, core
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
-from torch.fx import GraphModule, Node
+from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.lowered_module import (
-    OwnershipError,
-    SignatureError,
-    arrange_graph_outputs,
-    arrange_graph_placeholders,
-    create_exported_program_from_submodule,
-    create_submodule_from_nodes,
-)
+from lowerdeck.lowered_module import OwnershipError, create_submodule_from_nodes
+from lowerdeck.lowered_module.program.signature import SignatureIndex, sub_program
 from lowerdeck_zoo import Holding
 
 
@@ -37,36 +30,34 @@ def program() -> ExportedProgram:
     return core(Model(), torch.ones(2), torch.ones(2))
 
 
-def cut(owner: ExportedProgram, *owned: str) -> tuple[GraphModule, Node]:
+def cut(owner: ExportedProgram, *owned: str, index: SignatureIndex | None = None) -> Any:
+    """Return what ``sub_program`` returns for all calls of a program."""
     submodule, call = create_submodule_from_nodes(owner.graph_module, calls_of(owner), "tag")
-    for node in submodule.graph.find_nodes(op="placeholder"):
-        if node.name in owned:
-            node.meta["delegation_tag"] = "tag"
-    return submodule, call
+    mine = [node for node in submodule.graph.find_nodes(op="placeholder") if node.name in owned]
+    return sub_program(submodule, owner, mine, call, index or SignatureIndex.of(owner))
 
 
 def test_owned_inputs_come_first_by_kind() -> None:
     constant = next(iter(program().graph_signature.inputs_to_lifted_tensor_constants))
     for owned in (["p_weight", "b_count", constant], ["b_count"]):
         owner = program()
-        submodule, _ = cut(owner, *owned)
-        arrange_graph_placeholders(submodule, owner, "tag")
-        names = [node.name for node in submodule.graph.find_nodes(op="placeholder")]
+        part, _, _ = cut(owner, *owned)
+        names = [node.name for node in part.graph.find_nodes(op="placeholder")]
         assert names[: len(owned)] == owned
         assert sorted(names) == sorted(["p_weight", "b_count", constant, "x", "y"])
-        submodule.graph.lint()
+        part.graph.lint()
 
 
 def test_a_partition_becomes_a_program_and_says_what_it_took() -> None:
     owner = program()
     expected = owner.module()(torch.ones(2), torch.ones(2))
-    submodule, call = cut(owner, "p_weight", "b_count")
-    part, inputs, outputs = create_exported_program_from_submodule(
-        submodule, owner, "tag", call, False
-    )
-    part.validate()  # type: ignore[no-untyped-call]
+    part, inputs, outputs = cut(owner, "p_weight", "b_count")
+    part.validate()
     assert sorted(inputs) == ["b_count", "p_weight"]
-    assert [spec.kind for spec in outputs.values()] == [OutputKind.BUFFER_MUTATION]
+    assert [[spec.kind for spec in specs] for specs in outputs.values()] == [
+        [OutputKind.BUFFER_MUTATION]
+    ]
+    assert part.graph_signature.output_specs[0].kind is OutputKind.BUFFER_MUTATION
     assert [spec.kind for spec in part.graph_signature.input_specs[:2]] == [
         InputKind.PARAMETER,
         InputKind.BUFFER,
@@ -81,10 +72,7 @@ def test_a_partition_becomes_a_program_and_says_what_it_took() -> None:
 
 def test_in_a_nested_graph_nothing_is_owned() -> None:
     owner = program()
-    submodule, call = cut(owner, "p_weight")
-    part, inputs, outputs = create_exported_program_from_submodule(
-        submodule, owner, "tag", call, True
-    )
+    part, inputs, outputs = cut(owner, "p_weight", index=SignatureIndex())
     assert not inputs
     assert not outputs
     assert not part.state_dict
@@ -93,27 +81,6 @@ def test_in_a_nested_graph_nothing_is_owned() -> None:
 
 def test_an_owned_input_must_have_a_value() -> None:
     owner = program()
-    submodule, call = cut(owner, "p_weight")
     owner.state_dict.pop("weight")
     with pytest.raises(OwnershipError, match="neither in the state dict"):
-        create_exported_program_from_submodule(submodule, owner, "tag", call, False)
-
-
-def test_mutations_come_before_other_outputs_and_getitems_follow() -> None:
-    owner = program()
-    submodule, call = cut(owner)
-    values: Any = submodule.graph.output_node().args[0]
-    specs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in values
-    ]
-    specs[-1] = OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(values[-1].name), "count")
-    read = {user.name: values[user.args[1]].name for user in call.users}
-    arrange_graph_outputs(submodule, specs, call)
-    now: Any = submodule.graph.output_node().args[0]
-    assert now[0] is values[-1]
-    assert [spec.kind for spec in specs] == [OutputKind.BUFFER_MUTATION] + [
-        OutputKind.USER_OUTPUT
-    ] * (len(values) - 1)
-    assert {user.name: now[user.args[1]].name for user in call.users} == read
-    with pytest.raises(SignatureError, match="output specs were given"):
-        arrange_graph_outputs(submodule, specs[1:], call)
+        cut(owner, "p_weight")

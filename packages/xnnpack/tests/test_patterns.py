@@ -11,8 +11,10 @@ from torch.export import ExportedProgram
 from xnnpack_cases import Case, cases  # type: ignore[import-not-found]
 from xnnpack_lowering import labels, run, whole  # type: ignore[import-not-found]
 
-from lowerdeck.lowered_module import to_backend
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import DECISION, PartitionResult, to_backend
 from lowerdeck.xnnpack import XnnpackPartitioner
+from lowerdeck.xnnpack.compile import backend, decisions, partitioner
 from lowerdeck.xnnpack.patterns.rewriting import match_patterns
 
 # torch's own, from copying a tree spec inside run_decompositions
@@ -105,3 +107,73 @@ def test_other_dtypes_are_recognised_too(dtype: torch.dtype) -> None:
     program = exported.run_decompositions()
     assert "FullyConnected" in labels(whole(to_backend(program, XnnpackPartitioner())))
     assert any("linear" in str(node.target) for node in calls(program))
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int]:
+    """Return a list that grows at each call of a function of a module."""
+    function, calls = getattr(module, name), list[int]()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+class WithoutDecisions(XnnpackPartitioner):
+    """As somebody else's partitioner, it leaves no decisions; it may leave a call untagged."""
+
+    untagged = ""
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        result = super().partition(exported_program)
+        for node in exported_program.graph.nodes:
+            if self.untagged:
+                if node.name == self.untagged:
+                    del node.meta["delegation_tag"]
+            else:
+                node.meta.pop(DECISION, None)
+        return result
+
+
+def _attention() -> tuple[ExportedProgram, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    model, inputs = model_of(*WRITTEN_OUT["attention"][1:])
+    return torch.export.export(model, inputs).run_decompositions(), inputs
+
+
+def test_preprocess_takes_over_what_the_partitioner_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, _ = _attention()
+    expected = emit(to_backend(program, WithoutDecisions())).to_bytes()
+    matches, refusals, more_refusals, last_refusals = (
+        count_calls(monkeypatch, module, name)
+        for module, name in (
+            (decisions, "match_patterns"),
+            (decisions, "refusal"),
+            (partitioner, "refusal"),
+            (backend, "refusal"),
+        )
+    )
+    lowered = to_backend(program, XnnpackPartitioner())
+    assert emit(lowered).to_bytes() == expected
+    calls = sum(node.op == "call_function" for node in program.graph.nodes)
+    assert len(refusals) + len(more_refusals) <= calls
+    assert (len(matches), len(last_refusals)) == (1, 0)
+    to_backend(program, WithoutDecisions())
+    assert len(matches) == 3
+    left = [*program.graph.nodes, *lowered.graph.nodes]
+    assert not any(DECISION in node.meta for node in left)
+
+
+@pytest.mark.parametrize("untagged", [0, -1])
+def test_decisions_do_not_hold_for_a_part_of_a_partition(untagged: int) -> None:
+    program, inputs = _attention()
+    calls = [node.name for node in program.graph.nodes if node.op == "call_function"]
+    changed = WithoutDecisions()
+    changed.untagged = calls[untagged]
+    lowered = to_backend(program, changed)
+    with torch.no_grad():
+        torch.testing.assert_close(lowered.module()(*inputs), program.module()(*inputs))

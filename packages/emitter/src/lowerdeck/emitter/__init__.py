@@ -16,13 +16,10 @@ from lowerdeck.emitter.errors import (
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
 from lowerdeck.emitter.memory import (
     Lifetime,
-    MemoryPlan,
     MemoryPlanner,
     Place,
-    PlannedBlock,
     PlanRequest,
     check_plan,
-    fast_and_large,
     one_memory,
 )
 from lowerdeck.emitter.program import EmittedProgram
@@ -41,14 +38,11 @@ __all__ = [
     "OFFICIAL_KERNELS",
     "RUNTIME_VERSION",
     # Memory
-    "MemoryPlan",
-    "PlannedBlock",
     "MemoryPlanner",
     "PlanRequest",
     "Place",
     "Lifetime",
     "one_memory",
-    "fast_and_large",
     "check_plan",
     # Errors
     "EmitterError",

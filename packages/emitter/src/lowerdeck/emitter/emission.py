@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch.export import ExportedProgram
@@ -36,7 +36,7 @@ from lowerdeck.emitter.frontend import (
 )
 from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.ir.instructions import Code
-from lowerdeck.emitter.memory import MemoryPlan, plan_memory, with_state
+from lowerdeck.emitter.memory import plan_memory, with_state
 from lowerdeck.emitter.passes import require_kernels, run_passes, write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
@@ -104,7 +104,7 @@ class _PreparedMethod:
 
     method: Method
     code: Code
-    memory: MemoryPlan
+    sizes: Sequence[int]
     stem_of: Callable[[str], str | None] | None
 
 
@@ -154,36 +154,32 @@ class _Emission:
         # Between the two: whether an input is dead is known once the steps have their order, and
         # what is written in place needs no additional bytes in the plan.
         write_in_place(code, settings.table)
-        memory = plan_memory(code, settings.memory_planner)
-        self._prepared[name] = _PreparedMethod(method, code, memory, stem_of)
+        sizes = plan_memory(code, settings.memory_planner)
+        self._prepared[name] = _PreparedMethod(method, code, sizes, stem_of)
 
     def add_methods(self) -> None:
         """Add the prepared methods, with their state in one memory."""
         methods = self._prepared.items()
-        memory_id = max((len(program.memory.sizes) for _, program in methods), default=0)
+        memory_id = max((len(program.sizes) for _, program in methods), default=0)
         for name, program in methods:
             with collector_held():
-                self._add_method(
-                    name,
-                    program,
-                    with_state(program.memory, program.code, self._states, memory_id),
-                )
+                sizes = with_state(program.sizes, program.code, self._states, memory_id)
+                self._add_method(name, program, sizes)
 
-    def _add_method(self, name: str, prepared: _PreparedMethod, memory: MemoryPlan) -> None:
+    def _add_method(self, name: str, prepared: _PreparedMethod, sizes: Sequence[int]) -> None:
         settings, method, code = self._settings, prepared.method, prepared.code
         stem_of = prepared.stem_of
         weights = None if stem_of is None else ExternalWeights(self._emitted.named_data, stem_of)
         builder = PlanBuilder(
             self._constants, self._states, self._delegates, weights, settings.weight_names
         )
-        plan = builder.build(code, memory.sizes)
+        plan = builder.build(code, sizes)
         plan.container_meta_type = container_metadata(method.in_spec, method.out_spec)
         if settings.stack_traces:
             plan.chains[0].stacktrace = [stack_frames(step.origin) for step in code.steps]
         trace = DebugTrace(self._programs[name], self._handles)
         self._emitted.debug_handle_map[name] = trace.sources(code)
         self._emitted.delegate_debug_maps[name] = trace.delegates(code)
-        self._emitted.memory_plans[name] = memory
         self._emitted.program.execution_plan.append(plan)
 
     def _stems(self, method: str) -> Callable[[str], str | None] | None:

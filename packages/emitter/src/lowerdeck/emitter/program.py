@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lowerdeck.emitter.backend import DelegateSource, InstructionSource
-from lowerdeck.emitter.memory import MemoryPlan
 from lowerdeck.serializer import (
     NamedDataStore,
     Program,
@@ -22,21 +21,19 @@ from lowerdeck.serializer import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EmittedProgram:
-    """A program for the runtime, with debug maps and memory plans for tools.
+    """A program for the runtime, with debug maps for tools.
 
     Attributes:
         program: The program as plain data; constants are views on the tensors' own memory.
         debug_handle_map: For each method, the source of each instruction, by its index.
         delegate_debug_maps: For each method, the debug map of each delegate call, by the index of
             its instruction.
-        memory_plans: For each method, the place and lifetime of each storage.
         named_data: The blobs that backends look up by key at run time.
     """
 
     program: Program
     debug_handle_map: dict[str, dict[int, InstructionSource]] = field(default_factory=dict)
     delegate_debug_maps: dict[str, dict[int, DelegateSource]] = field(default_factory=dict)
-    memory_plans: dict[str, MemoryPlan] = field(default_factory=dict)
     named_data: NamedDataStore = field(default_factory=NamedDataStore)
 
     def __repr__(self) -> str:

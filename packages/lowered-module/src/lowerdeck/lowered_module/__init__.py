@@ -85,12 +85,7 @@ from lowerdeck.lowered_module.program.foldable import (
     mode_stretches,
     read_by_one,
 )
-from lowerdeck.lowered_module.program.signature import (
-    arrange_graph_outputs,
-    arrange_graph_placeholders,
-    create_exported_program_from_submodule,
-)
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.tags import DECISION, DELEGATION_TAG
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.lowered_module.quantization import Quantization, find_quantization
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
@@ -132,6 +127,7 @@ __all__ = [
     "operator_name",
     "visits",
     # What says which nodes go where
+    "DECISION",
     "DELEGATION_TAG",
     "DelegationSpec",
     "ModulePartitioner",
@@ -165,11 +161,8 @@ __all__ = [
     "graph_html",
     "print_delegated_graph",
     # Surgery on graphs and signatures
-    "arrange_graph_outputs",
-    "arrange_graph_placeholders",
     "assign_debug_handles",
     "changed_as_in_exir",
-    "create_exported_program_from_submodule",
     "create_submodule_from_nodes",
     "in_edge_operators",
     "in_torch_operators",

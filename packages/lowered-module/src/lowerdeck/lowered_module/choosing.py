@@ -31,29 +31,20 @@ class Trial:
     """What came of lowering a program for one backend.
 
     Attributes:
-        backend: Its name; empty for the runtime's own kernels alone.
-        delegates: How many partitions went to it.
-        left: How many computing nodes stayed with the runtime's kernels.
-        file_bytes: Size of the file.
-        milliseconds: Least time of a call in the official runtime; None where the file
-            is not right.
-        difference: Largest difference from eager; None where the file is not right.
-        why_not: Why it cannot be chosen; empty where it can.
+        name: The backend, or ``"no backend"`` for the runtime's own kernels alone.
+        milliseconds: Least time of a call in the official runtime; infinite if it is not right.
+        outcome: What was delegated and how far it is from eager, or why it cannot be chosen.
     """
 
-    backend: str = ""
-    delegates: int = 0
-    left: int = 0
-    file_bytes: int = 0
-    milliseconds: float | None = None
-    difference: float | None = None
-    why_not: str = ""
+    name: str
+    milliseconds: float
+    outcome: str
     chosen: bool = False
 
     @property
-    def name(self) -> str:
-        """The backend in words."""
-        return self.backend or "no backend"
+    def is_right(self) -> bool:
+        """Whether it can be chosen."""
+        return math.isfinite(self.milliseconds)
 
     def line(self, width: int = 20) -> str:
         """Return a line of the table of ``lowerdeck lower --auto``.
@@ -61,14 +52,8 @@ class Trial:
         Args:
             width: Of the column of names, in characters.
         """
-        if self.milliseconds is None:
-            return f"  {self.name:<{width}} {'':>12}  {self.why_not}"
-        mark = "*" if self.chosen else " "
-        outcome = (
-            f"{self.delegates} delegates, {self.left} nodes left, {self.file_bytes / 1e6:.4g} MB, "
-            f"differs by {self.difference:.3g}"
-        )
-        return f"{mark} {self.name:<{width}} {self.milliseconds:>9.3f} ms  {outcome}"
+        spent = f"{self.milliseconds:>9.3f} ms" if self.is_right else " " * 12
+        return f"{'*' if self.chosen else ' '} {self.name:<{width}} {spent}  {self.outcome}"
 
     def __str__(self) -> str:
         """Return the line of the table."""
@@ -116,7 +101,7 @@ def lower_fastest(
     inputs, expected = pytree.tree_leaves(program.example_inputs), list(expected)
     show = _silent if progress is None else progress
     trials: list[Trial] = []
-    programs: dict[str, LoweredProgram] = {}
+    programs: list[LoweredProgram | None] = []
     try:
         from lowerdeck.runner import OfficialRuntime, OfficialRuntimeError
     except ModuleNotFoundError as error:
@@ -133,51 +118,52 @@ def lower_fastest(
         show(0, len(names), f"the runtime's own kernels, then {', '.join(names[1:]) or 'nothing'}")
         for name in names:
             start = time.perf_counter()
+            lowered, shortest, label = None, math.inf, "right"
             try:
                 if name and name not in available:
                     raise LoweringError(f"the runtime has no {name}")
                 file = Path(folder, "model.pte")
-                programs[name], trial = _lowered(program, name, file)
+                lowered, outcome = _lowered(program, name, file)
                 runtime.load(file)
                 first = runtime.run(inputs)
-                # The least of many calls: other work on the machine only makes one slower.
-                repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))
-                seconds = min(runtime.run(inputs, repeat=repeat).seconds)
-                differences = [trial_.largest for trial_ in accuracy_of(first.outputs, expected)]
+                differences = [output.largest for output in accuracy_of(first.outputs, expected)]
                 difference = max(differences, default=0.0)
                 if not difference <= tolerance:
                     raise LoweringError(
                         f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
                     )
-                trial = replace(trial, milliseconds=1e3 * seconds, difference=difference)
+                # The least of many calls: other work on the machine only makes one slower.
+                repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))
+                shortest = min(runtime.run(inputs, repeat=repeat).seconds)
+                outcome += f", differs by {difference:.3g}"
             except (LoweringError, OfficialRuntimeError) as error:
-                trial = Trial(name, why_not=str(error))
-            trials.append(trial)
+                outcome = label = str(error)
+            programs.append(lowered)
+            trials.append(Trial(name or "no backend", 1e3 * shortest, outcome))
             took = time.perf_counter() - start
-            outcome = f"{trial.name}: {trial.why_not or 'right'}, took {took:.1f} s"
-            show(len(trials), len(names), outcome)
-    times = {
-        trial_.backend: trial_.milliseconds for trial_ in trials if trial_.milliseconds is not None
-    }
-    if not times:
-        reasons = "; ".join(f"{trial.name}: {trial.why_not}" for trial in trials)
+            show(len(trials), len(names), f"{trials[-1].name}: {label}, took {took:.1f} s")
+    best = min(range(len(trials)), key=lambda number: trials[number].milliseconds)
+    # The first trial is that without a backend.
+    if trials[0].milliseconds <= _AS_FAST * trials[best].milliseconds:
+        best = 0
+    trials[best] = replace(trials[best], chosen=True)
+    chosen = programs[best]
+    if chosen is None or not trials[best].is_right:
+        reasons = "; ".join(f"{trial.name}: {trial.outcome}" for trial in trials)
         raise LoweringError(f"nothing that was tried is right: {reasons}")
-    best = min(times, key=times.__getitem__)
-    if times.get("", math.inf) <= _AS_FAST * times[best]:
-        best = ""
-    return programs[best], [replace(trial_, chosen=trial_.backend == best) for trial_ in trials]
+    return chosen, trials
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
     """Yield the table of some trials, the fastest first."""
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
     width = max((len(trial.name) for trial in trials), default=0)
-    for trial in sorted(trials, key=lambda each_trial: each_trial.milliseconds or math.inf):
+    for trial in sorted(trials, key=lambda each_trial: each_trial.milliseconds):
         yield trial.line(width)
 
 
-def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, Trial]:
-    """Lower a program for one backend into a file."""
+def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, str]:
+    """Lower a program for one backend into a file; return what was delegated in words as well."""
     try:
         lowered = lower(program, name or None, progress=_silent)
     except Exception as error:
@@ -186,8 +172,9 @@ def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredPr
     summary = lowered.delegation()
     if name and not summary.delegates.get(name):
         raise LoweringError("takes nothing of the program")
-    counts = sum(summary.delegates.values()), sum(summary.left.values())
-    return lowered, Trial(name, *counts, file_bytes=lowered.save(file))
+    delegates, left = sum(summary.delegates.values()), sum(summary.left.values())
+    megabytes = lowered.save(file) / 1e6
+    return lowered, f"{delegates} delegates, {left} nodes left, {megabytes:.4g} MB"
 
 
 def _silent(done: int, total: int, label: str) -> None:

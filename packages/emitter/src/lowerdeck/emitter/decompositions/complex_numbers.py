@@ -8,12 +8,14 @@ converting one to the other is free for static shapes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, pytree
 
 _ATEN = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -67,14 +69,17 @@ def _adds(left: Any, right: Any) -> bool:
 
 def product(self: torch.Tensor, other: Any) -> Any:
     """Return a product with at least one complex factor."""
-    if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
-        return NotImplemented
-    (a, b), (c, d) = _parts(self), _parts(other)
-    if not _is_complex(self):
-        return _joined(a * c, a * d)
-    if not _is_complex(other):
-        return _joined(a * c, b * c)
-    return _joined(a * c - b * d, a * d + b * c)
+    return NotImplemented if _runs(self, other) else _multiplied(operator.mul, self, other)
+
+
+def _multiplied(multiply: Callable[[Any, Any], Any], left: Any, right: Any) -> torch.Tensor:
+    """Return a product computed by products of the real and imaginary parts."""
+    (a, b), (c, d) = _parts(left), _parts(right)
+    if not _is_complex(left):
+        return _joined(multiply(a, c), multiply(a, d))
+    if not _is_complex(right):
+        return _joined(multiply(a, c), multiply(b, c))
+    return _joined(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
 
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
@@ -83,7 +88,7 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
     Args:
         other: What it is divided by.
     """
-    if not (_is_complex(self) or _is_complex(other)) or _runs(self, other):
+    if _runs(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
     if not _is_complex(other):
@@ -98,8 +103,6 @@ def reciprocal(self: torch.Tensor) -> Any:
     Args:
         self: What it is divided by.
     """
-    if not self.is_complex():
-        return NotImplemented
     real, imaginary = _parts(self)
     size = real * real + imaginary * imaginary
     return _joined(real / size, -imaginary / size)
@@ -111,8 +114,6 @@ def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     Args:
         alpha: Factor of ``other``.
     """
-    if not (_is_complex(self) or _is_complex(other)):
-        return NotImplemented
     if _adds(self, other) and alpha == 1:
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
@@ -125,7 +126,7 @@ def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     Args:
         alpha: Factor of ``other``.
     """
-    if _is_complex(self) and _adds(self, other) and alpha == 1:
+    if _adds(self, other) and alpha == 1:
         return NotImplemented
     return total(self, other, alpha=-alpha)
 
@@ -150,8 +151,6 @@ def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # noqa: A002
 
 def exponential(self: torch.Tensor) -> Any:
     """Return the exponential of complex numbers."""
-    if not self.is_complex():
-        return NotImplemented
     real, imaginary = _parts(self)
     return polar(torch.exp(real), imaginary)
 
@@ -176,16 +175,9 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
     return _joined(real, imaginary.to(_REAL[target]))
 
 
-def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
+def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """Return a matrix product with a complex operand."""
-    if not (self.is_complex() or mat2.is_complex()):
-        return NotImplemented
-    (a, b), (c, d) = _parts(self), _parts(mat2)
-    if not self.is_complex():
-        return _joined(a @ c, a @ d)
-    if not mat2.is_complex():
-        return _joined(a @ c, b @ c)
-    return _joined(a @ c - b @ d, a @ d + b @ c)
+    return _multiplied(operator.matmul, self, mat2)
 
 
 def dense(
@@ -198,8 +190,6 @@ def dense(
     Args:
         weight: The weight, shape (outputs, inputs).
     """
-    if not (input.is_complex() or weight.is_complex()):
-        return NotImplemented
     product = torch.matmul(input, weight.t())
     return product if bias is None else product + bias
 
@@ -208,16 +198,12 @@ def product_and_sum(
     self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
     """Return ``addmm`` with complex operands."""
-    if not (self.is_complex() or mat1.is_complex() or mat2.is_complex()):
-        return NotImplemented
     multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
     return multiplied + (self if beta == 1 else self * beta)
 
 
 def angle(self: torch.Tensor) -> Any:
     """Return the angles of complex numbers."""
-    if not self.is_complex():
-        return NotImplemented
     real, imaginary = _parts(self)
     return torch.atan2(imaginary, real)
 
@@ -230,7 +216,7 @@ def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Cal
     """
 
     def rule(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-        if not self.is_complex() or not (fixed or _varies(self)):
+        if not (fixed or _varies(self)):
             return NotImplemented
         real, imaginary = _parts(self)
         return _joined(change(real, *args, **options), change(imaginary, *args, **options))
@@ -244,16 +230,12 @@ def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> 
     Args:
         condition: Whether the first one is taken.
     """
-    if not (self.is_complex() or other.is_complex()):
-        return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
     return _joined(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
 def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Return ``stack`` of complex tensors."""
-    if not any(tensor.is_complex() for tensor in tensors):
-        return NotImplemented
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 
@@ -271,21 +253,19 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 def absolute(self: torch.Tensor) -> Any:
     """Return ``abs`` of a complex tensor with a dynamic shape."""
-    if not self.is_complex() or not _varies(self):
+    if not _varies(self):
         return NotImplemented
     real, imaginary = _parts(self)
     return torch.hypot(real, imaginary)
 
 
-def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
+def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Sequence[torch.Tensor]:
     """Return ``split_with_sizes`` of complex tensors.
 
     Args:
         split_sizes: The size of each slice.
         dim: The dimension that is sliced.
     """
-    if not self.is_complex():
-        return NotImplemented
     starts = [sum(split_sizes[:index]) for index in range(len(split_sizes))]
     return [
         torch.narrow(self, dim, start, size)
@@ -293,14 +273,12 @@ def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
     ]
 
 
-def unbind(self: torch.Tensor, dim: int = 0) -> Any:
+def unbind(self: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
     """Return ``unbind`` of complex tensors.
 
     Args:
         dim: The dimension that is split.
     """
-    if not self.is_complex():
-        return NotImplemented
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
@@ -350,6 +328,17 @@ def _transformable(self: torch.Tensor, dim: Sequence[int]) -> bool:
     return all(isinstance(size, int) and size <= _LONGEST for size in sizes)
 
 
+def _if_complex(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rule for calls with a complex argument, alone or in a list."""
+
+    @wraps(rule)
+    def of_complex(*args: Any, **options: Any) -> Any:
+        operands = pytree.tree_leaves((args, options))
+        return rule(*args, **options) if any(map(_is_complex, operands)) else NotImplemented
+
+    return of_complex
+
+
 # Moved as they are, unless the shape is dynamic: then they cannot alias pairs.
 _MOVEMENTS = (
     *(_ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int),
@@ -357,7 +346,7 @@ _MOVEMENTS = (
     *(_ATEN.select.int, _ATEN.clone.default, _ATEN.index_select.default, _ATEN.repeat.default),
 )
 
-COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
+_OF_COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.mul.Tensor: product,
     _ATEN.mul.Scalar: product,
     _ATEN.div.Tensor: quotient,
@@ -365,12 +354,7 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.reciprocal.default: reciprocal,
     _ATEN.add.Tensor: total,
     _ATEN.sub.Tensor: difference,
-    _ATEN._conj.default: conjugate,
-    _ATEN._conj_physical.default: conjugate,
-    _ATEN.complex.default: from_parts,
-    _ATEN.polar.default: polar,
     _ATEN.exp.default: exponential,
-    _ATEN._to_copy.default: cast,
     _ATEN.where.self: chosen,
     _ATEN.stack.default: stacked,
     _ATEN.cat.default: concatenated,
@@ -389,6 +373,14 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.split_with_sizes.default: split,
     _ATEN.unbind.int: unbind,
     _ATEN._fft_c2c.default: transform,
-    _ATEN._fft_r2c.default: transform_of_real,
     **{movement: _on_pairs(movement, fixed=False) for movement in _MOVEMENTS},
+}
+COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
+    **{target: _if_complex(rule) for target, rule in _OF_COMPLEX_NUMBERS.items()},
+    _ATEN._conj.default: conjugate,
+    _ATEN._conj_physical.default: conjugate,
+    _ATEN.complex.default: from_parts,
+    _ATEN.polar.default: polar,
+    _ATEN._to_copy.default: cast,
+    _ATEN._fft_r2c.default: transform_of_real,
 }

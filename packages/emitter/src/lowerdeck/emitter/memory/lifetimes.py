@@ -20,14 +20,12 @@ class Lifetime:
         nbytes: Its size, rounded up to the alignment.
         first: First step, -1 for storages that exist before the method starts.
         last: Last step, the number of steps for storages that outlive the method.
-        accesses: Number of steps that read or write it.
     """
 
     storage: Storage
     nbytes: int
     first: int
     last: int
-    accesses: int = 1
 
 
 def spans(code: Code) -> tuple[Spans, Spans]:
@@ -72,10 +70,6 @@ def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
         alignment: Sizes are rounded up to a multiple of this many bytes.
     """
     first, last = spans(code)
-    accesses: Spans = {}
-    for step in code.steps:
-        for value in (*step.reads, *step.writes):
-            accesses[value.storage] = accesses.get(value.storage, 0) + 1
     planned = (Role.ACTIVATION, Role.INPUT)
     return [
         Lifetime(
@@ -83,7 +77,6 @@ def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
             -(-storage.nbytes // alignment) * alignment,
             first[storage],
             last[storage],
-            accesses.get(storage, 0),
         )
         for storage in code.storages
         if storage.role in planned and storage in first

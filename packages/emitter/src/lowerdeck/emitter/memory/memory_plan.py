@@ -1,20 +1,20 @@
 """Plan the memory of a method: memory and offset of each storage, checked.
 
 A planner is any function from a :class:`PlanRequest` to one :class:`Place` for each lifetime. The
-default one uses a single memory; :func:`fast_and_large` shows how to use several.
+default one uses a single memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from lowerdeck.emitter.errors import MemoryPlanError
 from lowerdeck.emitter.frontend import StatePool
 from lowerdeck.emitter.ir.instructions import Code
-from lowerdeck.emitter.memory.lifetimes import Lifetime, lifetimes, most_live_bytes
+from lowerdeck.emitter.memory.lifetimes import Lifetime, lifetimes
 from lowerdeck.emitter.memory.placement import best_fit
 
 ALIGNMENT = 16
@@ -52,96 +52,23 @@ MemoryPlanner: TypeAlias = Callable[[PlanRequest], Sequence[Place]]
 """Returns one place for each lifetime of the request, in the same order."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBlock:
-    """One storage in a finished plan, for pictures and reports.
-
-    Attributes:
-        name: Name of its first tensor.
-        role: Its purpose, such as ``"activation"``, ``"input"`` or ``"state"``.
-        memory_id: The memory in which it is placed.
-        nbytes: Size in bytes, rounded up to the alignment.
-        first: First step during which its bytes are needed; -1 before the start.
-        last: Last step during which they are needed.
-    """
-
-    name: str
-    role: str
-    memory_id: int
-    offset: int
-    nbytes: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """The planned memory of one method.
-
-    Attributes:
-        method: Name of the method.
-        sizes: Size in bytes of each memory by its id; entry 0 is reserved and 0.
-        bound: The most activation bytes that are live at one step: no plan can need less.
-    """
-
-    method: str
-    sizes: tuple[int, ...]
-    blocks: tuple[PlannedBlock, ...]
-    bound: int
-
-
 def one_memory(request: PlanRequest) -> list[Place]:
     """Place all storages in a single memory, by best fit in several orders."""
     offsets, _ = best_fit(request.lives)
     return [Place(1, offset) for offset in offsets]
 
 
-def fast_and_large(fast_bytes: int) -> MemoryPlanner:
-    """Return a planner with a small fast memory (id 1) and a large one (id 2).
-
-    The storages with the most accesses for their size go to the fast memory as long as they fit.
-
-    Args:
-        fast_bytes: Size of the fast memory in bytes.
-
-    Example:
-        >>> from lowerdeck.emitter import EmitConfig, fast_and_large
-        >>> config = EmitConfig(memory_planner=fast_and_large(16 * 1024))
-    """
-
-    def plan(request: PlanRequest) -> list[Place]:
-        lives = request.lives
-        order = sorted(
-            range(len(lives)), key=lambda i: -lives[i].accesses / max(lives[i].nbytes, 1)
-        )
-        fast: list[int] = []
-        for index in order:
-            if lives[index].nbytes > fast_bytes:
-                continue
-            # The live bytes do not suffice: gaps between storages may make a plan larger than
-            # that.
-            chosen = [lives[i] for i in (*fast, index)]
-            if most_live_bytes(chosen) <= fast_bytes and best_fit(chosen)[1] <= fast_bytes:
-                fast.append(index)
-        in_fast = set(fast)
-        slow = [index for index in range(len(lives)) if index not in in_fast]
-        places: dict[int, Place] = {}
-        for memory_id, members in ((1, fast), (2, slow)):
-            offsets, _ = best_fit([lives[index] for index in members])
-            places |= {i: Place(memory_id, o) for i, o in zip(members, offsets, strict=True)}
-        return [places[index] for index in range(len(lives))]
-
-    return plan
-
-
-def plan_memory(code: Code, planner: MemoryPlanner) -> MemoryPlan:
-    """Place every storage of ``code`` but mutable buffers and return the plan.
+def plan_memory(code: Code, planner: MemoryPlanner) -> list[int]:
+    """Place every storage of ``code`` but mutable buffers.
 
     The storages are changed.
 
     Args:
         code: The steps of a method.
         planner: Places the activations, inputs and outputs.
+
+    Returns:
+        Size in bytes of each memory by its id; entry 0 is reserved and 0.
 
     Raises:
         MemoryPlanError: If the planner lets two live storages overlap.
@@ -151,49 +78,32 @@ def plan_memory(code: Code, planner: MemoryPlanner) -> MemoryPlan:
     places = list(planner(request))
     check_plan(request, places)
     sizes = [0] * (max((place.memory_id for place in places), default=1) + 1)
-    blocks: list[PlannedBlock] = []
     for life, place in zip(lives, places, strict=True):
         life.storage.memory_id, life.storage.offset = place.memory_id, place.offset
         sizes[place.memory_id] = max(sizes[place.memory_id], place.offset + life.nbytes)
-        blocks.append(_block(life, place))
-    return MemoryPlan(code.name, tuple(sizes), tuple(blocks), most_live_bytes(lives))
+    return sizes
 
 
-def with_state(plan: MemoryPlan, code: Code, states: StatePool, memory_id: int) -> MemoryPlan:
-    """Return ``plan`` with the mutable buffers of ``code``; their storages are changed.
+def with_state(
+    sizes: Sequence[int], code: Code, states: StatePool, memory_id: int
+) -> Sequence[int]:
+    """Return the sizes of all memories with that of mutable buffers; these are placed in it.
 
     Args:
-        plan: The plan of the other storages.
+        sizes: The sizes of the other memories.
         code: The steps of the method.
         states: The mutable buffers of the program, added to.
         memory_id: Their memory, which has the same number and offsets in all methods: above those
-            that the planner has chosen for any of them.
+            that the planner chose for any method.
     """
     if not code.states:
-        return plan
-    blocks = list(plan.blocks)
+        return sizes
     for state in code.states:
         if state.storage is not None:
-            place = Place(memory_id, states.place(state.key, state.storage))
-            state.storage.memory_id, state.storage.offset = place.memory_id, place.offset
-            whole = Lifetime(state.storage, state.storage.nbytes, -1, len(code.steps))
-            blocks.append(_block(whole, place))
-    unused = [0] * (memory_id - len(plan.sizes))
-    sizes = (*plan.sizes, *unused, states.size)
-    return replace(plan, sizes=sizes, blocks=tuple(blocks))
-
-
-def _block(life: Lifetime, place: Place) -> PlannedBlock:
-    storage = life.storage
-    return PlannedBlock(
-        storage.name,
-        storage.role.value,
-        place.memory_id,
-        place.offset,
-        life.nbytes,
-        life.first,
-        life.last,
-    )
+            state.storage.memory_id = memory_id
+            state.storage.offset = states.place(state.key, state.storage)
+    unused = [0] * (memory_id - len(sizes))
+    return [*sizes, *unused, states.size]
 
 
 def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of, replace_input
-from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
+from lowerdeck.lowered_module.program.tags import DECISION, DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, is_getitem
 
 Groups = dict[str, list[Node]]
@@ -91,9 +91,10 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
 
 
 def strip_tags(graph_module: GraphModule) -> None:
-    """Remove the tags from ``graph_module`` and all graphs nested in it, in place."""
+    """Remove tags and decisions from ``graph_module`` and all graphs nested in it, in place."""
     for node in nodes_of(graph_module):
         node.meta.pop(DELEGATION_TAG, None)
+        node.meta.pop(DECISION, None)
 
 
 def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:

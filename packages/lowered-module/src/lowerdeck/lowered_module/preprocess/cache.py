@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult
 from lowerdeck.lowered_module.authoring.rejects import operator_name
 from lowerdeck.lowered_module.errors import CacheError
-from lowerdeck.lowered_module.program.tags import AHEAD
+from lowerdeck.lowered_module.program.tags import AHEAD, DECISION
 from lowerdeck.serializer import DataEntry, NamedDataStoreOutput, ScalarType, TensorLayout
 from lowerdeck.torch_base import attribute_of, bytes_of, graphs_of, pytree
 
@@ -147,7 +147,10 @@ def _contents(program: ExportedProgram) -> Iterator[Any]:
             target = operator_name(node) if node.op == "call_function" else str(node.target)
             values = [_described(leaf) for leaf in pytree.tree_leaves(node.meta.get("val"))]
             # `custom` says, for one, which file a weight is to go to.
-            meta = (node.meta.get("debug_handle"), AHEAD in node.meta, node.meta.get("custom"))
+            meta = (
+                *(node.meta.get("debug_handle"), AHEAD in node.meta),
+                *(node.meta.get("custom"), node.meta.get(DECISION)),
+            )
             yield repr((node.op, node.name, target, node.args, node.kwargs, values, meta))
             if node.op == "get_attr":
                 yield from _content_of(attribute_of(gm, node))

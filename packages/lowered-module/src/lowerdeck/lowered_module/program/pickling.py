@@ -19,7 +19,7 @@ from lowerdeck.lowered_module._executorch import edge_operator
 from lowerdeck.lowered_module._torch_private import graph_pickler, new_fake_mode
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.edge_form import torchs_verifiers
-from lowerdeck.lowered_module.program.tags import AHEAD, REJECT, REMARKS
+from lowerdeck.lowered_module.program.tags import AHEAD, DECISION, REJECT, REMARKS
 from lowerdeck.torch_base import (
     FakeTensor,
     FakeTensorMode,
@@ -29,7 +29,7 @@ from lowerdeck.torch_base import (
 )
 
 _KEPT = {"val", "stack_trace", "nn_module_stack", "torch_fn", "custom"}
-_KEPT |= {AHEAD, HANDLE, REJECT, REMARKS}
+_KEPT |= {AHEAD, DECISION, HANDLE, REJECT, REMARKS}
 
 
 def dump_program(program: ExportedProgram, tensors: list[torch.Tensor]) -> bytes:

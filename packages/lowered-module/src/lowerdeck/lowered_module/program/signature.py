@@ -25,7 +25,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.lowered_module.errors import OwnershipError, SignatureError
+from lowerdeck.lowered_module.errors import OwnershipError
 from lowerdeck.lowered_module.program.graphs import MUTATIONS, STATE_MUTATIONS, outputs_of
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG
 from lowerdeck.torch_base import pytree, with_parts
@@ -67,34 +67,6 @@ class SignatureIndex:
         )
 
 
-def arrange_graph_placeholders(
-    gm: GraphModule, owning_program: ExportedProgram, tag: str
-) -> GraphModule:
-    """Move the placeholders of ``gm`` in place into the order that a delegate has them in.
-
-    First what the partition owns (placeholders that carry ``tag``): parameters, buffers, lifted
-    constants, custom objects; then everything else. Within each kind the order is kept. Other
-    nodes do not move.
-
-    Args:
-        gm: A partition's graph module, whose placeholders are named like the owner's nodes.
-        owning_program: The program that the partition was cut out of.
-
-    Returns:
-        ``gm``.
-    """
-    specs = {spec.arg.name: spec for spec in owning_program.graph_signature.input_specs}
-    owned = {n: specs[n.name] for n in _tagged_placeholders(gm.graph, tag) if n.name in specs}
-    _arrange_placeholders(gm.graph, owned)
-    gm.recompile()
-    return gm
-
-
-def _tagged_placeholders(graph: Graph, tag: str) -> list[Node]:
-    placeholders = graph.find_nodes(op="placeholder")
-    return [node for node in placeholders if node.meta.get(DELEGATION_TAG) == tag]
-
-
 def _arrange_placeholders(graph: Graph, owned: Mapping[Node, InputSpec]) -> None:
     def rank(node: Node) -> int:
         kind = owned[node].kind if node in owned else None
@@ -110,76 +82,6 @@ def _arrange_placeholders(graph: Graph, owned: Mapping[Node, InputSpec]) -> None
             first = first.next
         else:
             first.prepend(node)
-
-
-def arrange_graph_outputs(
-    gm: GraphModule, output_specs: list[OutputSpec], call_module_node: Node
-) -> GraphModule:
-    """Put mutations before the other outputs of ``gm``, in place.
-
-    Args:
-        gm: A partition's graph module, whose output is one tuple.
-        output_specs: One spec per output; put into the same order, in place.
-        call_module_node: The owner's call; the indices of its getitems follow.
-
-    Returns:
-        ``gm``.
-
-    Raises:
-        SignatureError: The numbers of outputs and specs differ.
-    """
-    output = gm.graph.output_node()
-    values = list(output.args[0])  # type: ignore[arg-type]
-    if len(values) != len(output_specs):
-        raise SignatureError(
-            f"the graph returns {len(values)} values but {len(output_specs)} output specs were "
-            "given: give one spec per value"
-        )
-    # A stable sort on one bit: within either kind the order stays what callers know.
-    order = sorted(range(len(values)), key=lambda i: output_specs[i].kind not in MUTATIONS)
-    if order == list(range(len(values))):
-        return gm
-    output.args = (tuple(values[i] for i in order),)
-    output_specs[:] = [output_specs[i] for i in order]
-    moved = {old: new for new, old in enumerate(order)}
-    for user in list(call_module_node.users):
-        if user.target is operator.getitem:
-            user.args = (call_module_node, moved[user.args[1]])  # type: ignore[index]
-    gm.recompile()
-    return gm
-
-
-def create_exported_program_from_submodule(
-    submodule: GraphModule,
-    owning_program: ExportedProgram,
-    tag: str,
-    call_module_node: Node,
-    is_submodule: bool,
-) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, OutputSpec]]:
-    """Return a partition as a separate program, and the specs that its owner loses by it.
-
-    ``submodule`` is arranged in place. No tensor is copied.
-
-    Args:
-        submodule: The partition's graph module, as ``create_submodule_from_nodes`` returns it.
-        owning_program: The program that it was cut out of.
-        tag: The partition's tag; placeholders that carry it are owned by the partition.
-        call_module_node: The owner's call of the partition.
-        is_submodule: Whether the call is in a nested graph (a branch of a cond, say), where
-            nothing can be owned.
-
-    Returns:
-        The program; the owner's input specs that it took, by node name; and the owner's mutation
-        specs that it took, by the name of the node that carried the new value.
-
-    Raises:
-        OwnershipError: An owned input has no value in the owner.
-    """
-    index = SignatureIndex() if is_submodule else SignatureIndex.of(owning_program)
-    mine = _tagged_placeholders(submodule.graph, tag)
-    program, owned, mutated = sub_program(submodule, owning_program, mine, call_module_node, index)
-    submodule.recompile()
-    return program, owned, {name: specs[0] for name, specs in mutated.items()}
 
 
 def sub_program(
@@ -264,8 +166,8 @@ def _outputs(
     """
     readers = {user.args[1]: user for user in call.users if user.target is operator.getitem}
     output = submodule.graph.output_node()
-    values: list[Any] = []
-    output_specs: list[OutputSpec] = []
+    entries: list[tuple[Any, OutputSpec]] = []
+    last_entry: dict[Node, int] = {}
     mutated: dict[str, list[OutputSpec]] = {}
     for position, value in enumerate(cast("Sequence[Any]", output.args[0])):
         reader = readers.get(position)
@@ -275,19 +177,24 @@ def _outputs(
         ]
         if reader is not None and mutations:
             mutated[reader.name] = mutations
-            output_specs += [
-                OutputSpec(s.kind, TensorArgument(value.name), s.target) for s in mutations
+            entries += [
+                (value, OutputSpec(s.kind, TensorArgument(value.name), s.target))
+                for s in mutations
             ]
         # One user is the owner's output, which hands the new value back; that one the partition
         # does now.
         if reader is None or not mutations or len(specs) > len(mutations) or len(reader.users) > 1:
-            output_specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None))
-        values += [value] * (len(output_specs) - len(values))
+            spec = OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None)
+            entries.append((value, spec))
         if reader is not None:
-            reader.args = (call, len(values) - 1)
-    output.args = (tuple(values),)
-    arrange_graph_outputs(submodule, output_specs, call)
-    return output_specs, mutated
+            last_entry[reader] = len(entries) - 1
+    # A stable sort on one bit: within either kind the order stays what callers know.
+    order = sorted(range(len(entries)), key=lambda entry: entries[entry][1].kind not in MUTATIONS)
+    place = {entry: position for position, entry in enumerate(order)}
+    for reader, entry in last_entry.items():
+        reader.args = (call, place[entry])
+    output.args = (tuple(entries[entry][0] for entry in order),)
+    return [entries[entry][1] for entry in order], mutated
 
 
 def flat_call_graph(

@@ -19,3 +19,9 @@ AHEAD = "lowerdeck.ahead"
 
 REMARKS = "lowerdeck.remarks"
 """Under it stands what a partitioner says of a node it took: reasons by heading."""
+
+DECISION = "lowerdeck.decision"
+"""What a partitioner decided for a call and the ``preprocess`` of its backend reads: plain data.
+
+Calls keep it in the partition's program, for executors too; results in a cache depend on it.
+"""

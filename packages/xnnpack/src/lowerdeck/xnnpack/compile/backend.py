@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.decompose import on_cpu
 from lowerdeck.lowered_module import (
+    DECISION,
     BackendDetails,
     CompileSpec,
     DelegateMappingBuilder,
@@ -25,6 +25,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node
+from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken, rebuild
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
@@ -50,7 +51,6 @@ from lowerdeck.xnnpack.operators.quantization import (
 from lowerdeck.xnnpack.operators.quantized_constants import dequantized_constant, permuted_constant
 from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import SUPPORTED, entry_of, refusal
-from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 from lowerdeck.xnnpack.payload import BFLOAT, FLOAT, HALF, TRUTH, int8, layout_of, layout_text
 
 _ATEN = torch.ops.aten
@@ -99,9 +99,11 @@ class XnnpackBackend(BackendDetails):
         # What is computed ahead is computed here.
         edge_program = on_cpu(edge_program)
         constants = constant_tensors(edge_program)
-        whole = _with_whole_calls(edge_program, constants)
+        decisions = decisions_of(edge_program.graph, constants)
+        whole = rebuild(edge_program, decisions) or match_taken(edge_program, constants)[0]
         precision = precision_of(compile_specs)
-        emission = emit_partition(edge_program, whole.graph, constants, precision)
+        decided = {node for node in whole.graph.nodes if decisions and DECISION in node.meta}
+        emission = emit_partition(edge_program, whole.graph, constants, precision, decided)
         for name, reason in emission.in_float.items():
             _LOG.info("%s is computed in float: %s", name, reason)
         debug_map = DelegateMappingBuilder()
@@ -116,22 +118,12 @@ class XnnpackBackend(BackendDetails):
         )
 
 
-def _with_whole_calls(program: ExportedProgram, constants: Collection[str]) -> MatchedGraph:
-    """Return the partition's graph with those operators in one piece that the partitioner saw."""
-
-    @cache
-    def ahead() -> Collection[str]:
-        foldable = foldable_nodes(program.graph.nodes, constants)
-        return {*constants, *(node.name for node in foldable)}
-
-    return match_patterns(program.graph_module, lambda node: refusal(node, ahead()) is None)
-
-
 def emit_partition(
     program: ExportedProgram,
     graph: fx.Graph,
     constants: Mapping[str, torch.Tensor],
     precision: str | None = None,
+    decided: Collection[fx.Node] = (),
 ) -> Emission:
     """Return the payload of one partition before it is serialised.
 
@@ -141,6 +133,7 @@ def emit_partition(
         constants: The tensors of placeholders that no run changes, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
+        decided: The calls that the partitioner found XNNPACK to compute.
 
     Returns:
         The graph, its constants, and where its nodes came from.
@@ -181,6 +174,8 @@ def emit_partition(
                 _fold(emission, node)
                 continue
             first = len(emission.sources)
+            if node not in decided:
+                _require_taken(node, known_names)
             _emit_node(emission, node, known_names, halves=precision != "fp32")
             chain = _chain(emission, node)
             absorbed.update(chain)
@@ -206,14 +201,17 @@ def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     return static_encoding(readers[0])
 
 
-def _emit_node(
-    emission: Emission, node: fx.Node, constants: Collection[str], *, halves: bool
-) -> None:
+def _require_taken(node: fx.Node, constants: Collection[str]) -> None:
     reason = refusal(node, constants)
     if reason is not None:
         raise UnsupportedNodeError(
             f"XnnpackBackend cannot compile {describe_node(node)}: {reason}; leave it untagged"
         )
+
+
+def _emit_node(
+    emission: Emission, node: fx.Node, constants: Collection[str], *, halves: bool
+) -> None:
     constant_inputs = [
         emission.of(source).is_constant for source in node.all_input_nodes if source in emission
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 
 import torch
 from torch.export import ExportedProgram
@@ -22,6 +21,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
+from lowerdeck.xnnpack.compile.decisions import keep_decisions, match_taken
 from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
@@ -38,7 +38,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 )
 from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
-from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
+from lowerdeck.xnnpack.patterns import MatchedGraph
 
 NAME = "XnnpackBackend"
 Reasons = dict[Node, str | None]
@@ -90,13 +90,15 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
+        whole, accepted = match_taken(exported_program, constants)
         while True:
-            whole = _with_whole_calls(exported_program, constants, kept)
             nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
+            reasons, partitions, in_float = _proposed(
+                exported_program, whole, accepted, constants, foldable
+            )
             # A node that two partitions read is in neither, so it cannot be folded: decide again.
             within = read_by_one(
                 foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
@@ -104,6 +106,10 @@ class XnnpackPartitioner(Partitioner):
             if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
+            changed = set(foldable).difference(within)
+            changed.update([user for node in changed for user in node.users])
+            if any(map(whole.is_new, changed)):
+                whole, accepted = match_taken(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -143,6 +149,7 @@ class XnnpackPartitioner(Partitioner):
             # Nodes that only prepare a layer's operands are not in the program.
             if reason and node.name not in tagged and whole.sources.get(node) != ()
         }
+        keep_decisions(exported_program.graph, whole, constants)
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
@@ -168,23 +175,6 @@ class XnnpackPartitioner(Partitioner):
         return [*whole, *quantising], is_taken
 
 
-def _with_whole_calls(
-    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None
-) -> MatchedGraph:
-    """Return the program's graph with those operators in one piece that XNNPACK takes."""
-    ranges = program.range_constraints
-
-    @cache
-    def ahead() -> Collection[str]:
-        nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
-        return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
-
-    def accepts(node: Node) -> bool:
-        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
-
-    return match_patterns(program.graph_module, accepts)
-
-
 def _tag_pieces(whole: MatchedGraph) -> None:
     """Copy the tag of each recognised node to the program's nodes that it replaced."""
     for node, sources in whole.sources.items():
@@ -199,6 +189,7 @@ def _tag_pieces(whole: MatchedGraph) -> None:
 def _proposed(
     program: ExportedProgram,
     whole: MatchedGraph,
+    accepted: Collection[Node],
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
@@ -210,7 +201,9 @@ def _proposed(
     ahead = {*constants, *(node.name for node in foldable)}
     ranges, kept = program.range_constraints, set(foldable)
     reasons: Reasons = {
-        node: refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
+        node: None
+        if node in accepted
+        else refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }
     in_float, groups = None, list[Sequence[Node]]()

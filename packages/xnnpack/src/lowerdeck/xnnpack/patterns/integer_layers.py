@@ -46,8 +46,7 @@ def _layer(match: Match) -> Arguments | None:
         return None
     block = [count if steps.numel() == 1 else 1, width]
     args = (weight, block, scale, None, *_LIMITS, value.dtype)
-    weight_meta = integers.new_empty(integers.shape, dtype=value.dtype, device="meta")
-    return (_real(rows, value), Prepared(_dequantize(), args, weight_meta, "weight"), bias)
+    return (_real(rows, value), Prepared(_dequantize(), args, value.dtype, "weight"), bias)
 
 
 def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
@@ -55,7 +54,7 @@ def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
         return rows
     args = arguments_of(rows)
     how = (rows, args["block_size"], args["scale"], args["zero_point"], *_LIMITS, value.dtype)
-    return Prepared(_dequantize(), how, value, "rows")
+    return Prepared(_dequantize(), how, value.dtype, "rows")
 
 
 def _dequantize() -> OpOverload:

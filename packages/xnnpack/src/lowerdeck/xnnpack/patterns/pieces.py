@@ -43,13 +43,14 @@ class Prepared:
     """An argument of a whole operator that an additional call computes.
 
     Attributes:
-        value: Example of its result.
+        arguments: The call's arguments; its result has the sizes of the first.
+        dtype: The dtype of its result.
         name: Suffix to the operator's name.
     """
 
     op: OpOverload
     arguments: Arguments
-    value: torch.Tensor
+    dtype: torch.dtype
     name: str
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,14 +39,22 @@ class MatchedGraph:
         graph: The program's own graph where nothing was recognised, else a copy.
         sources: For each node of a copy: the program's nodes that it replaces, in order; none
             for a node that only prepares an argument.
+        open: Names of nodes that may end pieces in a partition: there sizes are inputs that are
+            computed in the program.
     """
 
     graph: Graph
     sources: Mapping[Node, tuple[Node, ...]]
+    open: Collection[str] = ()
 
     def sources_of(self, node: Node) -> tuple[Node, ...]:
         """Return the program's nodes that a node replaces."""
         return self.sources.get(node, (node,))
+
+    def is_new(self, node: Node) -> bool:
+        """Return whether a call is no copy of one of the program."""
+        sources = self.sources_of(node)
+        return len(sources) != 1 or sources[0].target is not node.target
 
 
 def match_patterns(module: GraphModule, accepts: Accepts) -> MatchedGraph:
@@ -66,9 +74,10 @@ def match_patterns(module: GraphModule, accepts: Accepts) -> MatchedGraph:
     if not any(_ends_something(node, stages) for node in module.graph.nodes):
         return MatchedGraph(module.graph, {})
     graph, sources = _copy_graph(module)
+    rejected: set[Node] = set()
     for stage in filter(None, stages):
-        _recognise(graph, stage, sources, accepts)
-    return MatchedGraph(graph, sources)
+        _recognise(graph, stage, sources, rejected, accepts)
+    return MatchedGraph(graph, sources, {node.name for node in rejected})
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
@@ -109,6 +118,7 @@ def _recognise(
     graph: Graph,
     wholes: _ByLast,
     sources: dict[Node, tuple[Node, ...]],
+    rejected: set[Node],
     accepts: Accepts,
 ) -> None:
     """Replace the pieces of operators, the last in the graph first."""
@@ -117,17 +127,16 @@ def _recognise(
         whole_call: Node | None = node
         # The new call may be the last piece of another operator.
         while whole_call is not None and whole_call in survey.place:
-            whole_call = _replace(
-                graph, wholes.get(whole_call.target, ()), whole_call, survey, sources, accepts
-            )
+            possible = wholes.get(whole_call.target, ())
+            whole_call = _replace(possible, whole_call, survey, sources, rejected, accepts)
 
 
 def _replace(
-    graph: Graph,
     wholes: Sequence[Whole],
     node: Node,
     survey: _Survey,
     sources: dict[Node, tuple[Node, ...]],
+    rejected: set[Node],
     accepts: Accepts,
 ) -> Node | None:
     """Replace the pieces of which a node is the last, and return their replacement."""
@@ -138,10 +147,12 @@ def _replace(
         checks = (user for piece in match.pieces[1:] for user in piece.users)
         matched = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
         pieces = sorted(matched, key=survey.place.__getitem__)
-        if not survey.are_as_one(pieces, _nodes_in(arguments)):
+        if not survey.are_as_one(pieces, nodes_in(arguments)):
+            rejected.add(node)
             continue
+        graph = node.graph
         with graph.inserting_before(node):
-            new_nodes = _add_call(graph, whole.op, arguments, node.name)
+            new_nodes = add_call(graph, whole.op, arguments, node.name)
         new_nodes[-1].meta = dict(node.meta)
         if not all(map(accepts, new_nodes)):
             for new_node in reversed(new_nodes):
@@ -158,13 +169,13 @@ def _replace(
     return None
 
 
-def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
+def add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
     """Add a call, after those of its prepared arguments, and return all."""
     calls: list[Node] = []
     for argument in arguments:
         if isinstance(argument, Prepared):
             call = graph.call_function(argument.op, argument.arguments)
-            call.name, call.meta["val"] = f"{name}_{argument.name}", argument.value
+            call.name, call.meta["val"] = f"{name}_{argument.name}", _value(argument)
             calls.append(call)
     prepared = iter(calls)
     operands = tuple(
@@ -173,10 +184,16 @@ def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> 
     return [*calls, graph.call_function(op, operands)]
 
 
-def _nodes_in(arguments: Arguments) -> Iterator[Node]:
+def _value(argument: Prepared) -> torch.Tensor:
+    source: torch.Tensor = argument.arguments[0].meta["val"]
+    return source.new_empty(source.shape, dtype=argument.dtype, device="meta")
+
+
+def nodes_in(arguments: Arguments) -> Iterator[Node]:
+    """Yield the nodes among arguments, those of prepared ones too."""
     for argument in arguments:
         if isinstance(argument, Prepared):
-            yield from _nodes_in(argument.arguments)
+            yield from nodes_in(argument.arguments)
         elif isinstance(argument, Node):
             yield argument
 

@@ -1,0 +1,125 @@
+"""Decisions of the partitioner that ``preprocess`` takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from lowerdeck.lowered_module import DECISION, DELEGATION_TAG, foldable_nodes
+from lowerdeck.xnnpack.compile.empty_sizes import fatal_size
+from lowerdeck.xnnpack.operators.table import refusal
+from lowerdeck.xnnpack.patterns import (
+    MatchedGraph,
+    Replacement,
+    match_patterns,
+    replace_again,
+    replacements_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Of a call: XNNPACK takes it.
+
+    Attributes:
+        calls: How many such calls the partition has.
+        constants: How many constants these read.
+        replacement: The whole call that ends with this one.
+    """
+
+    calls: int
+    constants: int
+    replacement: Replacement | None
+
+
+def match_taken(
+    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None = None
+) -> tuple[MatchedGraph, Collection[Node]]:
+    """Return a program's graph with those operators in one piece that XNNPACK takes, and these.
+
+    Args:
+        constants: Names of the placeholders that no run changes.
+        kept: Names of the calls that may be folded; None for all.
+    """
+    ranges, accepted = program.range_constraints, set[Node]()
+
+    @cache
+    def ahead() -> Collection[str]:
+        nodes = [node for node in program.graph.nodes if kept is None or node.name in kept]
+        return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
+
+    def accepts(node: Node) -> bool:
+        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
+            return False
+        accepted.add(node)
+        return True
+
+    return match_patterns(program.graph_module, accepts), accepted
+
+
+def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[str]) -> None:
+    """Leave on the tagged calls of a program what was decided for them.
+
+    Args:
+        matched: The graph with whole calls.
+        constants: Names of the placeholders that no run changes.
+    """
+    partitions: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        node.meta.pop(DECISION, None)
+        tag = node.meta.get(DELEGATION_TAG)
+        if tag is not None and _is_call(node):
+            partitions.setdefault(tag, []).append(node)
+    replacements = replacements_of(matched, graph)
+    for calls in partitions.values():
+        if any(node.name in matched.open for node in calls):
+            continue
+        numbers = len(calls), _count_constants(calls, constants)
+        for node in calls:
+            node.meta[DECISION] = Decision(*numbers, replacements.get(node))
+
+
+def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
+    """Return the decisions for a partition; none unless it is whole, with all its constants.
+
+    They do not hold for parts of it: what was a constant may be given at run time.
+
+    Args:
+        constants: Names of the placeholders that no run changes.
+    """
+    # Placeholders have the metadata of the calls, in other partitions, whose results they are.
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    decisions = {node: node.meta[DECISION] for node in calls if DECISION in node.meta}
+    found = {(decision.calls, decision.constants) for decision in decisions.values()}
+    expected = (len(decisions), _count_constants(decisions, constants))
+    return decisions if found == {expected} else {}
+
+
+def rebuild(program: ExportedProgram, decisions: Mapping[Node, Decision]) -> MatchedGraph | None:
+    """Return a partition's graph with the whole calls that were decided; None without decisions.
+
+    Args:
+        decisions: From :func:`decisions_of`.
+    """
+    if not decisions:
+        return None
+    pairs = ((node, decision.replacement) for node, decision in decisions.items())
+    replacements = {node: found for node, found in pairs if found is not None}
+    return replace_again(program.graph_module, replacements)
+
+
+def _is_call(node: Node) -> bool:
+    # Numbers may be computed outside, and assertions compute nothing.
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+    return node.op == "call_function" and is_tensor
+
+
+def _count_constants(calls: Collection[Node], constants: Collection[str]) -> int:
+    return len(
+        {source for node in calls for source in node.all_input_nodes if source.name in constants}
+    )
