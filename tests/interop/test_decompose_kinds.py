@@ -18,9 +18,9 @@ from torch._higher_order_ops.scan import scan
 from torch.export import Dim, ExportedProgram
 
 from lowerdeck.decompose import decompose
-from lowerdeck.demo_backends import ExecutorPartitioner
 from lowerdeck.lowered_module import executorch_call_delegate, to_backend
 from lowerdeck_zoo import Of, saved_and_loaded
+from lowerdeck_zoo.executor_backend import ExecutorPartitioner
 from tests.retraced.judge import judge
 
 Made = tuple[nn.Module, Sequence[Any], Any]

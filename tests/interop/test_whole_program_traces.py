@@ -21,11 +21,7 @@ from torch.fx import Tracer
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowerdeck.decompose import decompose
-from lowerdeck.demo_backends import (
-    DelegateMappingDemoPartitioner,
-    ExecutorPartitioner,
-    SharedWeightsDemoPartitioner,
-)
+from lowerdeck.demo_backends import DelegateMappingDemoPartitioner
 from lowerdeck.emitter import UnsupportedError, emit
 from lowerdeck.exir_compat import to_edge_transform_and_lower
 from lowerdeck.lowered_module import (
@@ -37,6 +33,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Program, program, programs
+from lowerdeck_zoo.executor_backend import ExecutorPartitioner
 
 # Lazily conjugated tensors go torch's own way (``decompose.explain`` says so).
 CHOSEN = programs(without="large memory layers names complex")
@@ -51,7 +48,6 @@ PARTITIONERS: tuple[type[Partitioner], ...] = (
     XnnpackPartitioner,
     ExecutorPartitioner,
     DelegateMappingDemoPartitioner,
-    SharedWeightsDemoPartitioner,
 )
 
 

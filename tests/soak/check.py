@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends import ExecutorRuntime
 from lowerdeck.emitter import EmitterError, emit
 from lowerdeck.graph_fuser import GraphFuserError, propose_partitions
 from lowerdeck.lowered_module import (
@@ -39,6 +38,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.runner import load
 from lowerdeck.xnnpack import XnnpackPartitioner, XnnpackRuntime
 from lowerdeck_zoo import official
+from lowerdeck_zoo.executor_backend import ExecutorRuntime
 from tests.soak.raw_programs import RawProgram, raw_program
 
 REFUSALS = (EmitterError, LoweringError, GraphFuserError)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.export import Dim
 
-import lowerdeck.demo_backends
+from lowerdeck import demo_backends
 from lowerdeck.lowered_module.testing import Sample, check_backend, generated
 from lowerdeck_zoo import Holding
+from lowerdeck_zoo.executor_backend import ExecutorPartitioner, ExecutorRuntime
 
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.:FutureWarning")
 
@@ -29,17 +30,18 @@ SAMPLES = (
     generated(1, 6, dynamic=True),
     generated(2, 6),
 )
-DEMOS = {
-    "BackendWithDelegateMappingDemo": "DelegateMappingDemo",
-    "BackendWithSharedWeightsDemo": "SharedWeightsDemo",
-    "BackendWithStateDemo": "StateDemo",
-    "ExecutorBackend": "Executor",
+BACKENDS: dict[str, tuple[Any, Any]] = {
+    "BackendWithDelegateMappingDemo": (
+        demo_backends.DelegateMappingDemoPartitioner,
+        demo_backends.DelegateMappingDemoRuntime,
+    ),
+    "BackendWithStateDemo": (demo_backends.StateDemoPartitioner, demo_backends.StateDemoRuntime),
+    "ExecutorBackend": (ExecutorPartitioner, ExecutorRuntime),
 }
 
 
-@pytest.mark.parametrize("backend", DEMOS)
-def test_a_demo_passes_the_conformance_kit(backend: str) -> None:
-    partitioner = getattr(lowerdeck.demo_backends, f"{DEMOS[backend]}Partitioner")()
-    runtime = getattr(lowerdeck.demo_backends, f"{DEMOS[backend]}Runtime")()
-    report = check_backend(partitioner, samples=SAMPLES, runtimes={backend: runtime})
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_passes_the_conformance_kit(backend: str) -> None:
+    partitioner, runtime = BACKENDS[backend]
+    report = check_backend(partitioner(), samples=SAMPLES, runtimes={backend: runtime()})
     assert report.passed, str(report)

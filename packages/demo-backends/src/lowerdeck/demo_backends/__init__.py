@@ -2,7 +2,7 @@
 
 Importing this package alone makes no backend known by its name: running a file needs its runtime
 half only, and another compiler's backend of the same id may be in use. The first use of any other
-part imports all of them.
+part imports both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from lowerdeck.demo_backends.errors import (
     DelegateInputError,
     DelegateRunError,
     DemoBackendError,
-    UnsupportedNodeError,
 )
 
 if TYPE_CHECKING:
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
         BackendWithDelegateMappingDemo,
         DelegateMappingDemoPartitioner,
         DelegateMappingDemoRuntime,
-    )
-    from lowerdeck.demo_backends.executor_backend import (
-        ExecutorBackend,
-        ExecutorPartitioner,
-        ExecutorRuntime,
-    )
-    from lowerdeck.demo_backends.shared_weights_demo import (
-        BackendWithSharedWeightsDemo,
-        SharedWeightsDemoPartitioner,
-        SharedWeightsDemoRuntime,
     )
     from lowerdeck.demo_backends.state_demo import (
         BackendWithStateDemo,
@@ -48,14 +37,6 @@ __all__ = [
     "DelegateMappingDemoPartitioner",
     "DelegateMappingDemoRuntime",
     "OWN_IDENTIFIERS",
-    # Programs inside programs
-    "ExecutorBackend",
-    "ExecutorPartitioner",
-    "ExecutorRuntime",
-    # Methods that share weights
-    "BackendWithSharedWeightsDemo",
-    "SharedWeightsDemoPartitioner",
-    "SharedWeightsDemoRuntime",
     # State inside the delegate
     "BackendWithStateDemo",
     "KvCacheAttention",
@@ -66,14 +47,13 @@ __all__ = [
     "BlobError",
     "DelegateInputError",
     "DelegateRunError",
-    "UnsupportedNodeError",
 ]
 
-_DEMOS = ("delegate_mapping_demo", "executor_backend", "shared_weights_demo", "state_demo")
+_DEMOS = ("delegate_mapping_demo", "state_demo")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a part of the backends, importing all of them at the first use."""
+    """Return a part of the backends, importing both at the first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     demos = [importlib.import_module(f"{__name__}.{demo}") for demo in _DEMOS]

@@ -22,13 +22,13 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from lowerdeck.demo_backends.errors import UnsupportedNodeError
 from lowerdeck.demo_backends.text_backend import Kernels, TextBackend, TextRuntime
 from lowerdeck.demo_backends.text_format import Value
 from lowerdeck.lowered_module import (
     CompileSpec,
     DeclarativePartitioner,
     PartitionView,
+    UnsupportedOperatorError,
     arguments_of,
     operator_name,
     visits,
@@ -111,7 +111,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
 def _settings(node: Node) -> list[Any]:
     reason = _not_of_images(node)
     if reason is not None:
-        raise UnsupportedNodeError(f"{describe_node(node)} cannot be compiled: {reason}")
+        raise UnsupportedOperatorError(f"{describe_node(node)} cannot be compiled: {reason}")
     arguments = arguments_of(node)
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     return [arguments[name] for name in names]

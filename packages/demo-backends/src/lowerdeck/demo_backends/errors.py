@@ -1,14 +1,8 @@
 """The errors that this package raises."""
 
-from lowerdeck.lowered_module import UnsupportedOperatorError
-
 
 class DemoBackendError(Exception):
     """Base of every error that ``lowerdeck.demo_backends`` raises on purpose."""
-
-
-class UnsupportedNodeError(DemoBackendError, UnsupportedOperatorError):
-    """A backend was given a node that it cannot compile; the message names op, node and source."""
 
 
 class BlobError(DemoBackendError, ValueError):

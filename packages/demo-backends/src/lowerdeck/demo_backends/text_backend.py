@@ -8,14 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends.errors import (
-    DelegateInputError,
-    DelegateRunError,
-    UnsupportedNodeError,
-)
+from lowerdeck.demo_backends.errors import DelegateInputError, DelegateRunError
 from lowerdeck.demo_backends.text_format import (
     Operand,
     Step,
@@ -26,10 +21,8 @@ from lowerdeck.demo_backends.text_format import (
     write,
 )
 from lowerdeck.lowered_module import (
-    CompileSpec,
     DeclarativeBackend,
     PartitionView,
-    PreprocessResult,
     UnsupportedOperatorError,
     operator_name,
 )
@@ -54,28 +47,6 @@ class TextBackend(DeclarativeBackend):
     def kernels(self) -> Kernels:
         """What computes each operator of the text; a class attribute, which both halves know."""
 
-    @classmethod
-    def preprocess(
-        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
-    ) -> PreprocessResult:
-        """Return the text of one partition, its debug map, and its weights as named data.
-
-        Args:
-            compile_specs: The settings of the partitioner.
-
-        Returns:
-            The result; equal partitions give equal bytes.
-
-        Raises:
-            UnsupportedNodeError: A node is none that this backend computes.
-        """
-        try:
-            return super().preprocess(edge_program, compile_specs)
-        except UnsupportedNodeError:
-            raise
-        except UnsupportedOperatorError as error:
-            raise UnsupportedNodeError(str(error)) from error
-
     def begin_partition(self, part: PartitionView) -> None:
         """Number the inputs, state first."""
         inputs = [*part.mutations, *part.inputs]
@@ -99,7 +70,7 @@ class TextBackend(DeclarativeBackend):
             identifier: What it is logged by; its number, if None.
 
         Raises:
-            UnsupportedNodeError: An argument is not a value of the partition.
+            UnsupportedOperatorError: An argument is not a value of the partition.
         """
         operands = [self._operand(argument) for argument in arguments]
         number = len(part.instructions)
@@ -111,10 +82,10 @@ class TextBackend(DeclarativeBackend):
         """Add the call of an operator as one step, with the arguments that it was given.
 
         Raises:
-            UnsupportedNodeError: It has keyword arguments, for which the text has no word.
+            UnsupportedOperatorError: It has keyword arguments, for which the text has no word.
         """
         if node.kwargs:
-            raise UnsupportedNodeError(
+            raise UnsupportedOperatorError(
                 f"{describe_node(node)} has the arguments {', '.join(node.kwargs)}, which the "
                 "text cannot say: leave it untagged"
             )
@@ -133,7 +104,7 @@ class TextBackend(DeclarativeBackend):
             operand: Operand = argument
             return operand
         if argument not in self.operands:
-            raise UnsupportedNodeError(
+            raise UnsupportedOperatorError(
                 f"{type(self).__name__} has no value of {describe_node(argument)}: only tensors "
                 "that the partition is given or computes can be used"
             )

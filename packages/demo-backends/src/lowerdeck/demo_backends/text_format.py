@@ -1,7 +1,8 @@
 """The text that the small demo backends compile to, written and read here and nowhere else.
 
-Under the line that ``sealed`` writes::
+A line of name, version and checksum, and the program::
 
+    BackendWithStateDemo 2 0badc0de
     inputs @KEY/float32/8x4 float32 int64
     linear 0 %1 @KEY/float32/4x8 -
     mul_by first/mul %3 #0.5 [1,2]
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,7 +26,6 @@ from typing import TypeAlias
 import torch
 
 from lowerdeck.demo_backends.errors import BlobError
-from lowerdeck.demo_backends.sealed import seal, unseal
 from lowerdeck.torch_base import bytes_of, view_tensor
 
 _DTYPES = {
@@ -113,7 +114,8 @@ def write(
         *([step.op, str(step.identifier), *map(word, step.operands)] for step in program.steps),
         ["outputs", *map(word, program.outputs)],
     ]
-    return seal(name, version, "".join(f"{' '.join(line)}\n" for line in lines).encode("ascii"))
+    body = "".join(f"{' '.join(line)}\n" for line in lines).encode("ascii")
+    return _first_line(name, version, body) + body
 
 
 def read(
@@ -134,13 +136,19 @@ def read(
     Raises:
         BlobError: The blob is another's or damaged, or a line is not what it should be.
     """
-    body = unseal(name, version, blob)
+    first, _, body = blob.partition(b"\n")
+    expected = _first_line(name, version, body)
+    if first + b"\n" != expected:
+        raise BlobError(
+            f"found {first[:60]!r}, expected {expected[:-1]!r}, a name, a version and a checksum: "
+            "the blob is another backend's or version's, truncated or damaged"
+        )
     if not body.isascii() or body.count(b"\n") < 2 or not body.endswith(b"\n"):
         raise BlobError("a text has a line of inputs and one of outputs, each ended by a newline")
-    first, *middle, last = (line.split(" ") for line in body.decode("ascii").split("\n")[:-1])
-    if first[0] != "inputs" or last[0] != "outputs" or len(last) == 1:
-        raise BlobError(f"'inputs ...' to 'outputs ...' is needed, found {first[0]!r}, {last!r}")
-    inputs = [_input(word, named_data) for word in first[1:]]
+    head, *middle, last = (line.split(" ") for line in body.decode("ascii").split("\n")[:-1])
+    if head[0] != "inputs" or last[0] != "outputs" or len(last) == 1:
+        raise BlobError(f"'inputs ...' to 'outputs ...' is needed, found {head[0]!r}, {last!r}")
+    inputs = [_input(word, named_data) for word in head[1:]]
     steps = []
     for count, (op, *words) in enumerate(middle, start=len(inputs)):
         if op not in operators or not words:
@@ -153,6 +161,10 @@ def read(
     if not all(isinstance(item, (Value, torch.Tensor)) for item in outputs):
         raise BlobError(f"an output is not a tensor: {last!r}")
     return TextProgram(inputs, steps, outputs)
+
+
+def _first_line(name: str, version: str, body: bytes) -> bytes:
+    return f"{name} {version} {zlib.crc32(body):08x}\n".encode("ascii")
 
 
 def _stored(tensor: torch.Tensor, store: Callable[[str, torch.Tensor], None]) -> str:

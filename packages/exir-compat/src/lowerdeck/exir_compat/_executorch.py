@@ -38,6 +38,21 @@ def compile_spec_class() -> Any:
     return sys.modules[_SPECS].CompileSpec
 
 
+def quantized_fusions() -> Any:
+    """Return exir's pass that fuses quantised operators.
+
+    Raises:
+        SettingError: exir is not loaded.
+    """
+    try:
+        return sys.modules[_PROGRAMS].quant_fusion_and_const_prop_pass
+    except KeyError:
+        raise SettingError(
+            "ExecutorchBackendConfig.do_quant_fusion_and_const_prop is a pass of exir's, which is "
+            "not loaded: import executorch.exir, or leave it out"
+        ) from None
+
+
 def is_exirs(kind: object) -> bool:
     """Return whether a class, a function or an object's class is defined in ExecuTorch.
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
-from lowerdeck.exir_compat._executorch import is_exirs
+from lowerdeck.exir_compat._executorch import is_exirs, quantized_fusions
 from lowerdeck.exir_compat.errors import SettingError, SettingWarning
 
 # The stem of the file that exir puts constants into where the caller gives no name.
 EXTERNAL_CONSTANTS = "_default_external_constant"
 
+# As exir, call what has an out variant in torch, such as all of ``executorch.kernels.quantized``
+# after its import.
+LIBRARY_KERNELS = frozenset({"*"})
 # Why a value other than exir's default changes nothing here.
 _NO_MATTER = {
     "to_out_var_pass": "emit chooses the kernels, and refuses an operator that has none",
@@ -30,8 +33,6 @@ _NO_MATTER = {
 _REFUSED = {
     "external_mutable_weights": "programs that return gradients are not emitted",
     "propagate_device_config": "emit plans memory of the CPU only",
-    "do_quant_fusion_and_const_prop": "emit neither fuses nor folds quantised operators; "
-    "a backend does, such as lowerdeck.xnnpack",
 }
 
 
@@ -79,9 +80,8 @@ class ExecutorchBackendConfig:
         external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
             placeholder of each and returns the stem of its file, or None.
         emit_mutable_buffer_names: Changes nothing: state always has its name.
-        custom_kernels: Not in exir: kernels of the target by full name, such as
-            ``"mylib::fused_gelu.out"``. With ``"quantized_decomposed::quantize_per_tensor.out"``
-            and its like, where these are registered with torch, those operators are kept.
+        do_quant_fusion_and_const_prop: Whether exir's pass, which must be loaded, fuses quantised
+            operators, such as those of embeddings, for ``executorch.kernels.quantized``.
     """
 
     passes: Sequence[Any] = field(default_factory=list)
@@ -103,7 +103,6 @@ class ExecutorchBackendConfig:
     run_reinplace_pass: bool = False
     enable_non_cpu_memory_planning: bool = True
     reinplace_extra_ops: Any = None
-    custom_kernels: Collection[str] = ()
 
     @classmethod
     def of(cls, config: Any) -> ExecutorchBackendConfig:
@@ -185,7 +184,7 @@ class ExecutorchBackendConfig:
             weights_file=EXTERNAL_CONSTANTS if external is True else None,
             external_constants=None if isinstance(external, bool) else external,
             stack_traces=self.emit_stacktrace,
-            custom_kernels=frozenset(self.custom_kernels),
+            custom_kernels=LIBRARY_KERNELS,
         )
 
     def shared_state(self, programs: Mapping[str, ExportedProgram]) -> bool:
@@ -195,6 +194,15 @@ class ExecutorchBackendConfig:
             programs: The program of each method.
         """
         return next(iter(self._plannings(programs).values())).share_mutable_buffers
+
+    def passes_to_run(self) -> list[Any]:
+        """Return all passes that run before the emission.
+
+        Raises:
+            SettingError: Quantised operators are to be fused, and exir is not loaded.
+        """
+        fusions = [quantized_fusions()] if self.do_quant_fusion_and_const_prop else []
+        return [*fusions, *self.passes]
 
     @property
     def file_options(self) -> dict[str, Any]:

@@ -185,7 +185,8 @@ class EdgeProgramManager(TakenForExirs):
         """
         settings = ExecutorchBackendConfig.of(config)
         settings.check()
-        manager = self.transform(settings.passes) if settings.passes else self
+        passes = settings.passes_to_run()
+        manager = self.transform(passes) if passes else self
         programs = manager._in_torchs()
         emitted = emit(
             programs,

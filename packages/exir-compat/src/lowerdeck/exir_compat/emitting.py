@@ -9,6 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.exir_compat.backend_config import LIBRARY_KERNELS
 from lowerdeck.exir_compat.exir_schema import (
     as_bytes,
     buffers_in_exirs_classes,
@@ -62,11 +63,12 @@ def emit_program(
         lowerdeck.emitter.EmitterError: The programs cannot be emitted.
     """
     named = {"forward": methods} if isinstance(methods, ExportedProgram) else dict(methods)
+    ordered = {name: in_torch_operators(named[name]) for name in sorted(named)}
     config = EmitConfig(
         constant_methods=dict(prim_getters or {}),
         stack_traces=emit_stacktrace,
+        custom_kernels=LIBRARY_KERNELS,
     )
-    ordered = {name: in_torch_operators(named[name]) for name in sorted(named)}
     return emitter_output(emit(ordered, config=config))
 
 

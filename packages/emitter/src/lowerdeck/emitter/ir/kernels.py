@@ -41,14 +41,15 @@ class KernelTable:
         return f"<KernelTable of runtime {self.version}, {len(self.names)} kernels>"
 
     def __contains__(self, full_name: object) -> bool:
-        return full_name in self.names
+        is_custom = "*" in self.names and not str(full_name).startswith("aten::")
+        return full_name in self.names or is_custom
 
     def with_kernels(self, names: Iterable[str]) -> KernelTable:
         """Return this table with custom kernels added.
 
         Args:
             names: Full names of out-variant kernels that the target's runtime registers, such
-                as ``"mylib::fused_gelu.out"``.
+                as ``"mylib::fused_gelu.out"``; ``"*"`` stands for all but those of ATen.
 
         Returns:
             A new table.

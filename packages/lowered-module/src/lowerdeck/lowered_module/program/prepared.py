@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
+from lowerdeck.lowered_module.program.edge_form import in_torch_operators
 from lowerdeck.lowered_module.program.functional import changed_memory
 from lowerdeck.lowered_module.program.graphs import (
     MUTATIONS,
@@ -218,7 +219,8 @@ class StateCopies:
 
     def __init__(self, programs: Iterable[ExportedProgram]) -> None:
         self._programs = list(programs)
-        self.changed: MemoryMap = changed_memory(self._programs)
+        # Of operators of the Edge dialect any may alias any.
+        self.changed: MemoryMap = changed_memory(map(in_torch_operators, self._programs))
         tensors = [
             v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())
         ]

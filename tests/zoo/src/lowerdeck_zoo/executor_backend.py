@@ -1,4 +1,4 @@
-"""Demo of nested programs: a blob that is a ``.pte``, to any depth.
+"""A backend of nested programs: a blob is a ``.pte``, to any depth.
 
 Without compile specs the partition is emitted as it is, for the kernels of a nested runner. With
 ``inner_backend`` it is first given whole to that backend, and the blob is the delegate's
@@ -14,7 +14,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.demo_backends.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     BackendDetails,
@@ -23,6 +22,7 @@ from lowerdeck.lowered_module import (
     NodePartitioner,
     PreprocessResult,
     operator_name,
+    register_backend,
     to_backend,
 )
 from lowerdeck.runner import LoadedMethod, RunnerError, load
@@ -60,6 +60,7 @@ class ExecutorPartitioner(NodePartitioner):
         return None
 
 
+@register_backend
 class ExecutorBackend(BackendDetails):
     """Compiles a partition to another ``.pte``."""
 
@@ -117,8 +118,8 @@ class ExecutorRuntime:
     def init(
         self,
         blob: memoryview,
-        compile_specs: Sequence[StoredSpec],  # noqa: ARG002  (they were for the compiler)
-        named_data: Mapping[str, memoryview],  # noqa: ARG002  (the nested file has its own)
+        compile_specs: Sequence[StoredSpec],
+        named_data: Mapping[str, memoryview],
     ) -> NestedProgram:
         """Return the method of a nested file.
 
@@ -129,18 +130,18 @@ class ExecutorRuntime:
             The handle that ``execute`` wants.
 
         Raises:
-            BlobError: The file is damaged, has not just one method, or is nested too deep.
+            ValueError: The file is damaged, has not just one method, or is nested too deep.
         """
         if self._depth >= DEEPEST:
-            raise BlobError(f"the file holds files in files, more than {DEEPEST} deep")
+            raise ValueError(f"the file holds files in files, more than {DEEPEST} deep")
         try:
             program = load(blob, backends={NAME: ExecutorRuntime(self._depth + 1)})
             names = list(program.methods)
             if len(names) != 1:
-                raise BlobError(f"a nested file has one method, found {names}")
+                raise ValueError(f"a nested file has one method, found {names}")
             method = program.method(names[0])
         except (RunnerError, FormatError) as error:
-            raise BlobError(f"the nested file cannot be loaded: {error}") from error
+            raise ValueError(f"the nested file cannot be loaded: {error}") from error
         return NestedProgram(method, len(method.plan.inputs))
 
     def input_count(self, handle: NestedProgram) -> int:
@@ -157,12 +158,12 @@ class ExecutorRuntime:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Another number of inputs is needed.
-            DelegateRunError: The nested method fails.
+            ValueError: Another number of inputs is needed.
+            RuntimeError: The nested method fails.
         """
         if len(inputs) != handle.inputs:
-            raise DelegateInputError(f"{handle.inputs} inputs are needed, found {len(inputs)}")
+            raise ValueError(f"{handle.inputs} inputs are needed, found {len(inputs)}")
         try:
             return list(handle.method.run_flat(list(inputs)))
         except RunnerError as error:
-            raise DelegateRunError(f"the nested program: {error}") from error
+            raise RuntimeError(f"the nested program: {error}") from error
