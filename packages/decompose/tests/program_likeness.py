@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import decompose
@@ -113,7 +114,7 @@ class _Numbered:
             elif node.op == "get_attr":
                 self.keys[node] = hash(("get_attr", _attribute(gm, node)))
             elif node.op != "output":
-                args = self.of(node.args)
+                args = self.of(_compared(node))
                 if node.target in _COMMUTATIVE:
                     args = tuple(sorted(args, key=str))
                 parts = (
@@ -146,8 +147,17 @@ def _alive(gm: GraphModule) -> set[Node]:
     alive: set[Node] = set()
     for node in reversed(gm.graph.nodes):
         if node in alive or node.op == "output" or node.is_impure():
-            alive |= {node, *node.all_input_nodes}
+            alive.add(node)
+            map_arg((_compared(node), node.kwargs), alive.add)
     return alive
+
+
+def _compared(node: Node) -> Any:
+    """Return a node's arguments, but of a view the tensor alone: its result has the sizes.
+
+    torch multiplies merged sizes where a view may find one by itself.
+    """
+    return node.args[:1] if node.target is torch.ops.aten.view.default else node.args
 
 
 def _attribute(gm: GraphModule, node: Node) -> Any:

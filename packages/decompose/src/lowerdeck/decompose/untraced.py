@@ -140,8 +140,8 @@ def _is_usual(facts: TensorFacts) -> bool:
     return is_static(facts) and 0 not in facts.shape and facts.dtype.is_floating_point
 
 
-def _convolution(
-    image: Node,
+def convolution(
+    rank: int,
     weight: Node,
     bias: Node | None = None,
     stride: Any = 1,
@@ -149,14 +149,18 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Return the arguments of ``aten.convolution``; None if the image has no batch."""
+    """Return the arguments of ``aten.convolution`` after the image; None if it has no batch.
+
+    Args:
+        rank: The number of dimensions of the image.
+    """
     dims = weight.meta["val"].dim() - 2
-    if image.meta["val"].dim() != dims + 2:
+    if rank != dims + 2:
         return None
     steps = [
         [item] * dims if isinstance(item, int) else item for item in (stride, padding, dilation)
     ]
-    return (image, weight, bias, *steps, False, [0] * dims, groups)
+    return (weight, bias, *steps, False, [0] * dims, groups)
 
 
 def _norm(image: Node, *arguments: Any) -> Any:
@@ -165,12 +169,19 @@ def _norm(image: Node, *arguments: Any) -> Any:
     return None if training or None in state[2:] else (image, *state, momentum, eps)
 
 
-_CONVOLUTION = _ATEN.convolution.default, _convolution
+CONVOLUTION = _ATEN.convolution.default
+
+
+def _convolution(image: Node, *args: Any, **kwargs: Any) -> Any:
+    others = convolution(image.meta["val"].dim(), *args, **kwargs)
+    return None if others is None else (image, *others)
+
+
 _PARTS: Mapping[Any, Any] = MappingProxyType(
     {
-        _ATEN.conv1d.default: _CONVOLUTION,
-        _ATEN.conv2d.default: _CONVOLUTION,
-        _ATEN.conv3d.default: _CONVOLUTION,
+        _ATEN.conv1d.default: (CONVOLUTION, _convolution),
+        _ATEN.conv2d.default: (CONVOLUTION, _convolution),
+        _ATEN.conv3d.default: (CONVOLUTION, _convolution),
         _ATEN.batch_norm.default: (_ATEN._native_batch_norm_legit_no_training.default, _norm),
     }
 )

@@ -25,6 +25,7 @@ from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
+from lowerdeck.decompose.known_views import KNOWN, has_known_parts, known_steps
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.templates import Templates, ViewInverse
 from lowerdeck.decompose.untraced import TRACED, returns_one_tensor
@@ -86,6 +87,7 @@ class Walk:
         self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._left: dict[OpOverload, bool] = {}
+        self._knows_parts: bool | None = None
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
@@ -328,7 +330,34 @@ class Walk:
             return self.copy_unchanged(node, args, kwargs)
         if is_kept:
             return self.copy_unchanged(node, args, kwargs, value=self._run(target, args, kwargs))
+        if (
+            target in KNOWN
+            and self._has_known_parts(node)
+            and self._has_recorded_inputs(node, env)
+        ):
+            result = self._copy_as_views(node, args)
+            if result is not None:
+                return result
         return self.call(target, args, kwargs, node, is_same=True)
+
+    def _has_known_parts(self, node: Node) -> bool:
+        if self._knows_parts is None:
+            self._knows_parts = has_known_parts(self.templates.rules)
+        # Templates of fixed sizes are shared by programs, and fast.
+        is_dynamic = any(map(varies, node.meta["val"].shape))
+        return self._knows_parts and is_dynamic and not self.state and node in self._unwritten
+
+    def _copy_as_views(self, node: Node, args: Any) -> Any:
+        """Write a call as a copy and a view of its tensor; return None if it is something else."""
+        value: Value = args[0]
+        if value.requires_grad:
+            return None
+        facts = self.writer.facts(self.current(value))
+        steps = known_steps(node, self.read(tuple(args[1:])), facts, self.writer.symbol)
+        for target, others, kwargs, result in steps or ():
+            fake = None if result is None else result.fake(self.templates.fakes)
+            value = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
+        return None if steps is None else value
 
     def _is_left(self, target: OpOverload, node: Node) -> bool:
         """Return whether a call becomes itself, and is copied if its inputs are as recorded."""

@@ -42,10 +42,12 @@ from lowerdeck.lowered_module.preprocess.preprocess import make_delegate, prepro
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import edge_form, leave_edge_form
+from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
 from lowerdeck.lowered_module.program.late_views import with_late_views
 from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
+from lowerdeck.lowered_module.program.position_tables import with_position_tables
 from lowerdeck.lowered_module.program.prepared import StateCopies
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import (
@@ -332,7 +334,8 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     # Regions of modes that change nothing would cut what one partition can hold.
     program = with_plain_sizes(repair_program(program))
     values = functional(remove_noop_mode_regions(program))
-    return with_late_views(with_short_masks(values))
+    short = with_short_masks(with_position_tables(with_merged_calls(values)))
+    return with_late_views(with_merged_calls(short))
 
 
 def _partitioned(

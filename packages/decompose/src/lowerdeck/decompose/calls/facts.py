@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def facts_key(facts: Any) -> Any:
     if isinstance(facts, TensorFacts):
         sizes = facts.shape, facts.stride
         if not is_static(facts):
-            sizes = tuple(map(_number_key, facts.shape)), tuple(map(_number_key, facts.stride))
+            sizes = tuple(map(_number_key, facts.shape)), tuple(map(_stride_key, facts.stride))
         return (*sizes, facts.dtype, facts.device, facts.requires_grad)
     if isinstance(facts, (tuple, list)):
         return tuple(map(facts_key, facts))
@@ -126,3 +127,18 @@ def facts_key(facts: Any) -> Any:
 def _number_key(number: Any) -> Any:
     # Expressions, since comparing symbols would add guards.
     return (type(number), expression_of(number)) if isinstance(number, SYMBOLS) else number
+
+
+def _stride_key(number: Any) -> Any:
+    return _stride_form(expression_of(number)) if isinstance(number, SYMBOLS) else number
+
+
+@cache
+def _stride_form(expression: Any) -> Any:
+    """Return one expression for strides that differ for tensors without elements at most.
+
+    torch writes the stride over a size as ``s`` or as ``Max(1, s)``, and a product as a sum.
+    """
+    # The class is one of torch's, whose module loads sympy.
+    largest = expression.find(lambda part: type(part).__name__ == "Max" and part.args[0] == 1)
+    return expression.xreplace({part: part.args[1] for part in largest}).expand()

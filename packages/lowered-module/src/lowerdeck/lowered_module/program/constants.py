@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
 from torch.fx import Node
 
+from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.functional import changing_inputs
 from lowerdeck.lowered_module.program.graphs import inputs_of, new_values
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, USED_ELSEWHERE
+from lowerdeck.torch_base import set_program_parts
 
 DATA = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 """The kinds of inputs that are tensors of the program."""
@@ -40,6 +50,31 @@ def constant_names(program: ExportedProgram) -> dict[str, str]:
         key of its tensor in ``state_dict`` or ``constants``.
     """
     return {node.name: target for node, target in constant_inputs(program).items()}
+
+
+def add_constants(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> list[Node]:
+    """Add constant tensors to a program, in place; return their placeholders."""
+    graph, signature = program.graph, program.graph_signature
+    mode = fake_mode_of([node.meta.get("val") for node, _ in inputs_of(program)])
+    specs, constants = list(signature.input_specs), dict(program.constants)
+    # Constants come before the user's inputs.
+    kinds = [*(spec.kind for spec in specs), InputKind.USER_INPUT]
+    at = kinds.index(InputKind.USER_INPUT)
+    new_nodes, new_specs = [], []
+    with graph.inserting_before(next(islice(graph.nodes, at, None))):
+        for tensor in tensors:
+            placeholder = graph.placeholder(f"_added_constant_{len(constants)}")
+            placeholder.meta["val"] = (
+                tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
+            )
+            constants[placeholder.name] = tensor
+            argument = TensorArgument(placeholder.name)
+            new_specs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, placeholder.name))
+            new_nodes.append(placeholder)
+    specs[at:at] = new_specs
+    signature = ExportGraphSignature(specs, list(signature.output_specs))
+    set_program_parts(program, graph_signature=signature, constants=constants)
+    return new_nodes
 
 
 def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:

@@ -8,16 +8,12 @@ put into that form for it, and what no backend took gets its operators and numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
 
@@ -27,7 +23,7 @@ from lowerdeck.lowered_module._executorch import (
     edge_verifier,
     in_edge_dialect,
 )
-from lowerdeck.lowered_module._torch_private import fake_mode_of
+from lowerdeck.lowered_module.program.constants import add_constants
 from lowerdeck.lowered_module.program.copies import shared_copy
 from lowerdeck.lowered_module.program.functional import functional
 from lowerdeck.lowered_module.program.graphs import inputs_of, nodes_of
@@ -215,31 +211,17 @@ def _calls(graph_module: GraphModule) -> list[Node]:
 
 def _lift_numbers(program: ExportedProgram) -> None:
     """Give each number next to a tensor a constant tensor, in the outermost graph."""
-    graph, signature = program.graph, program.graph_signature
-    mode = fake_mode_of([node.meta.get("val") for node, _ in inputs_of(program)])
-    # Constants come before the user's inputs.
-    kinds = [spec.kind for spec in signature.input_specs] + [InputKind.USER_INPUT]
-    at = kinds.index(InputKind.USER_INPUT)
-    before = next(islice(graph.nodes, at, None))
-    constants = dict(program.constants)
-    made: list[InputSpec] = []
-    for node in [n for n in graph.nodes if n.op == "call_function"]:
-        for index, tensor in _numbers(node):
-            name = f"_lifted_number_{len(constants)}"
-            with graph.inserting_before(before):
-                placeholder = graph.placeholder(name)
-            number = node.args[index]
-            placeholder.meta["val"] = tensor if mode is None else mode.from_tensor(tensor)
-            placeholder.meta[_NUMBER] = number
-            constants[placeholder.name] = tensor
-            argument = TensorArgument(placeholder.name)
-            made.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, placeholder.name))
-            node.meta[_NUMBERS] = {**node.meta.get(_NUMBERS, {}), index: number}
-            node.update_arg(index, placeholder)
-    specs = list(signature.input_specs)
-    specs[at:at] = made
-    signature = ExportGraphSignature(specs, list(signature.output_specs))
-    set_program_parts(program, graph_signature=signature, constants=constants)
+    numbers = [
+        (node, index, tensor)
+        for node in program.graph.nodes
+        if node.op == "call_function"
+        for index, tensor in _numbers(node)
+    ]
+    placeholders = add_constants(program, [tensor for _, _, tensor in numbers])
+    for (node, index, _), placeholder in zip(numbers, placeholders, strict=True):
+        number = placeholder.meta[_NUMBER] = node.args[index]
+        node.meta[_NUMBERS] = {**node.meta.get(_NUMBERS, {}), index: number}
+        node.update_arg(index, placeholder)
 
 
 def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:

@@ -97,6 +97,7 @@ class _Pass:
         self._held: dict[Node, _Fine] = {}
         self._views: dict[Node, Node] = {}
         self._sizes: dict[Any, Node] = {}
+        self._values: dict[Any, torch.Tensor] = {}
         self._replaced: set[Node] = set()
 
     def run(self) -> bool:
@@ -301,7 +302,11 @@ class _Pass:
     ) -> Node:
         """Add a call whose result is like another one but for its sizes."""
         call = self._graph.call_function(target, args, dict(kwargs or {}))
-        call.meta = {**like.meta, "val": like.meta["val"].new_empty(tuple(shape))}
+        before = like.meta["val"]
+        key = (before.dtype, *map(expression_of, shape))
+        if key not in self._values:
+            self._values[key] = before.new_empty(tuple(shape))
+        call.meta = {**like.meta, "val": self._values[key]}
         return call
 
 

@@ -1,0 +1,190 @@
+"""Tables in place of functions of positions.
+
+T5 and its relatives look up a bias by the bucket of each pair of positions, which a dozen
+operators compute of their distance. Distances are bounded as sizes are: one table has the bias
+of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from lowerdeck.lowered_module.program.constants import add_constants, constant_inputs
+from lowerdeck.lowered_module.program.copies import shared_copy
+from lowerdeck.lowered_module.program.masks import ARANGE, erase_unread, inserted, positions_of
+from lowerdeck.lowered_module.program.plain_sizes import number_of
+from lowerdeck.torch_base import arguments_of, size_range, varies
+
+_aten = torch.ops.aten
+_EMBEDDING = _aten.embedding.default
+_CASTS = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default)
+_ELEMENTWISE = frozenset({*_CASTS, _aten.clone.default, _aten.full_like.default})
+"""Operators that compute an element of the same element, and lack the tag for it."""
+_SAME = frozenset(
+    {
+        *(*_CASTS, _aten.clone.default, _aten.alias.default, _aten.view.default),
+        *(_aten.unsqueeze.default, _aten.slice.Tensor, _aten.expand.default),
+    }
+)
+"""Operators whose results have no other numbers than their first argument."""
+_SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
+_INTEGERS = (torch.int64, torch.int32)
+_FEWEST = 3
+"""Calls from which on a table is used."""
+_MOST_BYTES = 1 << 20
+"""Largest table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """A lookup by a function of integers in a known range.
+
+    Attributes:
+        root: The integers.
+        least: The smallest of them.
+        table: What is looked up for each, from the smallest to the largest.
+    """
+
+    root: Node
+    least: int
+    table: torch.Tensor
+
+
+def with_position_tables(program: ExportedProgram) -> ExportedProgram:
+    """Return a program that looks up what it computed of distances between positions.
+
+    Args:
+        program: A functional program; not changed, and returned itself if it has no such lookup.
+    """
+    lookups = _lookups(program)
+    if not lookups:
+        return program
+    copied = shared_copy(program)
+    nodes = {node.name: node for node in copied.graph.nodes}
+    tables = add_constants(copied, [lookup.table for lookup in lookups.values()])
+    for (name, lookup), table in zip(lookups.items(), tables, strict=True):
+        node, places = nodes[name], nodes[lookup.root.name]
+        value = places.meta["val"]
+        if lookup.least and places.target in _SUMS:
+            # The shift is of one operand, which has the elements of one dimension.
+            first, second = places.args[:2]
+            shift = (first, lookup.least)
+            shifted = inserted(places, _aten.sub.Tensor, shift, first.meta["val"])
+            places = inserted(node, places.target, (shifted, second), value)
+        elif lookup.least:
+            places = inserted(node, _aten.sub.Tensor, (places, lookup.least), value)
+        found = inserted(node, _EMBEDDING, (table, places), node.meta["val"])
+        node.replace_all_uses_with(found)
+        erase_unread(copied.graph, [node])
+    copied.graph_module.recompile()
+    return copied
+
+
+def _lookups(program: ExportedProgram) -> dict[str, _Lookup]:
+    """Return the lookups of a program by the name of their node."""
+    lookups: dict[str, _Lookup] = {}
+    limits: dict[Node, tuple[int, int]] = {}
+    roots: dict[Node, Node] = {}
+    weights: dict[Node, str] | None = None
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.Tensor):
+            continue
+        if node.target is _EMBEDDING:
+            weight, index = node.args[:2]
+            chain = _chain(index, roots)
+            if len(chain) <= _FEWEST or not any(map(varies, value.shape)):
+                continue
+            weights = constant_inputs(program) if weights is None else weights
+            data = {**program.state_dict, **program.constants}.get(weights.get(weight, ""))
+            table = None if data is None else _table(data, chain, *limits[chain[0]])
+            if table is not None:
+                lookups[node.name] = _Lookup(chain[0], limits[chain[0]][0], table)
+            continue
+        found = _limits(node, limits, program.range_constraints)
+        if found is not None:
+            limits[node] = found
+        root, *others = {
+            roots.get(source) for source in node.all_input_nodes if not _is_number(source)
+        } or (None,)
+        if root is not None and not others and _is_elementwise(node):
+            roots[node] = root
+        elif found is not None:
+            roots[node] = node
+    return lookups
+
+
+def _limits(
+    node: Node, limits: Mapping[Node, tuple[int, int]], ranges: Mapping[Any, Any]
+) -> tuple[int, int] | None:
+    """Return the smallest and the largest number of a tensor of positions or distances."""
+    args: Any = node.args
+    if node.meta["val"].dtype not in _INTEGERS:
+        return None
+    if node.target in ARANGE:
+        positions = positions_of(arguments_of(node))
+        most = None if positions is None else size_range(number_of(positions.count), ranges)[1]
+        return None if most is None else (0, max(0, most - 1))
+    if node.target in _SAME:
+        return limits.get(args[0])
+    if node.target in _SUMS and not node.kwargs:
+        first, second = ((n, n) if type(n) is int else limits.get(n) for n in args[:2])
+        if first is None or second is None:
+            return None
+        if node.target is _aten.add.Tensor:
+            return first[0] + second[0], first[1] + second[1]
+        return first[0] - second[1], first[1] - second[0]
+    return None
+
+
+def _is_elementwise(node: Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    is_random = torch.Tag.nondeterministic_seeded in tags
+    return node.target in _ELEMENTWISE or (torch.Tag.pointwise in tags and not is_random)
+
+
+def _is_number(node: Node) -> bool:
+    """Return whether a node is a number that depends on nothing, as an operand of ``where``."""
+    value = node.meta.get("val")
+    is_single = isinstance(value, torch.Tensor) and value.dim() == 0
+    return is_single and node.op == "call_function" and not node.all_input_nodes
+
+
+def _chain(index: Any, roots: Mapping[Node, Node]) -> list[Node]:
+    """Return the integers that an index is a function of, and all calls of it, in order."""
+    if index not in roots:
+        return []
+    chain, waiting = {roots[index]}, [index]
+    while waiting:
+        node = waiting.pop()
+        if node not in chain:
+            chain.add(node)
+            waiting += node.all_input_nodes
+    return sorted(chain)
+
+
+def _table(
+    weight: torch.Tensor, chain: Sequence[Node], least: int, most: int
+) -> torch.Tensor | None:
+    """Return the rows of a weight that integers of a range select, or None if it is too large."""
+    if (most - least + 1) * weight[:1].nbytes > _MOST_BYTES:
+        return None
+    root = chain[0]
+    numbers = torch.arange(least, most + 1, dtype=root.meta["val"].dtype)
+    results: dict[Node, Any] = {root: numbers}
+    try:
+        for node in chain[1:]:
+            target: Any = node.target
+            args, kwargs = map_arg((node.args, node.kwargs), results.__getitem__)
+            results[node] = target(*args, **kwargs)
+        return weight.detach()[results[chain[-1]]].contiguous()
+    except IndexError:
+        # Longer inputs than the weight has rows for, which the program refuses at run time.
+        return None
