@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.serializer import deserialize_pte, serialize_pte
-from lowerdeck.xnnpack import XnnpackPartitioner
 
 serialize = pytest.importorskip("executorch.exir._serialize")
 program_module = pytest.importorskip("executorch.exir._serialize._program")
@@ -52,23 +48,3 @@ def test_each_reads_what_the_other_writes(name: str) -> None:
     assert [plan.values for plan in deserialize_pte(bytes(theirs)).execution_plan] == [
         plan.values for plan in deserialize_pte(original).execution_plan
     ]
-
-
-def test_exir_loads_what_it_saved_of_our_delegates_with_named_data() -> None:
-    exir = pytest.importorskip("executorch.exir")
-    program = torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),))
-    lowered = to_backend(exir.to_edge(program).exported_program(), XnnpackPartitioner())
-    (delegate,) = get_lowered_backend_modules(lowered.graph_module)
-    assert delegate.named_data_store_output.pte_data
-    file = io.BytesIO()
-    exir.save(lowered, file)
-    file.seek(0)
-    (loaded,) = (
-        module
-        for module in exir.load(file).graph_module.modules()
-        if type(module).__name__ == "LoweredBackendModule"
-    )
-    assert loaded.processed_bytes == delegate.processed_bytes
-    assert set(loaded.named_data_store_output.pte_data) == set(
-        delegate.named_data_store_output.pte_data
-    )
