@@ -13,13 +13,7 @@ from torch.fx import Graph, Node
 from lowerdeck.lowered_module import DECISION, DELEGATION_TAG, foldable_nodes
 from lowerdeck.xnnpack.compile.empty_sizes import fatal_size
 from lowerdeck.xnnpack.operators.table import refusal
-from lowerdeck.xnnpack.patterns import (
-    MatchedGraph,
-    Replacement,
-    match_patterns,
-    replace_again,
-    replacements_of,
-)
+from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +23,12 @@ class Decision:
     Attributes:
         calls: How many such calls the partition has.
         constants: How many constants these read.
-        replacement: The whole call that ends with this one.
+        patterns: Numbers of the patterns of whole calls that end with this one.
     """
 
     calls: int
     constants: int
-    replacement: Replacement | None
+    patterns: tuple[int, ...]
 
 
 def match_taken(
@@ -75,13 +69,12 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
         tag = node.meta.get(DELEGATION_TAG)
         if tag is not None and _is_call(node):
             partitions.setdefault(tag, []).append(node)
-    replacements = replacements_of(matched, graph)
     for calls in partitions.values():
         if any(node.name in matched.open for node in calls):
             continue
         numbers = len(calls), _count_constants(calls, constants)
         for node in calls:
-            node.meta[DECISION] = Decision(*numbers, replacements.get(node))
+            node.meta[DECISION] = Decision(*numbers, tuple(matched.numbers.get(node.name, ())))
 
 
 def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
@@ -100,7 +93,9 @@ def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Deci
     return decisions if found == {expected} else {}
 
 
-def rebuild(program: ExportedProgram, decisions: Mapping[Node, Decision]) -> MatchedGraph | None:
+def match_decided(
+    program: ExportedProgram, decisions: Mapping[Node, Decision]
+) -> MatchedGraph | None:
     """Return a partition's graph with the whole calls that were decided; None without decisions.
 
     Args:
@@ -108,9 +103,8 @@ def rebuild(program: ExportedProgram, decisions: Mapping[Node, Decision]) -> Mat
     """
     if not decisions:
         return None
-    pairs = ((node, decision.replacement) for node, decision in decisions.items())
-    replacements = {node: found for node, found in pairs if found is not None}
-    return replace_again(program.graph_module, replacements)
+    patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
+    return match_patterns(program.graph_module, lambda _: True, patterns)
 
 
 def _is_call(node: Node) -> bool:
