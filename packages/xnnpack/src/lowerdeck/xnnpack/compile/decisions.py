@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import torch
 from torch.export import ExportedProgram
@@ -32,15 +33,22 @@ class Decision:
 
 
 def match_taken(
-    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None = None
-) -> tuple[MatchedGraph, Collection[Node]]:
-    """Return a program's graph with those operators in one piece that XNNPACK takes, and these.
+    program: ExportedProgram,
+    constants: Collection[str],
+    kept: Collection[str] | None = None,
+    decisions: Mapping[Node, Decision] = MappingProxyType({}),
+) -> MatchedGraph:
+    """Return a program's graph with those operators in one piece that XNNPACK takes.
 
     Args:
         constants: Names of the placeholders that no run changes.
         kept: Names of the calls that may be folded; None for all.
+        decisions: From :func:`decisions_of`; without any, XNNPACK is asked about each match.
     """
-    ranges, accepted = program.range_constraints, set[Node]()
+    if decisions:
+        patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
+        return match_patterns(program.graph_module, lambda _: True, patterns)
+    ranges = program.range_constraints
 
     @cache
     def ahead() -> Collection[str]:
@@ -48,12 +56,9 @@ def match_taken(
         return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
 
     def accepts(node: Node) -> bool:
-        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
-            return False
-        accepted.add(node)
-        return True
+        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
-    return match_patterns(program.graph_module, accepts), accepted
+    return match_patterns(program.graph_module, accepts)
 
 
 def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[str]) -> None:
@@ -91,20 +96,6 @@ def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Deci
     found = {(decision.calls, decision.constants) for decision in decisions.values()}
     expected = (len(decisions), _count_constants(decisions, constants))
     return decisions if found == {expected} else {}
-
-
-def match_decided(
-    program: ExportedProgram, decisions: Mapping[Node, Decision]
-) -> MatchedGraph | None:
-    """Return a partition's graph with the whole calls that were decided; None without decisions.
-
-    Args:
-        decisions: From :func:`decisions_of`.
-    """
-    if not decisions:
-        return None
-    patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
-    return match_patterns(program.graph_module, lambda _: True, patterns)
 
 
 def _is_call(node: Node) -> bool:
