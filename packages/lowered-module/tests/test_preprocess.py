@@ -32,7 +32,6 @@ from lowerdeck.lowered_module import (
     PartitionError,
     PreprocessError,
     PreprocessResult,
-    SharedWeights,
     to_backend,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner, TaggingPartitioner, generated
@@ -211,8 +210,7 @@ class OddWeights(torch.nn.Module):
         return x @ (self.all.t() @ self.turned) + self.short.float()[0]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_weights_of_every_kind_arrive_and_may_be_spoilt(shared: bool, tmp_path: Path) -> None:
+def test_weights_of_every_kind_arrive_and_may_be_spoilt() -> None:
     def spoil(program: ExportedProgram, specs: Any) -> bytes:
         text = []
         for name, value in sorted({**program.state_dict, **program.constants}.items()):
@@ -224,14 +222,9 @@ def test_weights_of_every_kind_arrive_and_may_be_spoilt(shared: bool, tmp_path: 
     model = OddWeights().eval()
     program = exported(model, torch.randn(2, 32))
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    with (
-        backend(spoil),
-        ThreadPoolExecutor(1) as threads,
-        SharedWeights(threads, tmp_path) as sharing,
-    ):
+    with backend(spoil), ThreadPoolExecutor(1) as threads:
         for _ in range(2):
-            executor = sharing if shared else threads
-            assert_the_same_elsewhere(program, executor, everything("Custom"))
+            assert_the_same_elsewhere(program, threads, everything("Custom"))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, kept[name])
 
@@ -254,22 +247,12 @@ class Weighing(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-def test_weights_travel_once_with_the_tasks_and_once_through_a_directory(tmp_path: Path) -> None:
+def test_a_weight_travels_with_each_partition_that_reads_it() -> None:
     program = linears(6)
     weights = sum({v.data_ptr(): v.nbytes for v in program.state_dict.values()}.values())
     with Weighing(2) as threads:
         assert_the_same_elsewhere(program, threads, runs_without("tanh"))
-        # Two partitions read the first weight: each gets it.
         assert weights < threads.seen < (weights + 256 * 256 * 4) * 1.05
-        threads.seen = 0
-        with SharedWeights(threads, tmp_path) as executor:
-            for _ in range(2):
-                assert_the_same_elsewhere(program, executor, runs_without("tanh"))
-            # Biases are too small for files.
-            assert executor.written == pytest.approx(weights, rel=0.02)
-            assert threads.seen < 0.1 * weights
-            assert len(list(executor.directory.iterdir())) == 5
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("parameter", [False, True])
@@ -280,30 +263,6 @@ def test_a_weight_travels_without_the_rest_of_its_memory(parameter: bool) -> Non
     with Weighing(1) as threads:
         assert_the_same_elsewhere(program, threads, runs_without("tanh"))
         assert threads.seen < 2 * weight.nbytes
-
-
-class Losing(ThreadPoolExecutor):
-    """Removes the files of weights before the work begins."""
-
-    folder: Path
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        for path in self.folder.glob("*/*"):
-            path.unlink()
-        return super().submit(fn, *args, **kwargs)
-
-
-def test_weights_that_cannot_be_written_or_read_are_an_error(tmp_path: Path) -> None:
-    with Losing(1) as threads:
-        threads.folder = tmp_path
-        with pytest.raises(PreprocessError, match=r"no weights can be written to .*/none"):
-            SharedWeights(threads, tmp_path / "none")
-        executor = SharedWeights(threads, tmp_path)
-        with pytest.raises(PreprocessError, match=r"cannot read a partition .*under one path"):
-            to_backend(linears(2), partitioner(), executor=executor)
-        executor.shutdown()
-        with pytest.raises(PreprocessError, match="no weights can be written to"):
-            to_backend(linears(2), partitioner(), executor=executor)
 
 
 class Builtins(torch.nn.Module):

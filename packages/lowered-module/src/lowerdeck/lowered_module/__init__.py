@@ -66,7 +66,6 @@ from lowerdeck.lowered_module.inspect.summary import (
     delegation_summary,
 )
 from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
-from lowerdeck.lowered_module.preprocess.task import SharedWeights
 from lowerdeck.lowered_module.program.constants import (
     constant_names,
     constant_tensors,
@@ -102,7 +101,6 @@ __all__ = [
     "MethodProgramsPartitionerSpec",
     "executorch_call_delegate",
     "Progress",
-    "SharedWeights",
     "decomposed_for",
     "lower",
     "lower_fastest",

@@ -8,17 +8,26 @@ import torch
 
 from lowerdeck import torch_base
 from lowerdeck.emitter.errors import UnsupportedError
-from lowerdeck.emitter.ir.instructions import (
-    BoolListArg,
-    DoubleListArg,
-    IntListArg,
-    OptionalTensorListArg,
-    TensorListArg,
-)
+from lowerdeck.emitter.ir.instructions import ListArg
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
-from lowerdeck.serializer import ScalarType
+from lowerdeck.serializer import (
+    BoolList,
+    DoubleList,
+    IntList,
+    OptionalTensorList,
+    ScalarType,
+    TensorList,
+)
 
 SCALAR_TYPES = {dtype: ScalarType(number) for dtype, number in torch_base.SCALAR_TYPES.items()}
+_LISTS: dict[str, tuple[Any, Any]] = {
+    "Tensor": (TensorList, None),
+    "Optional[Tensor]": (OptionalTensorList, None),
+    "float": (DoubleList, float),
+    "number": (DoubleList, float),
+    "bool": (BoolList, bool),
+}
+"""Classes of lists in the file format by the types of their items, with conversions of these."""
 _MEMORY_FORMAT_NUMBERS = {form: number for number, form in torch_base.MEMORY_FORMATS.items()}
 
 
@@ -38,7 +47,8 @@ def box(argument: Any, kind: str) -> Any:
         kind = kind[len("Optional[") : -1]
     if kind.startswith("List["):
         items = tuple(argument) if isinstance(argument, (list, tuple)) else (argument,)
-        return _box_list(items, kind[len("List[") : -1])
+        list_kind, convert = _LISTS.get(kind[len("List[") : -1], (IntList, None))
+        return ListArg(list_kind, items if convert is None else tuple(map(convert, items)))
     if isinstance(argument, (TensorValue, ScalarValue)) or argument is None:
         return argument
     if isinstance(argument, (list, tuple)):
@@ -51,9 +61,8 @@ def box(argument: Any, kind: str) -> Any:
 def box_untyped(argument: Any) -> Any:
     """Convert ``argument`` by its own Python type, for kernels without a schema."""
     if isinstance(argument, (list, tuple)):
-        if argument and all(isinstance(item, TensorValue) for item in argument):
-            return TensorListArg(tuple(argument))
-        return IntListArg(tuple(argument))
+        tensors = argument and all(isinstance(item, TensorValue) for item in argument)
+        return ListArg(TensorList if tensors else IntList, tuple(argument))
     if isinstance(argument, (TensorValue, ScalarValue)):
         return argument
     return literal(argument)
@@ -85,17 +94,3 @@ def literal(argument: Any) -> bool | int | float | str | None:
         f"the argument {argument!r} of type {type(argument).__name__} has no counterpart in a "
         "program; expected a number, text, dtype, layout or memory format"
     )
-
-
-def _box_list(items: tuple[Any, ...], kind: str) -> Any:
-    match kind:
-        case "Tensor":
-            return TensorListArg(items)
-        case "Optional[Tensor]":
-            return OptionalTensorListArg(items)
-        case "float" | "number":
-            return DoubleListArg(tuple(float(item) for item in items))
-        case "bool":
-            return BoolListArg(tuple(bool(item) for item in items))
-        case _:
-            return IntListArg(tuple(items))

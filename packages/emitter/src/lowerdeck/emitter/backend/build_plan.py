@@ -10,17 +10,13 @@ from lowerdeck.emitter.backend.boxing import SCALAR_TYPES
 from lowerdeck.emitter.backend.external_weights import ExternalWeights
 from lowerdeck.emitter.frontend import ConstantPool, DelegatePool, StatePool
 from lowerdeck.emitter.ir.instructions import (
-    BoolListArg,
     Code,
     DelegateStep,
-    DoubleListArg,
-    IntListArg,
     JumpStep,
     KernelStep,
+    ListArg,
     MoveStep,
-    OptionalTensorListArg,
     Step,
-    TensorListArg,
 )
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.serializer import (
@@ -37,17 +33,14 @@ from lowerdeck.serializer import (
     ExtraTensorInfo,
     Instruction,
     Int,
-    IntList,
     JumpFalseCall,
     KernelCall,
     MoveCall,
     Null,
     Operator,
-    OptionalTensorList,
     String,
     Tensor,
     TensorDataLocation,
-    TensorList,
     TensorShapeDynamism,
 )
 
@@ -182,19 +175,15 @@ class PlanBuilder:
                 return Double(argument)
             case str():
                 return String(argument)
-            case IntListArg():
-                return IntList([self._index(item) for item in argument.items])
-            case DoubleListArg():
-                return DoubleList(list(argument.items))
-            case BoolListArg():
-                return BoolList(list(argument.items))
-            case TensorListArg():
-                return TensorList([self._index(item) for item in argument.items])
-            case OptionalTensorListArg():
-                return OptionalTensorList(
-                    [-1 if item is None else self._index(item) for item in argument.items]
-                )
+            case ListArg():
+                # Numbers of integer lists may be computed at run time.
+                literal = argument.kind in (DoubleList, BoolList)
+                items = argument.items if literal else map(self._item_index, argument.items)
+                return argument.kind(list(items))
         raise TypeError(f"no value kind for {argument!r}")
+
+    def _item_index(self, item: Any) -> int:
+        return -1 if item is None else self._index(item)
 
     def _tensor_index(self, value: TensorValue) -> int:
         position = self._by_value.get(value)
@@ -284,16 +273,14 @@ def _key(argument: Any) -> Any:
     if isinstance(argument, float):
         # 0.0 equals -0.0 and NaN does not equal itself, but the values are different.
         return ("float", math.copysign(1.0, argument), repr(argument))
-    if isinstance(argument, DoubleListArg):
-        return ("floats", tuple(_key(float(item)) for item in argument.items))
-    if isinstance(argument, (IntListArg, BoolListArg, TensorListArg, OptionalTensorListArg)):
-        return (type(argument), tuple(_item_key(item) for item in argument.items))
+    if isinstance(argument, ListArg):
+        return (argument.kind, tuple(map(_item_key, argument.items)))
     return (type(argument), argument)
 
 
 def _item_key(item: Any) -> Any:
-    # A value is its own key; 1 == True, but they are different items.
-    return item if isinstance(item, (TensorValue, ScalarValue)) else (type(item), item)
+    # A value is its own key.
+    return item if isinstance(item, (TensorValue, ScalarValue)) else _key(item)
 
 
 def _tensor(value: TensorValue, data_buffer_idx: int = 0) -> Tensor:

@@ -27,13 +27,14 @@ from lowerdeck.emitter.ir.instructions import (
     JumpStep,
     KernelStep,
     Label,
+    ListArg,
     Loop,
     MoveStep,
     Step,
-    TensorListArg,
 )
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
+from lowerdeck.serializer import TensorList
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _SELECT = Kernel("aten::select_copy", "int_out")
@@ -153,13 +154,13 @@ class _Linearizer:
         reads = _tensors(args)
         tensors = tuple(value for value in outs if isinstance(value, TensorValue))
         if kernel.list_out:
-            boxed = [*args, TensorListArg(tensors), TensorListArg(tensors)]
+            boxed = [*args, _tensor_list(tensors), _tensor_list(tensors)]
         elif len(outs) == 1:
             boxed = [*args, outs[0], outs[0]]
             if kernel.name.startswith("executorch_prim::") or kernel in _ONE_SLOT:
                 boxed.pop()
         elif outs:
-            boxed = [*args, *outs, TensorListArg(tensors)]
+            boxed = [*args, *outs, _tensor_list(tensors)]
         else:
             boxed = [*args, None]
         self._add(KernelStep(kernel, boxed, reads, (*tensors, *rewritten), origin))
@@ -323,6 +324,10 @@ def _boxed(target: Any, args: Sequence[Any]) -> list[Any]:
     variant = out_variant(target)
     kept = variant.kept if variant is not None else tuple(range(len(arguments)))
     return [box(args[i], str(arguments[i].type)) for i in kept]
+
+
+def _tensor_list(tensors: tuple[TensorValue, ...]) -> ListArg:
+    return ListArg(TensorList, tensors)
 
 
 def _tensors(args: Sequence[Any]) -> tuple[TensorValue, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -14,38 +14,16 @@ from lowerdeck.emitter.ir.values import Storage, TensorValue, Value
 
 
 @dataclass(frozen=True, slots=True)
-class IntListArg:
-    """A list of integers, some of them perhaps known only at run time."""
+class ListArg:
+    """A list as an argument.
 
+    Attributes:
+        kind: Its class in the file format, such as ``IntList``.
+        items: Values or literals; None for a missing tensor.
+    """
+
+    kind: Callable[[list[Any]], Any]
     items: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DoubleListArg:
-    """A list of literal doubles."""
-
-    items: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BoolListArg:
-    """A list of literal truth values."""
-
-    items: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorListArg:
-    """A list of tensors."""
-
-    items: tuple[TensorValue, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OptionalTensorListArg:
-    """A list of tensors or None."""
-
-    items: tuple[TensorValue | None, ...]
 
 
 @dataclass(eq=False, slots=True)

@@ -25,7 +25,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node
-from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken, rebuild
+from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken
 from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
@@ -100,7 +100,7 @@ class XnnpackBackend(BackendDetails):
         edge_program = on_cpu(edge_program)
         constants = constant_tensors(edge_program)
         decisions = decisions_of(edge_program.graph, constants)
-        whole = rebuild(edge_program, decisions) or match_taken(edge_program, constants)[0]
+        whole = match_taken(edge_program, constants, decisions=decisions)
         precision = precision_of(compile_specs)
         decided = {node for node in whole.graph.nodes if decisions and DECISION in node.meta}
         emission = emit_partition(edge_program, whole.graph, constants, precision, decided)

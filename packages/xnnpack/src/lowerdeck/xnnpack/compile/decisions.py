@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import torch
 from torch.export import ExportedProgram
@@ -13,13 +14,7 @@ from torch.fx import Graph, Node
 from lowerdeck.lowered_module import DECISION, DELEGATION_TAG, foldable_nodes
 from lowerdeck.xnnpack.compile.empty_sizes import fatal_size
 from lowerdeck.xnnpack.operators.table import refusal
-from lowerdeck.xnnpack.patterns import (
-    MatchedGraph,
-    Replacement,
-    match_patterns,
-    replace_again,
-    replacements_of,
-)
+from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +24,31 @@ class Decision:
     Attributes:
         calls: How many such calls the partition has.
         constants: How many constants these read.
-        replacement: The whole call that ends with this one.
+        patterns: Numbers of the patterns of whole calls that end with this one.
     """
 
     calls: int
     constants: int
-    replacement: Replacement | None
+    patterns: tuple[int, ...]
 
 
 def match_taken(
-    program: ExportedProgram, constants: Collection[str], kept: Collection[str] | None = None
-) -> tuple[MatchedGraph, Collection[Node]]:
-    """Return a program's graph with those operators in one piece that XNNPACK takes, and these.
+    program: ExportedProgram,
+    constants: Collection[str],
+    kept: Collection[str] | None = None,
+    decisions: Mapping[Node, Decision] = MappingProxyType({}),
+) -> MatchedGraph:
+    """Return a program's graph with those operators in one piece that XNNPACK takes.
 
     Args:
         constants: Names of the placeholders that no run changes.
         kept: Names of the calls that may be folded; None for all.
+        decisions: From :func:`decisions_of`; without any, XNNPACK is asked about each match.
     """
-    ranges, accepted = program.range_constraints, set[Node]()
+    if decisions:
+        patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
+        return match_patterns(program.graph_module, lambda _: True, patterns)
+    ranges = program.range_constraints
 
     @cache
     def ahead() -> Collection[str]:
@@ -54,12 +56,9 @@ def match_taken(
         return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
 
     def accepts(node: Node) -> bool:
-        if refusal(node, ahead()) is not None or fatal_size(node, ranges) is not None:
-            return False
-        accepted.add(node)
-        return True
+        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
 
-    return match_patterns(program.graph_module, accepts), accepted
+    return match_patterns(program.graph_module, accepts)
 
 
 def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[str]) -> None:
@@ -75,13 +74,12 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
         tag = node.meta.get(DELEGATION_TAG)
         if tag is not None and _is_call(node):
             partitions.setdefault(tag, []).append(node)
-    replacements = replacements_of(matched, graph)
     for calls in partitions.values():
         if any(node.name in matched.open for node in calls):
             continue
         numbers = len(calls), _count_constants(calls, constants)
         for node in calls:
-            node.meta[DECISION] = Decision(*numbers, replacements.get(node))
+            node.meta[DECISION] = Decision(*numbers, tuple(matched.numbers.get(node.name, ())))
 
 
 def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
@@ -98,19 +96,6 @@ def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Deci
     found = {(decision.calls, decision.constants) for decision in decisions.values()}
     expected = (len(decisions), _count_constants(decisions, constants))
     return decisions if found == {expected} else {}
-
-
-def rebuild(program: ExportedProgram, decisions: Mapping[Node, Decision]) -> MatchedGraph | None:
-    """Return a partition's graph with the whole calls that were decided; None without decisions.
-
-    Args:
-        decisions: From :func:`decisions_of`.
-    """
-    if not decisions:
-        return None
-    pairs = ((node, decision.replacement) for node, decision in decisions.items())
-    replacements = {node: found for node, found in pairs if found is not None}
-    return replace_again(program.graph_module, replacements)
 
 
 def _is_call(node: Node) -> bool:

@@ -90,15 +90,13 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
-        whole, accepted = match_taken(exported_program, constants)
+        whole = match_taken(exported_program, constants)
         while True:
             nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, in_float = _proposed(
-                exported_program, whole, accepted, constants, foldable
-            )
+            reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
             # A node that two partitions read is in neither, so it cannot be folded: decide again.
             within = read_by_one(
                 foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
@@ -109,7 +107,7 @@ class XnnpackPartitioner(Partitioner):
             changed = set(foldable).difference(within)
             changed.update([user for node in changed for user in node.users])
             if any(map(whole.is_new, changed)):
-                whole, accepted = match_taken(exported_program, constants, kept)
+                whole = match_taken(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -189,7 +187,6 @@ def _tag_pieces(whole: MatchedGraph) -> None:
 def _proposed(
     program: ExportedProgram,
     whole: MatchedGraph,
-    accepted: Collection[Node],
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
@@ -202,7 +199,7 @@ def _proposed(
     ranges, kept = program.range_constraints, set(foldable)
     reasons: Reasons = {
         node: None
-        if node in accepted
+        if whole.is_new(node)  # it was asked about when it was matched
         else refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
         for node in nodes
     }

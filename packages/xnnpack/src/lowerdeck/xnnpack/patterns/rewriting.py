@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -27,8 +28,10 @@ _STAGES: tuple[tuple[Whole, ...], ...] = (
 )
 """Patterns in order; later stages build on the results of earlier ones."""
 Accepts = Callable[[Node], bool]
-_ByLast = Mapping[object, Sequence[Whole]]
-"""Operators by the targets of their last pieces."""
+Numbers = Mapping[str, Collection[int]]
+"""Numbers of patterns by the names of the last nodes that they match."""
+_ByLast = Mapping[object, Sequence[tuple[int, Whole]]]
+"""Operators, with the numbers of their patterns, by the targets of their last pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,15 @@ class MatchedGraph:
         graph: The program's own graph where nothing was recognised, else a copy.
         sources: For each node of a copy: the program's nodes that it replaces, in order; none
             for a node that only prepares an argument.
+        numbers: The patterns that matched.
         open: Names of nodes that may end pieces in a partition: there sizes are inputs that are
             computed in the program.
     """
 
     graph: Graph
-    sources: Mapping[Node, tuple[Node, ...]]
-    open: Collection[str] = ()
+    sources: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
 
     def sources_of(self, node: Node) -> tuple[Node, ...]:
         """Return the program's nodes that a node replaces."""
@@ -57,12 +62,16 @@ class MatchedGraph:
         return len(sources) != 1 or sources[0].target is not node.target
 
 
-def match_patterns(module: GraphModule, accepts: Accepts) -> MatchedGraph:
+def match_patterns(
+    module: GraphModule, accepts: Accepts, decided: Numbers | None = None
+) -> MatchedGraph:
     """Return a program's graph with whole operators in place of their decompositions.
 
     Args:
         module: The program, which is not changed.
         accepts: Whether a whole call is better than its pieces: whether XNNPACK takes it.
+        decided: The patterns that matched in the program that this one was cut out of; None tries
+            all on all nodes.
 
     Returns:
         The graph and what became of the program's nodes, which keep their names; a whole call has
@@ -71,88 +80,90 @@ def match_patterns(module: GraphModule, accepts: Accepts) -> MatchedGraph:
     values = [node.meta.get("val") for node in module.graph.nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
-    if not any(_ends_something(node, stages) for node in module.graph.nodes):
-        return MatchedGraph(module.graph, {})
-    graph, sources = _copy_graph(module)
-    rejected: set[Node] = set()
+    if not any(_ends_something(node, stages, decided) for node in module.graph.nodes):
+        return MatchedGraph(module.graph)
+    matched = _copy_graph(module)
     for stage in filter(None, stages):
-        _recognise(graph, stage, sources, rejected, accepts)
-    return MatchedGraph(graph, sources, {node.name for node in rejected})
+        _recognise(matched, stage, accepts, decided)
+    return matched
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
     """Return the operators of each stage whose pieces are in the graph or in earlier stages."""
     stages: list[_ByLast] = []
+    numbers = count()
     for stage in _STAGES:
-        possible = [whole for whole in stage if is_possible(whole.pieces, targets)]
-        stages.append(
-            {
-                op: [whole for whole in possible if op in whole.pieces.ops]
-                for op in dict.fromkeys(op for whole in possible for op in whole.pieces.ops)
-            }
-        )
-        targets = targets | {whole.op for whole in possible}
+        by_last: dict[object, list[tuple[int, Whole]]] = {}
+        made = set[object]()
+        for whole in stage:
+            number = next(numbers)
+            if is_possible(whole.pieces, targets):
+                made.add(whole.op)
+                for op in whole.pieces.ops:
+                    by_last.setdefault(op, []).append((number, whole))
+        stages.append(by_last)
+        targets = targets | made
     return stages
 
 
-def _ends_something(node: Node, stages: Sequence[_ByLast]) -> bool:
+def _ends_something(node: Node, stages: Sequence[_ByLast], decided: Numbers | None) -> bool:
     """Return whether a program's node is the last of some operator's pieces."""
+    if decided is not None:
+        return node.name in decided
     return node.op == "call_function" and any(
         _first_match(whole, node) is not None
         for stage in stages
-        for whole in stage.get(node.target, ())
+        for _, whole in stage.get(node.target, ())
     )
 
 
-def _copy_graph(module: GraphModule) -> tuple[Graph, dict[Node, tuple[Node, ...]]]:
+def _copy_graph(module: GraphModule) -> MatchedGraph:
     graph = Graph(owning_module=module)
     copies: dict[Node, Node] = {}
     for node in module.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         # The namespace of a new graph avoids names that export uses, such as "input".
         copies[node].name = node.name
-    return graph, {copy: (node,) for node, copy in copies.items()}
+    return MatchedGraph(graph, {copy: (node,) for node, copy in copies.items()})
 
 
 def _recognise(
-    graph: Graph,
-    wholes: _ByLast,
-    sources: dict[Node, tuple[Node, ...]],
-    rejected: set[Node],
-    accepts: Accepts,
+    matched: MatchedGraph, wholes: _ByLast, accepts: Accepts, decided: Numbers | None
 ) -> None:
     """Replace the pieces of operators, the last in the graph first."""
-    survey = _Survey(graph)
-    for node in reversed(list(graph.nodes)):
+    survey = _Survey(matched.graph)
+    for node in reversed(list(matched.graph.nodes)):
         whole_call: Node | None = node
         # The new call may be the last piece of another operator.
         while whole_call is not None and whole_call in survey.place:
             possible = wholes.get(whole_call.target, ())
-            whole_call = _replace(possible, whole_call, survey, sources, rejected, accepts)
+            if decided is not None:
+                numbers = decided.get(node.name, ())
+                possible = [pair for pair in possible if pair[0] in numbers]
+            whole_call = _replace(matched, possible, whole_call, survey, accepts)
 
 
 def _replace(
-    wholes: Sequence[Whole],
+    matched: MatchedGraph,
+    wholes: Sequence[tuple[int, Whole]],
     node: Node,
     survey: _Survey,
-    sources: dict[Node, tuple[Node, ...]],
-    rejected: set[Node],
     accepts: Accepts,
 ) -> Node | None:
     """Replace the pieces of which a node is the last, and return their replacement."""
-    for whole in wholes:
+    graph, sources = matched.graph, matched.sources
+    for number, whole in wholes:
         match, arguments = _first_match(whole, node) or (None, None)
         if match is None or arguments is None:
             continue
         checks = (user for piece in match.pieces[1:] for user in piece.users)
-        matched = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
-        pieces = sorted(matched, key=survey.place.__getitem__)
-        if not survey.are_as_one(pieces, nodes_in(arguments)):
-            rejected.add(node)
+        found = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
+        pieces = sorted(found, key=survey.place.__getitem__)
+        if not survey.are_as_one(pieces, _nodes_in(arguments)):
+            matched.open.add(node.name)
             continue
-        graph = node.graph
         with graph.inserting_before(node):
-            new_nodes = add_call(graph, whole.op, arguments, node.name)
+            new_nodes = _add_call(graph, whole.op, arguments, node.name)
         new_nodes[-1].meta = dict(node.meta)
         if not all(map(accepts, new_nodes)):
             for new_node in reversed(new_nodes):
@@ -165,11 +176,12 @@ def _replace(
         new_nodes[-1].name = node.name
         sources.update(dict.fromkeys(new_nodes, ()))
         sources[new_nodes[-1]] = tuple(source for piece in pieces for source in sources.pop(piece))
+        matched.numbers.setdefault(node.name, []).append(number)
         return new_nodes[-1]
     return None
 
 
-def add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
+def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
     """Add a call, after those of its prepared arguments, and return all."""
     calls: list[Node] = []
     for argument in arguments:
@@ -189,11 +201,10 @@ def _value(argument: Prepared) -> torch.Tensor:
     return source.new_empty(source.shape, dtype=argument.dtype, device="meta")
 
 
-def nodes_in(arguments: Arguments) -> Iterator[Node]:
-    """Yield the nodes among arguments, those of prepared ones too."""
+def _nodes_in(arguments: Arguments) -> Iterator[Node]:
     for argument in arguments:
         if isinstance(argument, Prepared):
-            yield from nodes_in(argument.arguments)
+            yield from _nodes_in(argument.arguments)
         elif isinstance(argument, Node):
             yield argument
 
