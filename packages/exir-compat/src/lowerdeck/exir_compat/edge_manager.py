@@ -13,7 +13,7 @@ from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
 from lowerdeck.exir_compat.errors import ExirCompatError, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
-from lowerdeck.exir_compat.exir_classes import TakenForExirs
+from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,
@@ -28,7 +28,7 @@ from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import OpOverload, graphs_of
 
 
-class EdgeProgramManager(TakenForExirs):
+class EdgeProgramManager(Manager):
     """The programs of several methods, in torch's core operators or lowered.
 
     Each step returns a new manager and leaves this one as it is.
@@ -84,11 +84,6 @@ class EdgeProgramManager(TakenForExirs):
         return store
 
     @property
-    def methods(self) -> set[str]:
-        """The names of the methods."""
-        return set(self._programs)
-
-    @property
     def config_methods(self) -> set[str]:
         """The names of the methods that return constants."""
         return set(self._constants)
@@ -129,11 +124,8 @@ class EdgeProgramManager(TakenForExirs):
         Raises:
             UnknownMethodError: There is none of that name.
         """
-        if method_name not in self._programs:
-            raise UnknownMethodError(
-                f"there is no method {method_name!r}, but {', '.join(self._programs)}"
-            )
-        return self._edge_programs[method_name]
+        self._programs = self._shown()
+        return super().exported_program(method_name)
 
     def transform(
         self, passes: Any, compile_config: EdgeCompileConfig | None = None
@@ -188,11 +180,8 @@ class EdgeProgramManager(TakenForExirs):
         passes = settings.passes_to_run()
         manager = self.transform(passes) if passes else self
         programs = manager._in_torchs()
-        emitted = emit(
-            programs,
-            config=settings.emit_config(self._constants, programs),
-            shared_state=settings.shared_state(programs),
-        )
+        emit_config, is_shared = settings.emit_config(self._constants, programs)
+        emitted = emit(programs, config=emit_config, shared_state=is_shared)
         made = ExecutorchProgramManager(programs, emitted, settings)
         if self._etrecord is not None:
             made.keep_record(self._etrecord)
