@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -11,11 +12,12 @@ from lowerdeck.emitter import emit
 from lowerdeck.exir_compat._executorch import new_record
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
-from lowerdeck.exir_compat.errors import ExirCompatError, UnknownMethodError
+from lowerdeck.exir_compat.errors import ExirCompatError, SettingWarning, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
+    LoweredBackendModule,
     MethodProgramsPartitionerSpec,
     assign_debug_handles,
     decomposed_for,
@@ -71,14 +73,7 @@ class EdgeProgramManager(Manager):
     def _named_data_store(self) -> NamedDataStore:
         """What backends gave to be looked up by key, under the name by which tools ask for it."""
         store = NamedDataStore()
-        graphs = [
-            graph
-            for program in self._programs.values()
-            for graph in graphs_of(program.graph_module)
-        ]
-        for delegate in (
-            lowered for graph in graphs for lowered in get_lowered_backend_modules(graph)
-        ):
+        for delegate in _delegates(self._programs.values()):
             if delegate.named_data_store_output is not None:
                 store.merge_named_data_store(delegate.named_data_store_output)
         return store
@@ -180,6 +175,7 @@ class EdgeProgramManager(Manager):
         passes = settings.passes_to_run()
         manager = self.transform(passes) if passes else self
         programs = manager._in_torchs()
+        _warn_of_devices(programs.values())
         emit_config, is_shared = settings.emit_config(self._constants, programs)
         emitted = emit(programs, config=emit_config, shared_state=is_shared)
         made = ExecutorchProgramManager(programs, emitted, settings)
@@ -212,6 +208,25 @@ class EdgeProgramManager(Manager):
         manager = EdgeProgramManager(programs, self._constants, config or self.compile_config)
         manager._etrecord = self._etrecord
         return manager
+
+
+def _delegates(programs: Iterable[ExportedProgram]) -> Iterator[LoweredBackendModule]:
+    for program in programs:
+        for graph in graphs_of(program.graph_module):
+            yield from get_lowered_backend_modules(graph)
+
+
+def _warn_of_devices(programs: Iterable[ExportedProgram]) -> None:
+    """Warn of delegates whose inputs and outputs exir would place in memory of a device."""
+    for delegate in _delegates(programs):
+        for spec in delegate.compile_specs:
+            if spec.key == "target_device" and not spec.value.startswith(b"cpu"):
+                warnings.warn(
+                    f"a delegate of {delegate.backend_id} asks for {spec.value.decode()}, but "
+                    "emit plans memory of the CPU only: its runtime half must copy",
+                    SettingWarning,
+                    stacklevel=3,
+                )
 
 
 def programs_by_method(value: Any) -> dict[str, ExportedProgram]:
