@@ -111,10 +111,9 @@ class _Layouts:
 
         What such a kernel takes is not known; its fake results say what it makes of images.
         """
-        assert call.origin is not None
-        metas = pytree.tree_leaves(call.origin.meta["val"])
+        metas = pytree.tree_leaves(call.origin.meta.get("val")) if call.origin else []
         for out, meta in zip(call.outs, metas, strict=False):
-            if isinstance(out, TensorValue):
+            if isinstance(out, TensorValue) and isinstance(meta, torch.Tensor):
                 out.dim_order = layout_of(meta)
         images = {out.rank: out.dim_order for out in _tensor_outs(call)}
         call.args = pytree.tree_map(
