@@ -528,18 +528,25 @@ def clients(session: nox.Session) -> None:
     """Lower classes of transformers as its own exporter exports them: ``-- [CLASS...] [--write]``.
 
     ``--modes static dynamic`` are both by default. What came of each is kept in
-    ``out/clients.jsonl`` and not tried again; ``--write`` writes the page about them.
+    ``out/clients.jsonl`` and not tried again; ``--write`` writes the page about them. With
+    ``beside`` first, some are also exported by transformers' own exporter, with exir.
     """
     _borrow_torch(session)
     _install_packages(session)
-    session.install("--no-deps", OFFICIAL_RUNTIME, "torchvision", "timm", "pillow", *DEV)
-    session.run(*("python", "tests/clients/run.py", *session.posargs), env={"HF_HUB_OFFLINE": "1"})
+    others = ("torchvision", "timm", "pillow", "torchao")
+    session.install("--no-deps", OFFICIAL_RUNTIME, *others, *DEV)
+    script, arguments = "run.py", session.posargs
+    if arguments[:1] == ["beside"]:
+        script, arguments = "beside.py", arguments[1:]
+    session.run("python", f"tests/clients/{script}", *arguments, env={"HF_HUB_OFFLINE": "1"})
 
 
 @nox.session(default=False)
 def peers(session: nox.Session) -> None:
     """Compare with all of ExecuTorch, torch and transformers, in an environment of its own."""
     session.install("torch", "numpy", OFFICIAL_RUNTIME, "transformers", "tabulate")
+    # Arm's pipelines; their own pins of numpy are older than torch's.
+    session.install("--no-deps", "tosa-tools", "ethos-u-vela", "ml_dtypes", "lxml")
     _install_packages(session, *TEST_TOOLS)
     session.run("pytest", "-m", "heavy or not heavy", "tests/peers", *session.posargs)
 

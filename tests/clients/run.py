@@ -241,7 +241,9 @@ def main() -> int:
         print(*(f"{value}" for value in row.values()))
     print(f"{len(rows)} programs, {len(bad)} refused, wrong or failed")
     if args.write:
-        PAGE.write_text(page(known), encoding="utf-8")
+        # Another script writes what is behind.
+        _, heading, rest = PAGE.read_text(encoding="utf-8").partition("\n## ")
+        PAGE.write_text(page(known) + heading + rest, encoding="utf-8")
     return bool(bad)
 
 

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from lowerdeck.exir_compat import (
     EdgeCompileConfig,
     SettingError,
+    SettingWarning,
     emit_program,
     to_edge,
     to_edge_transform_and_lower,
@@ -267,7 +268,8 @@ def test_an_engine_is_delegated_as_torch_tensorrt_does_it() -> None:
             constant_methods={"get_max_seq_len": 32},
             compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
         )
-        file = deserialize_pte(edge.to_executorch(exir.ExecutorchBackendConfig()).buffer)
+        with pytest.warns(SettingWarning, match="EngineBackend asks for cuda:0, but emit plans"):
+            file = deserialize_pte(edge.to_executorch(exir.ExecutorchBackendConfig()).buffer)
     for plan in file.execution_plan[:2]:
         assert [one.id for one in plan.delegates].count("EngineBackend") == 1
         assert "XnnpackBackend" in [one.id for one in plan.delegates]

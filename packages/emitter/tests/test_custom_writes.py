@@ -243,3 +243,20 @@ def test_an_out_variant_may_be_registered_after_an_error() -> None:
             emit(program, config=config)
         library.define("f.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
         assert kernels(emit(program, config=config)) == ["emitter_late::f.out"]
+
+
+def test_all_kernels_of_other_libraries_get_tensors_as_they_are_laid_out() -> None:
+    """As for exir's users, whose kernels take images with channels last."""
+    with torch.library._scoped_library("emitter_images", "FRAGMENT") as library:
+        library.define("f(Tensor x) -> Tensor")
+        library.define("f.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        library.impl("f", lambda x: x + 1, "CompositeExplicitAutograd")
+        image = torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
+        program = exported(Of(torch.ops.emitter_images.f), image)
+        emitted = emit(program, config=EmitConfig(custom_kernels=frozenset({"*"})))
+        assert kernels(emitted) == ["emitter_images::f.out"]
+        (plan,) = emitted.program.execution_plan
+        orders = [one.val.dim_order for one in plan.values if isinstance(one.val, StoredTensor)]
+        assert {tuple(order) for order in orders} == {(0, 2, 3, 1)}
+        named = EmitConfig(custom_kernels=frozenset({"emitter_images::f.out"}))
+        assert len(kernels(emit(program, config=named))) == 2

@@ -21,7 +21,8 @@ class EmitConfig:
     Attributes:
         kernels: The kernels that the target runtime registers.
         custom_kernels: Further kernels by full name, such as ``"mylib::fused_gelu.out"``,
-            of operators with an out-variant in torch; ``"*"`` stands for all but those of ATen.
+            of operators with an out-variant in torch. ``"*"`` stands for all but those of ATen,
+            whose tensors then have the layouts that the program records.
         decompositions: Decompositions to add to those of the emitter, which they override.
         constant_methods: Values that additional methods return, such as
             ``{"get_max_seq_len": 128}``.

@@ -163,8 +163,8 @@ class ExecutorchBackendConfig:
 
     def emit_config(
         self, constant_methods: Mapping[str, Any], programs: Mapping[str, ExportedProgram]
-    ) -> EmitConfig:
-        """Return the settings of the emission that these are.
+    ) -> tuple[EmitConfig, bool]:
+        """Return the settings of the emission, and whether state of one name is one state.
 
         Args:
             constant_methods: What constant methods return.
@@ -176,7 +176,7 @@ class ExecutorchBackendConfig:
         plans = self._plannings(programs)
         planning = next(iter(plans.values()))
         external = self.external_constants
-        return EmitConfig(
+        config = EmitConfig(
             constant_methods=constant_methods,
             memory_planner=planning.memory_planning_algo or one_memory,
             plan_inputs={name: each.alloc_graph_input for name, each in plans.items()},
@@ -186,14 +186,7 @@ class ExecutorchBackendConfig:
             stack_traces=self.emit_stacktrace,
             custom_kernels=LIBRARY_KERNELS,
         )
-
-    def shared_state(self, programs: Mapping[str, ExportedProgram]) -> bool:
-        """Return whether mutable buffers of one name are one state in all methods.
-
-        Args:
-            programs: The program of each method.
-        """
-        return next(iter(self._plannings(programs).values())).share_mutable_buffers
+        return config, planning.share_mutable_buffers
 
     def passes_to_run(self) -> list[Any]:
         """Return all passes that run before the emission.

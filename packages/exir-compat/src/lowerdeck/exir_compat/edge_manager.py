@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -11,11 +12,12 @@ from lowerdeck.emitter import emit
 from lowerdeck.exir_compat._executorch import new_record
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
-from lowerdeck.exir_compat.errors import ExirCompatError, UnknownMethodError
+from lowerdeck.exir_compat.errors import ExirCompatError, SettingWarning, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
-from lowerdeck.exir_compat.exir_classes import TakenForExirs
+from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
 from lowerdeck.lowered_module import (
+    LoweredBackendModule,
     MethodProgramsPartitionerSpec,
     assign_debug_handles,
     decomposed_for,
@@ -28,7 +30,7 @@ from lowerdeck.serializer import NamedDataStore
 from lowerdeck.torch_base import OpOverload, graphs_of
 
 
-class EdgeProgramManager(TakenForExirs):
+class EdgeProgramManager(Manager):
     """The programs of several methods, in torch's core operators or lowered.
 
     Each step returns a new manager and leaves this one as it is.
@@ -71,22 +73,10 @@ class EdgeProgramManager(TakenForExirs):
     def _named_data_store(self) -> NamedDataStore:
         """What backends gave to be looked up by key, under the name by which tools ask for it."""
         store = NamedDataStore()
-        graphs = [
-            graph
-            for program in self._programs.values()
-            for graph in graphs_of(program.graph_module)
-        ]
-        for delegate in (
-            lowered for graph in graphs for lowered in get_lowered_backend_modules(graph)
-        ):
+        for delegate in _delegates(self._programs.values()):
             if delegate.named_data_store_output is not None:
                 store.merge_named_data_store(delegate.named_data_store_output)
         return store
-
-    @property
-    def methods(self) -> set[str]:
-        """The names of the methods."""
-        return set(self._programs)
 
     @property
     def config_methods(self) -> set[str]:
@@ -129,11 +119,8 @@ class EdgeProgramManager(TakenForExirs):
         Raises:
             UnknownMethodError: There is none of that name.
         """
-        if method_name not in self._programs:
-            raise UnknownMethodError(
-                f"there is no method {method_name!r}, but {', '.join(self._programs)}"
-            )
-        return self._edge_programs[method_name]
+        self._programs = self._shown()
+        return super().exported_program(method_name)
 
     def transform(
         self, passes: Any, compile_config: EdgeCompileConfig | None = None
@@ -188,11 +175,9 @@ class EdgeProgramManager(TakenForExirs):
         passes = settings.passes_to_run()
         manager = self.transform(passes) if passes else self
         programs = manager._in_torchs()
-        emitted = emit(
-            programs,
-            config=settings.emit_config(self._constants, programs),
-            shared_state=settings.shared_state(programs),
-        )
+        _warn_of_devices(programs.values())
+        emit_config, is_shared = settings.emit_config(self._constants, programs)
+        emitted = emit(programs, config=emit_config, shared_state=is_shared)
         made = ExecutorchProgramManager(programs, emitted, settings)
         if self._etrecord is not None:
             made.keep_record(self._etrecord)
@@ -223,6 +208,25 @@ class EdgeProgramManager(TakenForExirs):
         manager = EdgeProgramManager(programs, self._constants, config or self.compile_config)
         manager._etrecord = self._etrecord
         return manager
+
+
+def _delegates(programs: Iterable[ExportedProgram]) -> Iterator[LoweredBackendModule]:
+    for program in programs:
+        for graph in graphs_of(program.graph_module):
+            yield from get_lowered_backend_modules(graph)
+
+
+def _warn_of_devices(programs: Iterable[ExportedProgram]) -> None:
+    """Warn of delegates whose inputs and outputs exir would place in memory of a device."""
+    for delegate in _delegates(programs):
+        for spec in delegate.compile_specs:
+            if spec.key == "target_device" and not spec.value.startswith(b"cpu"):
+                warnings.warn(
+                    f"a delegate of {delegate.backend_id} asks for {spec.value.decode()}, but "
+                    "emit plans memory of the CPU only: its runtime half must copy",
+                    SettingWarning,
+                    stacklevel=3,
+                )
 
 
 def programs_by_method(value: Any) -> dict[str, ExportedProgram]:

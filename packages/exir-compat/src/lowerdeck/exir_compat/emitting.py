@@ -9,13 +9,10 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
+from lowerdeck.exir_compat._executorch import buffer_class, program_of_file
 from lowerdeck.exir_compat.backend_config import LIBRARY_KERNELS
-from lowerdeck.exir_compat.exir_schema import (
-    as_bytes,
-    buffers_in_exirs_classes,
-    in_exirs_classes,
-)
 from lowerdeck.lowered_module import in_torch_operators
+from lowerdeck.serializer import Buffer
 
 
 @dataclass(slots=True)
@@ -69,38 +66,51 @@ def emit_program(
         stack_traces=emit_stacktrace,
         custom_kernels=LIBRARY_KERNELS,
     )
-    return emitter_output(emit(ordered, config=config))
+    emitted = emit(ordered, config=config)
+    return emitter_output(emitted, program_of_file(emitted.to_bytes()) or emitted.program)
 
 
-def emitter_output(emitted: EmittedProgram, program: Any = None) -> EmitterOutput:
+def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
     """Return what was emitted, as exir's emitter returns it.
 
     Args:
-        program: Its program in exir's classes, if that has been made.
+        program: Its program, in exir's classes where these are loaded.
     """
     outside, names = _outside(emitted)
+    buffer, state = buffer_class() or Buffer, emitted.program.mutable_data
     return EmitterOutput(
-        program=in_exirs_classes(emitted.program) if program is None else program,
-        debug_handle_map={name: _handles(emitted, name) for name in emitted.debug_handle_map},
-        method_to_delegate_debug_id_map={
-            method: {
-                index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
-                for index, source in calls.items()
-            }
-            for method, calls in emitted.delegate_debug_maps.items()
-        },
-        instruction_id_to_num_outs_map={
-            method: {index: emitted.debug_handle_map[method][index].results for index in calls}
-            for method, calls in emitted.delegate_debug_maps.items()
-        },
-        mutable_data=(
-            buffers_in_exirs_classes(emitted.program.mutable_data)
-            if len(emitted.program.mutable_data) > 1
-            else None
-        ),
+        program=program,
+        debug_handle_map=debug_handles(emitted),
+        method_to_delegate_debug_id_map=delegate_maps(emitted),
+        instruction_id_to_num_outs_map=result_counts(emitted),
+        mutable_data=[buffer(_bytes(each.storage)) for each in state] if len(state) > 1 else None,
         external_constant_buffer=outside,
         external_constant_map=names,
     )
+
+
+def debug_handles(emitted: EmittedProgram) -> dict[str, dict[int, int | list[int]]]:
+    """Return the debug handle of each instruction, by method and index."""
+    return {name: _handles(emitted, name) for name in emitted.debug_handle_map}
+
+
+def delegate_maps(emitted: EmittedProgram) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the debug maps of delegate calls, by method and index."""
+    return {
+        method: {
+            index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
+            for index, source in calls.items()
+        }
+        for method, calls in emitted.delegate_debug_maps.items()
+    }
+
+
+def result_counts(emitted: EmittedProgram) -> dict[str, dict[int, int]]:
+    """Return how many results each delegate call gives, by method and index."""
+    return {
+        method: {index: emitted.debug_handle_map[method][index].results for index in calls}
+        for method, calls in emitted.delegate_debug_maps.items()
+    }
 
 
 def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]:
@@ -115,6 +125,11 @@ def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]
     return handles
 
 
+def _bytes(storage: Any) -> bytes:
+    """Return bytes as exir's classes hold them: memory that we only point at is copied."""
+    return bytes(storage)
+
+
 def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:
     """Return the bytes that go to other files, each once, and their indices by file and name."""
     kept = emitted.named_data.get_named_data_store_output()
@@ -126,4 +141,4 @@ def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, 
         }
         for tag, entries in kept.external_data.items()
     }
-    return [as_bytes(kept.buffers[index]) for index in indices], names
+    return [_bytes(kept.buffers[index]) for index in indices], names

@@ -11,11 +11,17 @@ from typing import Any, BinaryIO, TextIO
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram
+from lowerdeck.exir_compat._executorch import program_of_file
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
-from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
-from lowerdeck.exir_compat.errors import SettingError, UnknownMethodError
-from lowerdeck.exir_compat.exir_classes import TakenForExirs
-from lowerdeck.exir_compat.exir_schema import in_exirs_classes
+from lowerdeck.exir_compat.emitting import (
+    EmitterOutput,
+    debug_handles,
+    delegate_maps,
+    emitter_output,
+    result_counts,
+)
+from lowerdeck.exir_compat.errors import SettingError
+from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.serializer import (
     DelegateCall,
     ExecutionPlan,
@@ -37,7 +43,7 @@ def _told(plan: ExecutionPlan, call: Any) -> str:
     return str(call)
 
 
-class ExecutorchProgramManager(TakenForExirs):
+class ExecutorchProgramManager(Manager):
     """What the runtime runs, and the programs that it was made of.
 
     Args:
@@ -63,31 +69,14 @@ class ExecutorchProgramManager(TakenForExirs):
         self.emitted: EmittedProgram = emitted
 
     @property
-    def methods(self) -> set[str]:
-        """The names of the methods that were exported."""
-        return set(self._programs)
-
-    @property
     def config_methods(self) -> set[str]:
         """The names of the methods that return constants."""
         return set(self.emitted.methods) - self.methods
 
-    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return the program that a method was emitted from.
-
-        Raises:
-            UnknownMethodError: There is none of that name.
-        """
-        if method_name not in self._programs:
-            raise UnknownMethodError(
-                f"there is no method {method_name!r}, but {', '.join(self._programs)}"
-            )
-        return self._programs[method_name]
-
     @cached_property
     def executorch_program(self) -> Program:
         """The program as plain data, before it is written; in exir's classes where imported."""
-        program: Program = in_exirs_classes(self.emitted.program)
+        program: Program = program_of_file(self.buffer) or self.emitted.program
         return program
 
     @cached_property
@@ -103,17 +92,17 @@ class ExecutorchProgramManager(TakenForExirs):
     @property
     def debug_handle_map(self) -> dict[str, dict[int, int | list[int]]]:
         """The debug handle of each instruction, by method and index; of delegates lists."""
-        return self._emitter_output.debug_handle_map
+        return debug_handles(self.emitted)
 
     @property
     def delegate_map(self) -> dict[str, dict[int, dict[str, Any]]]:
         """Debug maps of delegate calls, by method and index of the instruction."""
-        return self._emitter_output.method_to_delegate_debug_id_map
+        return delegate_maps(self.emitted)
 
     @property
     def instruction_id_to_num_outs_map(self) -> dict[str, dict[int, int]]:
         """How many results each delegate call gives, by method and index."""
-        return self._emitter_output.instruction_id_to_num_outs_map
+        return result_counts(self.emitted)
 
     def keep_record(self, record: Any) -> None:
         """Keep a record for ExecuTorch's devtools, with what was emitted added to it.

@@ -1,20 +1,41 @@
-"""Managers that exir's own tools take for theirs."""
+"""The base of managers, which exir's own tools take for theirs."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any, ClassVar
 
+from torch.export import ExportedProgram
+
 from lowerdeck.exir_compat._executorch import manager_class
+from lowerdeck.exir_compat.errors import UnknownMethodError
 
 
-class TakenForExirs:
-    """What ``isinstance`` finds to be of a class of exir's too, where anyone has imported that.
+class Manager:
+    """Programs by method; ``isinstance`` finds exir's class too, where it has been imported.
 
     ``executorch.devtools`` (``generate_etrecord``, ``BundledProgram``) asks for the class.
     """
 
     _exirs_name: ClassVar[str]
+    _programs: dict[str, ExportedProgram]
+
+    @property
+    def methods(self) -> set[str]:
+        """The names of the methods that were exported."""
+        return set(self._programs)
+
+    def exported_program(self, method_name: str = "forward") -> ExportedProgram:
+        """Return the program of a method.
+
+        Raises:
+            UnknownMethodError: There is none of that name.
+        """
+        if method_name not in self._programs:
+            raise UnknownMethodError(
+                f"there is no method {method_name!r}, but {', '.join(self._programs)}"
+            )
+        return self._programs[method_name]
 
     @property  # type: ignore[misc]  # Python asks for it, and never sets it
     def __class__(self) -> type[Any]:

@@ -88,7 +88,8 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
                 alloc_mutable_buffers=config.alloc_mutable_buffers,
             )
         )
-        emit_config = replace(settings.emit_config({}, {"forward": program}), bounds=self._bounds)
+        emit_config, _ = settings.emit_config({}, {"forward": program})
+        emit_config = replace(emit_config, bounds=self._bounds)
         lowered = lower(program, partitioners, config=emit_config)
         return ExecutorchProgramManager(lowered.programs, lowered, settings), metadata
 

@@ -54,6 +54,11 @@ def edge_operator(target: object) -> Any:
     return operator if isinstance(operator, OpOverload) else None
 
 
+def is_allocation(target: object) -> bool:
+    """Return whether a function is exir's that allocates memory for a kernel to use."""
+    return target is not None and target is _loaded("memory", "alloc")
+
+
 def clone_operator(like: object) -> Any:
     """Return the clone operator of the dialect of the operator ``like``, or None."""
     ops = _loaded("dialects._ops", "ops")

@@ -65,6 +65,11 @@ class Call:
     rewritten: tuple[int, ...] = ()
 
     @property
+    def is_foreign(self) -> bool:
+        """Return whether this calls an operator of another library than ATen."""
+        return isinstance(self.target, OpOverload) and self.target.namespace != "aten"
+
+    @property
     def op_name(self) -> str:
         """Return the operator without namespace and overload, such as ``"add"``."""
         if isinstance(self.target, OpOverload):

@@ -41,8 +41,13 @@ class KernelTable:
         return f"<KernelTable of runtime {self.version}, {len(self.names)} kernels>"
 
     def __contains__(self, full_name: object) -> bool:
-        is_custom = "*" in self.names and not str(full_name).startswith("aten::")
+        is_custom = self.is_open and not str(full_name).startswith("aten::")
         return full_name in self.names or is_custom
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether all out-variants of other libraries than ATen may be called."""
+        return "*" in self.names
 
     def with_kernels(self, names: Iterable[str]) -> KernelTable:
         """Return this table with custom kernels added.

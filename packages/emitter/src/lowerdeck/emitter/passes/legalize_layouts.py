@@ -36,7 +36,7 @@ from lowerdeck.emitter.ir.values import (
     channels_last_order,
     contiguous_order,
 )
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, pytree, schema_of
 
 _COPIES = frozenset({"clone", "_to_copy"})
 
@@ -93,6 +93,8 @@ class _Layouts:
         tensors = [value for value in values_in(call.args) if isinstance(value, TensorValue)]
         if call.op_name in _COPIES and isinstance(call.target, OpOverload):
             self._copy(call)
+        elif self._table.is_open and call.is_foreign:
+            self._foreign(call)
         elif self._takes_channels_last(call, tensors) and _all_channels_last(tensors):
             rank = _image_rank(tensors)
             order = channels_last_order(rank)
@@ -103,6 +105,25 @@ class _Layouts:
             call.args = self._laid_out(call.args, None, ())
             for out in _tensor_outs(call):
                 out.dim_order = contiguous_order(out.rank)
+
+    def _foreign(self, call: Call) -> None:
+        """Give a kernel of another library the layouts that the program records.
+
+        What such a kernel takes is not known; its fake results say what it makes of images.
+        """
+        metas = pytree.tree_leaves(call.origin.meta.get("val")) if call.origin else []
+        for out, meta in zip(call.outs, metas, strict=False):
+            if isinstance(out, TensorValue) and isinstance(meta, torch.Tensor):
+                out.dim_order = layout_of(meta)
+        images = {out.rank: out.dim_order for out in _tensor_outs(call)}
+        call.args = pytree.tree_map(
+            lambda value: (
+                self._in_order(value, images.get(value.rank, value.dim_order))
+                if isinstance(value, TensorValue) and value.constant is None
+                else value
+            ),
+            call.args,
+        )
 
     def _takes_channels_last(self, call: Call, tensors: list[TensorValue]) -> bool:
         if call.op_name in self._table.channels_last:

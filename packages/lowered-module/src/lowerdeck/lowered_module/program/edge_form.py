@@ -7,6 +7,7 @@ put into that form for it, and what no backend took gets its operators and numbe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from lowerdeck.lowered_module._executorch import (
     edge_operator,
     edge_verifier,
     in_edge_dialect,
+    is_allocation,
 )
 from lowerdeck.lowered_module.program.constants import add_constants
 from lowerdeck.lowered_module.program.copies import shared_copy
@@ -90,6 +92,8 @@ def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] =
 def _give_back(node: Node) -> None:
     called, numbers = node.meta.pop(_CALLED, None), node.meta.pop(_NUMBERS, {})
     operator = edge_operator(node.target)
+    if is_allocation(node.target):
+        _allocate(node)
     # A call that reads a partition's results has the metadata of one that computes them.
     if operator is None:
         return
@@ -100,6 +104,16 @@ def _give_back(node: Node) -> None:
     for index, argument in enumerate(node.args):
         if index in numbers and isinstance(argument, Node) and _NUMBER in argument.meta:
             node.update_arg(index, argument.meta[_NUMBER])
+
+
+def _allocate(node: Node) -> None:
+    """Call torch's allocation in place of exir's."""
+    specification: Any = node.args[0]
+    shape, dtype = specification
+    node.target = torch.ops.aten.empty.memory_format
+    node.args, node.kwargs = (list(shape),), {"dtype": dtype}
+    with fake_mode_of(node.graph.owning_module) or contextlib.nullcontext():
+        node.meta["val"] = torch.empty(shape, dtype=dtype)
 
 
 def changed_as_in_exir(
