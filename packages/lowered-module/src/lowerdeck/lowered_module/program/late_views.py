@@ -37,7 +37,6 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     merged_sizes,
     shape_of,
     sizes_merged_by,
-    spare_ones,
     whole_parts,
     with_size_at,
 )
@@ -281,14 +280,8 @@ class _Pass:
     def _merged(self, node_before: Node) -> Node:
         """Return the view of what is held in parts."""
         if node_before not in self._views:
-            fine = self._held[node_before]
-            ones = spare_ones(fine.parts)
-            if ones:
-                args = (fine.node, ones)
-                squeezed = self._call(node_before, _aten.squeeze.dims, args, shape_of(node_before))
-            else:
-                squeezed = self._view(node_before, fine.node, shape_of(node_before), fine.node)
-            self._views[node_before] = squeezed
+            fine = self._held[node_before].node
+            self._views[node_before] = self._view(node_before, fine, shape_of(node_before), fine)
         return self._views[node_before]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
