@@ -17,13 +17,14 @@ import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
+from lowerdeck.lowered_module.program.masks import write_out
 from lowerdeck.lowered_module.program.merged_sizes import (
     SEVERAL,
     Parts,
@@ -36,11 +37,19 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     merged_sizes,
     shape_of,
     sizes_merged_by,
-    spare_ones,
+    whole_parts,
     with_size_at,
 )
 from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.lowered_module.program.view_rules import BROADCASTS, MOVES, RULES
+from lowerdeck.lowered_module.program.view_rules import (
+    ATTENTION,
+    BROADCASTS,
+    MOVES,
+    PRODUCTS,
+    RULES,
+    broadcast_parts,
+    product_parts,
+)
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, varies
 
 _aten = torch.ops.aten
@@ -110,6 +119,13 @@ class _Pass:
                 _give_asked_sizes(node)
         parts = _parts_of(self._graph)
         wanted_nodes = _wanted(self._graph, parts)
+        attentions = [node for node in wanted_nodes if node.target is ATTENTION]
+        if attentions:
+            for node in attentions:
+                write_out(node, None, {})
+                self._graph.erase_node(node)
+            parts = _parts_of(self._graph)
+            wanted_nodes = _wanted(self._graph, parts)
         if lines or wanted_nodes:
             self._merge_late(parts, wanted_nodes)
         return bool(lines or wanted_nodes) | _lay_out(self._graph)
@@ -171,32 +187,56 @@ class _Pass:
         """Hold a node's result in parts, or replace a view; return whether that was done."""
         if node.target in _VIEWS:
             return self._is_view_passed(node, wanted_nodes)
-        if node not in parts:
+        held = [source for source in node.all_input_nodes if source in self._held]
+        is_due = node in wanted_nodes or node.target in MOVES or len(held) > 1
+        if node not in parts or not (held and is_due):
             return False
-        operand = _operand_in_parts(node, self._held)
-        is_due = node in wanted_nodes or node.target in MOVES
-        if operand is None or not (
-            is_due or sum(n in self._held for n in node.all_input_nodes) > 1
-        ):
-            return False
-        fine = self._held[operand]
-        call = RULES[node.target](node, fine.parts)
-        if call is None:
-            return False
-        target, changed, result = call
+        if node.target in PRODUCTS:
+            return node in wanted_nodes and self._is_product_passed(node)
         args = arguments_of(node)
-        first = next(iter(args))
         if node.target in BROADCASTS:
+            result = broadcast_parts(node, {source: self._held[source].parts for source in held})
+            if result is None:
+                return False
+            target, changed = node.target, dict[str, Any]()
+            nodes = [self._held[source].node for source in held]
+            sized = next(n for n in nodes if equal_sizes(shape_of(n), flat_sizes(result)))
             for name in list(args)[:2]:
                 if isinstance(args[name], Node):
-                    args[name] = self._aligned(args[name], node, fine)
+                    args[name] = self._aligned(args[name], node, result, sized)
         else:
-            args = {**(args if target is node.target else {}), first: fine.node, **changed}
+            fine = self._held.get(cast("Node", node.args[0]))
+            call = None if fine is None else RULES[node.target](node, fine.parts)
+            if fine is None or call is None:
+                return False
+            target, changed, result = call
+            tensor = {next(iter(args)): fine.node}
+            args = {**(args if target is node.target else {}), **tensor, **changed}
         kwargs = {name: argument for name, argument in args.items() if name in node.kwargs}
         count = max([len(node.args), *(1 + list(args).index(name) for name in changed)])
         values = tuple(args.values())[:count]
         merged = self._call(node, target, values, flat_sizes(result), kwargs)
         self._held[node] = _Fine(merged, result)
+        self._replaced.add(node)
+        return True
+
+    def _is_product_passed(self, node: Node) -> bool:
+        first, other = cast("tuple[Node, Node]", node.args)
+        held = {x: self._held[x].parts for x in (first, other) if x in self._held}
+        parts = product_parts(node, held)
+        if parts is None:
+            return False
+        at = len(parts) - 2
+        if len(parts[at]) == 1:
+            other = self._held[other].node
+        elif other in held:
+            other = self._merged(other)
+        for _ in parts[at][1:]:
+            shape = with_size_at(shape_of(other), at, 1)
+            other = self._call(other, _aten.unsqueeze.default, (other, at), shape)
+        args = self._held[first].node, other
+        product = self._call(node, _aten.matmul.default, args, flat_sizes(parts))
+        self._held[node] = _Fine(product, parts)
         self._replaced.add(node)
         return True
 
@@ -209,6 +249,9 @@ class _Pass:
         else:
             merged = sizes_merged_by(node)
         if merged is not None and (node in wanted_nodes or _is_moved(node)):
+            flat = flat_sizes(merged)
+            if not equal_sizes(shape_of(source), flat):
+                source = self._view(node, source, flat, source)
             self._held[node] = _Fine(source, merged)
         elif fine is None:
             return False
@@ -219,35 +262,26 @@ class _Pass:
         self._replaced.add(node)
         return True
 
-    def _aligned(self, operand: Node, node: Node, fine: _Fine) -> Node:
+    def _aligned(self, operand: Node, node: Node, parts: Parts, sized: Node) -> Node:
         """Return an operand of a broadcast with the dimensions that a result has in parts."""
-        merged_operand = self._held.get(operand)
-        if merged_operand is not None and equal_sizes(
-            shape_of(merged_operand.node), shape_of(fine.node)
-        ):
-            return merged_operand.node
+        fine = self._held.get(operand, _Fine(operand, whole_parts(operand)))
+        source, flat = fine.node, flat_sizes(parts)
         if is_like(operand, node):
-            source = operand if merged_operand is None else self._merged(operand)
-            return self._view(operand, source, shape_of(fine.node), fine.node)
-        missing = len(fine.parts) - len(shape_of(operand))
-        for axis in reversed(range(missing, len(fine.parts))):
-            for _ in fine.parts[axis][1:]:
-                at = axis - missing
-                shape = with_size_at(shape_of(operand), at, 1)
-                operand = self._call(operand, _aten.unsqueeze.default, (operand, at), shape)
-        return operand
+            same = equal_sizes(shape_of(source), flat)
+            return source if same else self._view(operand, source, flat, sized)
+        missing = len(parts) - len(fine.parts)
+        for axis in reversed(range(len(fine.parts))):
+            at = len(flat_sizes(fine.parts[:axis]))
+            for _ in range(len(parts[missing + axis]) - len(fine.parts[axis])):
+                shape = with_size_at(shape_of(source), at, 1)
+                source = self._call(source, _aten.unsqueeze.default, (source, at), shape)
+        return source
 
     def _merged(self, node_before: Node) -> Node:
         """Return the view of what is held in parts."""
         if node_before not in self._views:
-            fine = self._held[node_before]
-            ones = spare_ones(fine.parts)
-            if ones:
-                args = (fine.node, ones)
-                squeezed = self._call(node_before, _aten.squeeze.dims, args, shape_of(node_before))
-            else:
-                squeezed = self._view(node_before, fine.node, shape_of(node_before), fine.node)
-            self._views[node_before] = squeezed
+            fine = self._held[node_before].node
+            self._views[node_before] = self._view(node_before, fine, shape_of(node_before), fine)
         return self._views[node_before]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
@@ -362,21 +396,16 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
             parts = merged_sizes(before, shape_of(node))
             if parts is not None and sum(map(varies, flat_sizes(parts))) < SEVERAL:
                 parts = None
-        else:
-            operand = _operand_in_parts(node, found)
-            call = None if operand is None else RULES[node.target](node, found[operand])
+        elif node.target in PRODUCTS:
+            parts = product_parts(node, found)
+        elif node.target in BROADCASTS:
+            parts = broadcast_parts(node, found)
+        elif node.target in RULES and node.args[0] in found:
+            call = RULES[node.target](node, found[cast("Node", node.args[0])])
             parts = None if call is None else call[2]
         if parts is not None:
             found[node] = parts
     return found
-
-
-def _operand_in_parts(node: Node, parts: Container[Any]) -> Node | None:
-    """Return the operand that has parts and the dimensions of the result; None without one."""
-    if node.target in BROADCASTS:
-        return next((n for n in node.all_input_nodes if n in parts and is_like(n, node)), None)
-    source: Any = node.args[0] if node.target in RULES else None
-    return source if source in parts else None
 
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
@@ -394,7 +423,9 @@ def _is_wanted_by(
     user: Node, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
 ) -> bool:
     if user in wanted_nodes:
-        return True
+        # Of a product by rows, the other operands have no parts.
+        is_other = user.target in PRODUCTS and user.args[0] is not node
+        return not is_other or len(parts[user][-2]) == 1
     if user.target not in _VIEWS:
         return False
     before, after = flat_sizes(parts[node]), shape_of(user)

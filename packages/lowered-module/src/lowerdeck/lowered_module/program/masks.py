@@ -110,7 +110,7 @@ def _shorten(graph: Graph, finite: Container[str]) -> bool:
         elif node.target is _ATTENTION:
             mask: Any = arguments_of(node)["attn_mask"]
             short: Any = None if facts.get(mask) is _TRUE else _without_repeats(mask, facts)
-            if facts.get(short) is _FINITE and _write_out(node, short, facts):
+            if facts.get(short) is _FINITE and write_out(node, short, facts):
                 unread.append(node)
             elif short is not mask:
                 _give_mask(node, short)
@@ -127,8 +127,13 @@ def _give_mask(node: Node, mask: Any) -> None:
         node.args = (*node.args[:3], mask, *node.args[4:])
 
 
-def _write_out(node: Node, mask: Node, facts: Mapping[Any, Any]) -> bool:
-    """Replace attention by products and a softmax; return whether it was plain enough."""
+def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
+    """Replace attention by products and a softmax; return whether it was plain enough.
+
+    Args:
+        mask: A finite one, or None.
+        facts: What is known of nodes.
+    """
     args = arguments_of(node)
     query, key, value = (args[name] for name in ("query", "key", "value"))
     rank, width = len(shape_of(query)), shape_of(query)[-1]
@@ -143,7 +148,7 @@ def _write_out(node: Node, mask: Node, facts: Mapping[Any, Any]) -> bool:
     sizes = (*shape_of(query)[:-1], shape_of(key)[-2])
     value_of_scores = node.meta["val"].new_empty(sizes)
     scores = inserted(node, _aten.matmul.default, (query, turned), value_of_scores)
-    for part in _summands(node, mask, facts):
+    for part in [] if mask is None else _summands(node, mask, facts):
         scores = inserted(node, _aten.add.Tensor, (scores, part), value_of_scores)
     weights = inserted(node, _aten.softmax.int, (scores, -1), value_of_scores)
     result = inserted(node, _aten.matmul.default, (weights, value), node.meta["val"])

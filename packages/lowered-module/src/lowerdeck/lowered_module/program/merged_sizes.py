@@ -33,21 +33,42 @@ def sizes_merged_by(view: Node) -> Parts | None:
 
 
 def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
-    """Return for each size which ones it is the product of; None if it is another view."""
+    """Return for each size which ones it is the product of; None if it is another view.
+
+    They are the sizes before, of which known ones may be split or merged.
+    """
     groups: list[Sizes] = []
-    at = 0
+    rest = list(before)
     for size in after:
-        start, total = at, 1
-        while at < len(before) and (at == start or not is_equal(total, expression_of(size))):
-            total = total * expression_of(before[at])
-            at += 1
-        if at == start or not is_equal(total, expression_of(size)):
-            return None
-        groups.append(tuple(before[start:at]))
-    if not groups or not all(map(is_one, before[at:])):
+        group: list[Any] = []
+        total: Any = 1
+        while not group or not is_equal(total, expression_of(size)):
+            if not rest and not is_one(size):
+                return None
+            # Sizes of 1 may be new.
+            part = 1 if is_one(size) and not (rest and is_one(rest[0])) else rest.pop(0)
+            missing = _quotient(expression_of(size), total) if isinstance(part, int) else 1
+            if 1 < missing < part and part % missing == 0:
+                rest.insert(0, part // missing)
+                part = missing
+            total = total * expression_of(part)
+            if group and isinstance(group[-1], int) and isinstance(part, int):
+                part *= group.pop()
+            group.append(part)
+        groups.append(tuple(group))
+    if not groups or not all(map(is_one, rest)):
         return None
-    groups[-1] = (*groups[-1], *before[at:])
-    return tuple(groups) if len(before) > len(after) else None
+    groups[-1] = (*groups[-1], *rest)
+    return tuple(groups) if len(flat_sizes(tuple(groups))) > len(after) else None
+
+
+def _quotient(product: Any, factor: Any) -> int:
+    """Return the number that a factor of a size is multiplied with, or 1 if it is none."""
+    if isinstance(product, int):
+        is_factor = isinstance(factor, int) and product % factor == 0
+        return product // factor if is_factor else 1
+    quotient = product / factor
+    return int(quotient) if quotient.is_Integer else 1
 
 
 def flat_sizes(parts: Parts) -> Sizes:
@@ -55,21 +76,15 @@ def flat_sizes(parts: Parts) -> Sizes:
     return tuple(size for part in parts for size in part)
 
 
-def spare_ones(parts: Parts) -> list[int]:
-    """Return which sizes are 1 and merged into others, if nothing else is merged."""
-    spare: list[int] = []
-    for part, numbers in zip(parts, numbered(parts), strict=True):
-        place = only_part(part)
-        if place is None:
-            return []
-        spare += [number for at, number in enumerate(numbers) if at != place]
-    return spare
-
-
 def numbered(parts: Parts) -> list[list[int]]:
     """Return the positions of the parts of each dimension in one row."""
     numbers = iter(range(sum(map(len, parts))))
     return [[next(numbers) for _ in part] for part in parts]
+
+
+def whole_parts(node: Node) -> Parts:
+    """Return the sizes of a node's tensor, each as one part."""
+    return tuple((size,) for size in shape_of(node))
 
 
 def shape_of(node: Any) -> Sizes:

@@ -70,6 +70,8 @@ def _rewrite(graph: Graph) -> bool:
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
+    values: dict[Any, torch.Tensor] = {}
+
     @cache
     def rewritten_size(expression: Any) -> Any:
         found = expression.xreplace(replaced)
@@ -90,7 +92,7 @@ def _rewrite(graph: Graph) -> bool:
         if before is None:
             continue
         value = node.meta["val"] = pytree.tree_map(
-            lambda tensor: _with_sizes(tensor, plain), before
+            lambda tensor: _with_sizes(tensor, plain, values), before
         )
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
             # It turned out to be one number.
@@ -105,7 +107,7 @@ def number_of(size: Any) -> Any:
     return size.meta["val"] if isinstance(size, Node) else size
 
 
-def _with_sizes(value: Any, plain: Callable[[Any], Any]) -> Any:
+def _with_sizes(value: Any, plain: Callable[[Any], Any], values: dict[Any, torch.Tensor]) -> Any:
     if isinstance(value, torch.SymInt):
         return plain(value)
     if not isinstance(value, torch.Tensor):
@@ -114,4 +116,7 @@ def _with_sizes(value: Any, plain: Callable[[Any], Any]) -> Any:
     after = [plain(size) for size in before]
     if all(map(operator.is_, before, after)):
         return value
-    return value.new_empty_strided(after[: value.dim()], after[value.dim() :])
+    key = (value.dtype, *map(expression_of, after))
+    if key not in values:
+        values[key] = value.new_empty_strided(after[: value.dim()], after[value.dim() :])
+    return values[key]

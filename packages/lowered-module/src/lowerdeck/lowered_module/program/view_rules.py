@@ -10,13 +10,17 @@ from torch.fx import Node
 
 from lowerdeck.lowered_module.program.merged_sizes import (
     Parts,
+    Sizes,
+    equal_sizes,
+    flat_sizes,
     is_like,
     is_one,
     numbered,
     only_part,
     shape_of,
+    whole_parts,
 )
-from lowerdeck.torch_base import arguments_of
+from lowerdeck.torch_base import arguments_of, varies
 
 _aten = torch.ops.aten
 Call: TypeAlias = tuple[Any, dict[str, Any], Parts]
@@ -61,19 +65,63 @@ def _along(node: Node, parts: Parts) -> Call | None:
     return node.target, {"dim": dim}, (*parts[:axis], new, *parts[axis + 1 :])
 
 
-def _broadcast(node: Node, parts: Parts) -> Call | None:
-    """Apply an operator whose operands are like the result, or 1 where it has parts."""
-    for operand in node.all_input_nodes:
+def _within(node: Node, parts: Parts) -> Call | None:
+    """Apply an operator to each row of one dimension."""
+    axis = int(arguments_of(node)["dim"]) % len(parts)
+    return (
+        (node.target, {"dim": len(flat_sizes(parts[:axis]))}, parts)
+        if (len(parts[axis]) == 1)
+        else None
+    )
+
+
+def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
+    """Return the parts of a product, or of attention to keys: those of its first operand's rows.
+
+    Matrices of which the second operand has one for each in the batch are broadcast over rows.
+    """
+    first, *others = (source for source in node.args[:3] if isinstance(source, Node))
+    args = arguments_of(node)
+    if node.target is ATTENTION and (varies(shape_of(first)[-1]) or any(map(args.get, _OPTIONS))):
+        return None
+    if first not in parts or len(parts[first][-1]) != 1 or len(shape_of(first)) < MATRIX:
+        return None
+    *batch, rows, _ = parts[first]
+    is_split = any(len(part) > 1 for part in batch)
+    if is_split == (len(rows) > 1) or (is_split and node.target is ATTENTION):
+        return None
+    for other in others:
+        if len(shape_of(other)) != len(parts[first]):
+            return None
+        own = parts.get(other) if is_split else whole_parts(other)
+        if own is None or not all(map(equal_sizes, own[:-2], batch)):
+            return None
+        if len(own[-1]) != 1 or len(own[-2]) != 1:
+            return None
+    return (*batch, rows, (shape_of(node)[-1],))
+
+
+def broadcast_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
+    """Return the parts of an elementwise result: those of an operand of its sizes.
+
+    Other operands have the same parts, or 1 where there are several.
+    """
+    operands = node.all_input_nodes
+    first = next((one for one in operands if one in parts and is_like(one, node)), None)
+    if first is None:
+        return None
+    for operand in operands:
         if not isinstance(operand.meta["val"], torch.Tensor):
             return None
-        shape = shape_of(operand)
-        missing = len(parts) - len(shape)
-        is_whole = all(
-            len(parts[missing + axis]) == 1 or is_one(size) for axis, size in enumerate(shape)
-        )
-        if not is_whole and not is_like(operand, node):
+        own = parts.get(operand, whole_parts(operand))
+        result = parts[first][len(parts[first]) - len(own) :]
+        if not is_like(operand, node) and not all(map(_is_broadcast, own, result)):
             return None
-    return node.target, {}, parts
+    return parts[first]
+
+
+def _is_broadcast(part: Sizes, result: Sizes) -> bool:
+    return equal_sizes(part, result) or len(result) == 1 or all(map(is_one, part))
 
 
 def _turned(node: Node, parts: Parts) -> Call | None:
@@ -99,7 +147,13 @@ BROADCASTS = frozenset(
         *(_aten.maximum.default, _aten.minimum.default),
     }
 )
-"""Operators with rules for two operands."""
+"""Operators for which ``broadcast_parts`` is the rule."""
+ATTENTION = _aten.scaled_dot_product_attention.default
+PRODUCTS = frozenset({_aten.bmm.default, _aten.matmul.default, ATTENTION})
+"""Operators for which ``product_parts`` is the rule."""
+_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "enable_gqa")
+MATRIX = 3
+"""Dimensions of a batch of matrices."""
 MOVES = frozenset({_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int})
 """Operators with rules that only move elements."""
 RULES: Mapping[Any, Rule] = {
@@ -115,8 +169,8 @@ RULES: Mapping[Any, Rule] = {
         _same,
     ),
     **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _along),
+    **dict.fromkeys([_aten.softmax.int, _aten._softmax.default], _within),
     **dict.fromkeys(MOVES, _turned),
-    **dict.fromkeys(BROADCASTS, _broadcast),
     **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _channels),
     _aten.linear.default: _layer,
     _aten.layer_norm.default: _layer_norm,
