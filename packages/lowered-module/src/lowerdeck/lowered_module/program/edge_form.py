@@ -25,6 +25,7 @@ from lowerdeck.lowered_module._executorch import (
     in_edge_dialect,
     is_allocation,
 )
+from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.constants import add_constants
 from lowerdeck.lowered_module.program.copies import shared_copy
 from lowerdeck.lowered_module.program.functional import functional
@@ -112,7 +113,8 @@ def _allocate(node: Node) -> None:
     shape, dtype = specification
     node.target = torch.ops.aten.empty.memory_format
     node.args, node.kwargs = (list(shape),), {"dtype": dtype}
-    with fake_mode_of(node.graph.owning_module) or contextlib.nullcontext():
+    mode = fake_mode_of([other.meta.get("val") for other in node.graph.nodes])
+    with mode or contextlib.nullcontext():
         node.meta["val"] = torch.empty(shape, dtype=dtype)
 
 
