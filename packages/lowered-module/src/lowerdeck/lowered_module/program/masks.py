@@ -138,7 +138,8 @@ def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
     query, key, value = (args[name] for name in ("query", "key", "value"))
     rank, width = len(shape_of(query)), shape_of(query)[-1]
     is_plain = not (args["dropout_p"] or args["is_causal"] or args["enable_gqa"])
-    if not is_plain or varies(width):
+    # Of fixed sizes, a mask is a constant in the delegate.
+    if not is_plain or varies(width) or not any(map(varies, shape_of(node))):
         return False
     scale = width**-0.5 if args["scale"] is None else args["scale"]
     if scale != 1.0:
