@@ -27,6 +27,7 @@ from torch.fx import Node
 from lowerdeck.graph_fuser import CycleError
 from lowerdeck.lowered_module import (
     DelegationSpec,
+    MethodProgramsPartitionerSpec,
     PartitionError,
     PartitionResult,
     PreprocessError,
@@ -354,3 +355,44 @@ def test_numbers_never_leave_a_partition() -> None:
                 assert isinstance(value.meta["val"], torch.Tensor)
         for values in (inputs, (torch.randn(3, 3), torch.randn(2, 3))):
             assert_behaves(lowered, Sizes(), *values, calls=1)
+
+
+class Distances(torch.nn.Module):
+    """Adds a bias for each pair of positions, by their distance as T5 groups them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Embedding(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[0])
+        far = (places[None] - places[:, None]).abs()
+        group = torch.where(far < 3, far, 3 + (far / 3).log().long().clamp(max=2))
+        return self.bias(group) + x[:, None]
+
+
+class Halves(Distances):
+    """Halves the bias of its parent."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.bias.weight.mul_(0.5)
+        return x + 1
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_functions_of_distances_are_tables_unless_a_method_changes_the_weight(
+    is_changed: bool,
+) -> None:
+    model, other = Distances(), Halves().requires_grad_(False)
+    other.bias = model.requires_grad_(False).bias
+    x = torch.randn(5, 2)
+    rows = ({0: Dim("n", min=1, max=16)},)
+    programs = {"forward": exported(model, x, dynamic_shapes=rows)}
+    if is_changed:
+        programs["halve"] = exported(other, x)
+    nothing = dict.fromkeys(programs, by_name({}))
+    lowered = to_backend(MethodProgramsPartitionerSpec(programs, nothing))["forward"]
+    computes = any("log" in str(node.target) for node in lowered.graph.nodes)
+    assert computes == is_changed
+    for size in (1, 5, 16):
+        assert_behaves(lowered, model, torch.randn(size, 2), calls=1)

@@ -322,7 +322,7 @@ def _lowered(
     return lowered
 
 
-def _in_values(program: ExportedProgram) -> ExportedProgram:
+def _in_values(program: ExportedProgram, shared: _Shared | None = None) -> ExportedProgram:
     """Return a program that can be lowered: repaired, and without writes in place.
 
     Delegates pass values only, and the signature of a functional program says what they give
@@ -334,8 +334,9 @@ def _in_values(program: ExportedProgram) -> ExportedProgram:
     # Regions of modes that change nothing would cut what one partition can hold.
     program = with_plain_sizes(repair_program(program))
     values = functional(remove_noop_mode_regions(program))
-    short = with_short_masks(with_position_tables(with_merged_calls(values)))
-    return with_late_views(with_merged_calls(short))
+    changed_elsewhere = None if shared is None else shared[0]
+    values = with_position_tables(with_merged_calls(values), changed_elsewhere)
+    return with_late_views(with_merged_calls(with_short_masks(values)))
 
 
 def _partitioned(
@@ -343,7 +344,7 @@ def _partitioned(
 ) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it."""
     require_partitioner(partitioner)
-    program = _in_values(program)
+    program = _in_values(program, shared)
     if wants_edge(partitioner):
         program = edge_form(program)
     with collector_held():

@@ -20,7 +20,7 @@ from lowerdeck.lowered_module.program.constants import add_constants, constant_i
 from lowerdeck.lowered_module.program.copies import shared_copy
 from lowerdeck.lowered_module.program.masks import ARANGE, erase_unread, inserted, positions_of
 from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.torch_base import arguments_of, size_range, varies
+from lowerdeck.torch_base import Extent, MemoryMap, arguments_of, size_range, varies
 
 _aten = torch.ops.aten
 _EMBEDDING = _aten.embedding.default
@@ -57,13 +57,16 @@ class _Lookup:
     table: torch.Tensor
 
 
-def with_position_tables(program: ExportedProgram) -> ExportedProgram:
+def with_position_tables(
+    program: ExportedProgram, changed: MemoryMap | None = None
+) -> ExportedProgram:
     """Return a program that looks up what it computed of distances between positions.
 
     Args:
         program: A functional program; not changed, and returned itself if it has no such lookup.
+        changed: The memory that other methods change.
     """
-    lookups = _lookups(program)
+    lookups = _lookups(program, changed)
     if not lookups:
         return program
     copied = shared_copy(program)
@@ -87,7 +90,7 @@ def with_position_tables(program: ExportedProgram) -> ExportedProgram:
     return copied
 
 
-def _lookups(program: ExportedProgram) -> dict[str, _Lookup]:
+def _lookups(program: ExportedProgram, changed: MemoryMap | None) -> dict[str, _Lookup]:
     """Return the lookups of a program by the name of their node."""
     lookups: dict[str, _Lookup] = {}
     limits: dict[Node, tuple[int, int]] = {}
@@ -104,7 +107,9 @@ def _lookups(program: ExportedProgram) -> dict[str, _Lookup]:
                 continue
             weights = constant_inputs(program) if weights is None else weights
             data = {**program.state_dict, **program.constants}.get(weights.get(weight, ""))
-            table = None if data is None else _table(data, chain, *limits[chain[0]])
+            if data is None or (changed and changed.find(Extent.of(data))):
+                continue
+            table = _table(data, chain, *limits[chain[0]])
             if table is not None:
                 lookups[node.name] = _Lookup(chain[0], limits[chain[0]][0], table)
             continue

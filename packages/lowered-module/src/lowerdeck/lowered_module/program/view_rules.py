@@ -68,11 +68,8 @@ def _along(node: Node, parts: Parts) -> Call | None:
 def _within(node: Node, parts: Parts) -> Call | None:
     """Apply an operator to each row of one dimension."""
     axis = int(arguments_of(node)["dim"]) % len(parts)
-    return (
-        (node.target, {"dim": len(flat_sizes(parts[:axis]))}, parts)
-        if (len(parts[axis]) == 1)
-        else None
-    )
+    dim = len(flat_sizes(parts[:axis]))
+    return (node.target, {"dim": dim}, parts) if len(parts[axis]) == 1 else None
 
 
 def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
