@@ -368,7 +368,8 @@ class Distances(torch.nn.Module):
         places = torch.arange(x.shape[0])
         far = (places[None] - places[:, None]).abs()
         group = torch.where(far < 3, far, 3 + (far / 3).log().long().clamp(max=2))
-        return self.bias(group) + x[:, None]
+        bias: torch.Tensor = self.bias(group)
+        return bias + x[:, None]
 
 
 class Halves(Distances):
