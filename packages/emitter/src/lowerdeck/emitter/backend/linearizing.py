@@ -21,14 +21,12 @@ from lowerdeck.emitter.ir.graph import (
     values_in,
 )
 from lowerdeck.emitter.ir.instructions import (
-    Branches,
     Code,
     DelegateStep,
     JumpStep,
     KernelStep,
     Label,
     ListArg,
-    Loop,
     MoveStep,
     Step,
 )
@@ -55,8 +53,8 @@ class _Linearizer:
         self._method = method
         self._plan_outputs = plan_outputs
         self._steps: list[Step] = []
-        self._loops: list[Loop] = []
-        self._branches: list[Branches] = []
+        self._loops: list[range] = []
+        self._branches: list[range] = []
         self._storages: list[Storage] = []
         self._sharers: dict[Storage, int] = {}
         self._states: list[TensorValue] = []
@@ -191,7 +189,7 @@ class _Linearizer:
         self._block(cond.branches[1])
         self._assign(cond.outs, cond.branches[1].results, cond.origin)
         self._bind(end)
-        self._branches.append(Branches(first, len(self._steps) - 1))
+        self._branches.append(range(first, len(self._steps)))
 
     def _while(self, loop: While) -> None:
         self._assign(loop.carried, loop.initial, loop.origin)
@@ -203,7 +201,7 @@ class _Linearizer:
         self._assign(loop.carried, loop.body.results, loop.origin)
         self._jump(False, head, loop.origin)
         self._bind(end)
-        self._loops.append(Loop(head.index, end.index - 1))
+        self._loops.append(range(head.index, end.index))
 
     def _scan(self, scan: Scan) -> None:
         self._assign(scan.carried, scan.initial, scan.origin)
@@ -229,7 +227,7 @@ class _Linearizer:
         self._scalar(runtime_ops.ADD, [turn, 1], turn, scan.origin)
         self._scalar(runtime_ops.EQUAL, [turn, length], done, scan.origin)
         self._jump(done, head, scan.origin)
-        self._loops.append(Loop(head.index, len(self._steps) - 1))
+        self._loops.append(range(head.index, len(self._steps)))
 
     def _scalar(
         self, kernel: Kernel, args: list[Any], out: ScalarValue, origin: fx.Node | None

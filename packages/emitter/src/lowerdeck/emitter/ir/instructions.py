@@ -87,22 +87,6 @@ class JumpStep:
 Step: TypeAlias = KernelStep | DelegateStep | MoveStep | JumpStep
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A loop over the steps ``first`` to ``last``, inclusive."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Branches:
-    """Steps ``first`` to ``last``, inclusive, of which only some run."""
-
-    first: int
-    last: int
-
-
 @dataclass(eq=False, slots=True)
 class Code:
     """The steps of one method, with everything that memory planning needs.
@@ -119,12 +103,12 @@ class Code:
 
     name: str
     steps: list[Step]
-    loops: list[Loop]
+    loops: list[range]
     inputs: list[Any]
     outputs: list[Any]
     storages: list[Storage] = field(default_factory=list)
     states: list[TensorValue] = field(default_factory=list)
-    branches: list[Branches] = field(default_factory=list)
+    branches: list[range] = field(default_factory=list)
 
     def drop_steps(self, removed: Collection[int]) -> None:
         """Remove steps by their indices; jumps, loops and branches follow.
@@ -136,6 +120,8 @@ class Code:
         labels = {step.target for step in self.steps if isinstance(step, JumpStep)}
         for label in labels:
             label.index = moved[label.index]
-        self.loops = [Loop(moved[loop.first], moved[loop.last]) for loop in self.loops]
-        self.branches = [Branches(moved[b.first], moved[b.last]) for b in self.branches]
+        self.loops, self.branches = (
+            [range(moved[part[0]], moved[part[-1]] + 1) for part in parts]
+            for parts in (self.loops, self.branches)
+        )
         self.steps = [step for i, step in enumerate(self.steps) if i not in removed]

@@ -52,14 +52,14 @@ def spans(code: Code) -> tuple[Spans, Spans]:
     for loop in code.loops:
         touched = {
             value.storage
-            for step in code.steps[loop.first : loop.last + 1]
+            for step in code.steps[loop.start : loop.stop]
             for value in (*step.reads, *step.writes)
         }
         for key in touched:
-            if first[key] < loop.first:
-                last[key] = max(last[key], loop.last)
-            elif last[key] > loop.last:
-                first[key] = loop.first
+            if first[key] < loop.start:
+                last[key] = max(last[key], loop[-1])
+            elif last[key] >= loop.stop:
+                first[key] = loop.start
     return first, last
 
 

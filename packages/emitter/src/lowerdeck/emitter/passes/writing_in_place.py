@@ -135,9 +135,7 @@ class _Merger:
         return first
 
     def _inside_control_flow(self, index: int) -> bool:
-        if any(loop.first <= index <= loop.last for loop in self._code.loops):
-            return True
-        return any(part.first <= index <= part.last for part in self._code.branches)
+        return any(index in part for part in (*self._code.loops, *self._code.branches))
 
     def _safe(self, step: KernelStep, out: TensorValue, old: TensorValue) -> bool:
         """Return whether ``step`` may write ``out`` into the memory of ``old``."""
