@@ -15,7 +15,7 @@ from lowerdeck.exir_compat.errors import SettingError
 
 _PROGRAMS = "executorch.exir.program._program"
 _SCHEMA = "executorch.exir.schema"
-_READER = "executorch.exir._serialize._program"
+_SPECS = "executorch.exir.backend.compile_spec_schema"
 _RECORDS = "executorch.devtools.etrecord"
 
 
@@ -28,19 +28,14 @@ def manager_class(name: str) -> Any:
     return getattr(sys.modules.get(_PROGRAMS), name, None)
 
 
-def program_of_file(data: bytes) -> Any:
-    """Return a file's program in exir's classes, which its tools ask for; None if not loaded.
-
-    Args:
-        data: The ``.pte`` file.
-    """
-    reader = sys.modules.get(_READER)
-    return None if reader is None else reader.deserialize_pte_binary(data).program
+def file_classes() -> Any:
+    """Return the module of the classes that exir's files are made of, None if not loaded."""
+    return sys.modules.get(_SCHEMA)
 
 
-def buffer_class() -> Any:
-    """Return exir's class of initial values, None if it is not loaded."""
-    return getattr(sys.modules.get(_SCHEMA), "Buffer", None)
+def compile_spec_class() -> Any:
+    """Return exir's class of compile specs, which its module of file classes imports."""
+    return sys.modules[_SPECS].CompileSpec
 
 
 def quantized_fusions() -> Any:

@@ -9,10 +9,13 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
-from lowerdeck.exir_compat._executorch import buffer_class, program_of_file
 from lowerdeck.exir_compat.backend_config import LIBRARY_KERNELS
+from lowerdeck.exir_compat.exir_schema import (
+    as_bytes,
+    buffers_in_exirs_classes,
+    in_exirs_classes,
+)
 from lowerdeck.lowered_module import in_torch_operators
-from lowerdeck.serializer import Buffer
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ def emit_program(
         custom_kernels=LIBRARY_KERNELS,
     )
     emitted = emit(ordered, config=config)
-    return emitter_output(emitted, program_of_file(emitted.to_bytes()) or emitted.program)
+    return emitter_output(emitted, in_exirs_classes(emitted.program))
 
 
 def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
@@ -77,13 +80,13 @@ def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
         program: Its program, in exir's classes where these are loaded.
     """
     outside, names = _outside(emitted)
-    buffer, state = buffer_class() or Buffer, emitted.program.mutable_data
+    state = emitted.program.mutable_data
     return EmitterOutput(
         program=program,
         debug_handle_map=debug_handles(emitted),
         method_to_delegate_debug_id_map=delegate_maps(emitted),
         instruction_id_to_num_outs_map=result_counts(emitted),
-        mutable_data=[buffer(_bytes(each.storage)) for each in state] if len(state) > 1 else None,
+        mutable_data=buffers_in_exirs_classes(state) if len(state) > 1 else None,
         external_constant_buffer=outside,
         external_constant_map=names,
     )
@@ -125,11 +128,6 @@ def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]
     return handles
 
 
-def _bytes(storage: Any) -> bytes:
-    """Return bytes as exir's classes hold them: memory that we only point at is copied."""
-    return bytes(storage)
-
-
 def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:
     """Return the bytes that go to other files, each once, and their indices by file and name."""
     kept = emitted.named_data.get_named_data_store_output()
@@ -141,4 +139,4 @@ def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, 
         }
         for tag, entries in kept.external_data.items()
     }
-    return [_bytes(kept.buffers[index]) for index in indices], names
+    return [as_bytes(kept.buffers[index]) for index in indices], names

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, TextIO
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram
-from lowerdeck.exir_compat._executorch import program_of_file
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
 from lowerdeck.exir_compat.emitting import (
     EmitterOutput,
@@ -22,6 +21,7 @@ from lowerdeck.exir_compat.emitting import (
 )
 from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.exir_compat.exir_classes import Manager
+from lowerdeck.exir_compat.exir_schema import in_exirs_classes
 from lowerdeck.serializer import (
     DelegateCall,
     ExecutionPlan,
@@ -76,7 +76,7 @@ class ExecutorchProgramManager(Manager):
     @cached_property
     def executorch_program(self) -> Program:
         """The program as plain data, before it is written; in exir's classes where imported."""
-        program: Program = program_of_file(self.buffer) or self.emitted.program
+        program: Program = in_exirs_classes(self.emitted.program)
         return program
 
     @cached_property
