@@ -1,6 +1,6 @@
 """Calls on dynamic sizes whose decomposition and result are known without a trace.
 
-A trace takes 20 to 100 ms, nearly all of it for questions about symbols.
+A trace takes 20 to 100 ms, nearly all of it in symbolic guards.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def has_known_parts(rules: Rules) -> bool:
 def known_steps(
     node: Node, args: Sequence[Any], before: TensorFacts, symbol: Callable[[Any], Any]
 ) -> list[Step] | None:
-    """Return the calls that a call becomes, each of the result of the one before it.
+    """Return the calls that replace a call, each on the result of the previous one.
 
     Args:
         node: A call of one of the operators, as recorded.
@@ -52,7 +52,7 @@ def known_steps(
         symbol: Returns the new node of a symbol, or None.
 
     Returns:
-        The calls, of which there are none where nothing changes; None if only a trace tells.
+        The calls, none if the call changes nothing; None if a trace is needed.
     """
     after = TensorFacts.of(node.meta["val"])
     if node.target is _ATEN.dropout.default:
@@ -72,7 +72,7 @@ def known_steps(
         return None
     steps: list[Step] = []
     if is_contiguous and not was_contiguous:
-        # No view of what is not contiguous is contiguous.
+        # A view of a tensor that is not contiguous is never contiguous.
         copied = replace(before, stride=_strides(before.shape))
         steps.append((_ATEN.clone.default, (), _CONTIGUOUS, copied))
     if node.target is _ATEN.contiguous.default:
@@ -82,13 +82,13 @@ def known_steps(
 
 
 def _sizes(shape: Sequence[Any], symbol: Callable[[Any], Any]) -> list[Any] | None:
-    """Return sizes for a view, of which it computes one at most; None where that is too few."""
+    """Return sizes for a view, at most one of which it infers; None if that is too few."""
     nodes = [symbol(size) if varies(size) else size for size in shape]
     return [-1 if size is None else size for size in nodes] if nodes.count(None) < 2 else None
 
 
 def _is_contiguous(facts: TensorFacts) -> bool | None:
-    """Return whether a tensor is contiguous, without a question about symbols; None if unknown."""
+    """Return whether a tensor is contiguous, without a symbolic guard; None if unknown."""
     expected = _strides(facts.shape)
     if facts_key(replace(facts, stride=expected)) == facts_key(facts):
         return True

@@ -1,4 +1,4 @@
-"""Constants and state of a program: what no run changes, and which partition gets it."""
+"""Constants and mutable state of a program, and their assignment to partitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
-    """Return the placeholders that no run changes, with their names in the state."""
+    """Return the placeholders that no call changes, with their names in the state."""
     changing = changing_inputs(program)
     return {
         node: spec.target
@@ -36,11 +36,11 @@ def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
 
 
 def constant_names(program: ExportedProgram) -> dict[str, str]:
-    """Return the name in the state of each placeholder that no run changes.
+    """Return the name in the state of each placeholder that no call changes.
 
-    What a node writes in place, which the signature of a program straight from
-    ``torch.export.export`` does not say, is none of them; nor is what another method changes of
-    those that are lowered together. ``tag_constant_data`` goes by the same rule.
+    Excluded are tensors mutated in place, which the signature of a program straight from
+    ``torch.export.export`` does not list, and tensors that another method lowered together
+    mutates. ``tag_constant_data`` applies the same rule.
 
     Args:
         program: The whole program, or one partition as a separate program.
@@ -78,7 +78,7 @@ def add_constants(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> 
 
 
 def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Return the tensor of each placeholder that no run changes.
+    """Return the tensor of each placeholder that no call changes.
 
     Args:
         program: One partition as a separate program.
@@ -93,10 +93,9 @@ def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
 def tag_constant_data(edge_program: ExportedProgram) -> None:
     """Tag each parameter, buffer and lifted constant that tagged nodes read, in place.
 
-    Call it after tagging the nodes. Buffers that the program mutates are left alone (see
+    Call it after tagging the nodes. Buffers that the program mutates are skipped (see
     ``tag_mutated_buffer``). Data read by several partitions gets the smallest of their tags, and
-    is owned by all of them. Unread data goes to the first partition, so that nothing
-    dangles.
+    is owned by all of them. Unread data gets the tag of the first partition.
 
     Args:
         edge_program: The program that a partitioner is tagging.
@@ -115,9 +114,8 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
     """Tag each mutated buffer whose new value a partition computes, in place.
 
     Call it after tagging the nodes. The partition then owns the buffer, and no call passes it in
-    or out. A buffer whose old value others read too is left to the program; tag it yourself to
-    have the partition return the old value as well. So is one that another method uses, of those
-    that are lowered together.
+    or out. Skipped are buffers whose old value is read elsewhere (tag such a buffer yourself to
+    have the partition return the old value) and buffers that another method lowered together uses.
 
     Args:
         edge_program: The program that a partitioner is tagging.

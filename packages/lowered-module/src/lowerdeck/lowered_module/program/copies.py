@@ -1,4 +1,4 @@
-"""Copies of programs that cost graphs, never weights."""
+"""Copies of programs with new graphs and shared weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lowerdeck.torch_base import (
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
-    """Return a copy for a partitioner to tag: own graphs, fake weights, the same constants."""
+    """Return a copy for a partitioner to tag: new graphs, fake weights, the same constants."""
     values = [(spec.target, node.meta.get("val")) for node, spec in inputs_of(program)]
     mode = fake_mode_of([value for _, value in values])
     if mode is None:
@@ -37,14 +37,13 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
 
 
 def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> ExportedProgram:
-    """Return a copy for a backend to change as it likes.
+    """Return a copy that a backend may change.
 
-    Its tensors share memory with the original's until one of them is written to.
+    Its tensors share memory with the original's until one of them is written.
 
     Args:
         reads_only: Whether the backend changes neither graphs nor tensors: then the graphs are
-            the program's own, and tensors whose memory torch cannot share so (what was loaded or
-            mapped) are the very same.
+            shared, and so are tensors that torch cannot share copy-on-write (loaded or mapped).
     """
     take = _unless_lent if reads_only else lazy_clone
     state = _each_once(program.state_dict, take)
@@ -56,10 +55,10 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
 
 
 def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:
-    """Return a copy with its own graphs and the very same tensors.
+    """Return a copy with new graphs and the same tensors.
 
     Args:
-        **parts: What it is to have in place of the program's.
+        **parts: Parts that replace the program's.
     """
     signature = program.graph_signature
     own: dict[str, Any] = {
@@ -98,11 +97,11 @@ def _unless_lent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_lent(tensor: torch.Tensor) -> bool:
-    """Return whether torch cannot replace a tensor's memory, so that no copy of it is lazy."""
+    """Return whether torch cannot replace a tensor's memory, so that it has no lazy copy."""
     try:
         return not tensor.untyped_storage().resizable()
     except (NotImplementedError, RuntimeError):
-        return True  # it has no storage
+        return True  # no storage
 
 
 def _each_once(

@@ -1,7 +1,7 @@
-"""Merge of equal calls on dynamic sizes.
+"""Merge equal calls on dynamic sizes.
 
-transformers computes positions, masks and biases anew for each layer. Of fixed sizes these are
-constants; of dynamic ones a file would compute all of them.
+transformers computes positions, masks and biases again for each layer. With static sizes these
+are constants; with dynamic ones a file would compute all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowerdeck.torch_base import OpOverload, schema_of, varies, writes_in_place
 
 
 def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
-    """Return a program in which no two calls compute the same from the same, of dynamic sizes.
+    """Return a program without equal calls, if its sizes are dynamic.
 
     Args:
         program: A functional program; not changed, and returned itself if no calls are equal.

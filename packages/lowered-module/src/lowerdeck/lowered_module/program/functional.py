@@ -1,9 +1,8 @@
-"""The functional form of a program, and what a cut of it would still lose.
+"""Functionalize a program, and find writes that a cut would still lose.
 
-A delegate takes values and gives values: what it writes into its arguments is lost, and so is what
-others write through a view that it returned. A program straight from ``torch.export`` is full of
-both; in its functional form only custom operators write in place. A partition touches memory that
-they write only if all of it is its own.
+A delegate takes and returns values: writes to its arguments are lost, and so are writes through a
+view that it returned. In a functional program only custom operators write in place. A partition
+may touch memory that they write only if it contains all accesses.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _OUTSIDE = frozenset({"placeholder", "get_attr"})
 def refuse_lost_mutation(
     program: ExportedProgram, gm: GraphModule, tag_of: Mapping[Node, str]
 ) -> None:
-    """Refuse partitions that read or write memory which nodes outside of them write, or read.
+    """Reject partitions that access memory which nodes outside of them write, or the reverse.
 
-    It costs time in proportion to the graph.
+    The cost is linear in the graph.
 
     Args:
         gm: Its graph module, or one nested in it.
@@ -70,13 +69,13 @@ def refuse_lost_mutation(
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` without writes in place, its other operators as they are.
+    """Return ``program`` without in-place writes, and otherwise with its own operators.
 
     Args:
         program: Any program; not changed, and returned itself if nothing writes.
 
     Raises:
-        AliasingError: torch cannot make its writes functional.
+        AliasingError: torch cannot functionalize a write.
     """
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program
@@ -95,17 +94,17 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def changing_inputs(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory a call of ``program`` changes.
 
-    By a write in place, directly or through views, or by a mutation that the signature names; and
-    whatever overlaps one of these, or what another method changes.
+    Through in-place writes, also to views, and mutations in the signature; including placeholders
+    that overlap one of these, or that another method changes.
 
     Args:
-        program: Any program; only its outermost graph is looked at.
+        program: Any program, without its nested graphs.
     """
     inputs = list(inputs_of(program))
     targets = {spec.target for _, spec in outputs_of(program) if spec.kind in MUTATIONS}
     elsewhere = {node for node, _ in inputs if CHANGED_ELSEWHERE in node.meta}
     if not targets and not writes_in_place(program.graph_module):
-        # Most programs and nearly all partitions: who shares memory with whom does not matter.
+        # Most programs and nearly all partitions change nothing: skip the alias analysis.
         return elsewhere
     memory = MemoryUse.of_program(program)
     mutated = {
@@ -122,7 +121,7 @@ def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     """Return the memory that a call of any of ``programs`` changes.
 
     Args:
-        programs: The methods of one file; they hold the memory.
+        programs: The methods of one file.
     """
     extents: list[Extent] = []
     for program in programs:
@@ -149,13 +148,13 @@ def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
 def mark_shared(
     program: ExportedProgram, source: ExportedProgram, changed: MemoryMap, used: MemoryMap
 ) -> None:
-    """Mark, in place, the placeholders of ``program`` whose memory other methods touch.
+    """Mark, in place, the placeholders of ``program`` whose memory other methods use.
 
     Args:
         program: A copy for a partitioner.
         source: The program that it was copied from, with the tensors.
-        changed: What any method changes, as ``changed_memory`` returns it.
-        used: What other methods use, as ``used_memory`` returns it.
+        changed: Memory that any method changes (``changed_memory``).
+        used: Memory that other methods use (``used_memory``).
     """
     state = state_tensors(source)
     for (copied, _), (node, _) in zip(inputs_of(program), inputs_of(source), strict=True):
@@ -171,10 +170,10 @@ def mark_shared(
 def _owners(
     graph: Graph, memory: MemoryUse, tag_of: Mapping[Node, str]
 ) -> dict[Node, set[str | None]]:
-    """Return, for each memory that is written, who makes it and who writes it."""
+    """Return the producer and the writers of each memory that is written."""
     owners: dict[Node, set[str | None]] = {}
     for node in graph.nodes:
-        # The value before the call has no owner, even where a partition owns its bytes.
+        # The value before the call has no producer, even if a partition owns its memory.
         tag = None if node.op in _OUTSIDE else tag_of.get(node)
         group = memory.group(node)
         makes = node.op in _OUTSIDE or group not in map(memory.group, node.all_input_nodes)

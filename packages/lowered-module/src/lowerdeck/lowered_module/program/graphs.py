@@ -1,4 +1,4 @@
-"""Walks over a program: inputs and outputs, the nodes of all graphs, delegates."""
+"""Iterate over a program's inputs, outputs, nodes and delegates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs_of(program: ExportedProgram) -> Iterator[tuple[Node, InputSpec]]:
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:
-    """Return the placeholders of what the user passes in, in order."""
+    """Return the placeholders of user inputs, in order."""
     return [node for node, spec in inputs_of(program) if spec.kind == InputKind.USER_INPUT]
 
 
@@ -49,10 +49,10 @@ def new_values(program: ExportedProgram) -> dict[str, Any]:
 
 
 def replace_input(user: Node, node: Node, value: Any) -> None:
-    """Let a node read any argument, such as a number or a list of nodes, in place of another node.
+    """Replace an input of a node by any argument, such as a number or a list of nodes.
 
     Args:
-        value: What it is to have instead.
+        value: The new argument.
     """
 
     def replaced(node_: Node) -> Any:
@@ -62,14 +62,14 @@ def replace_input(user: Node, node: Node, value: Any) -> None:
 
 
 def value_of(output: object) -> object:
-    """Return what an output of a graph is, of a node its fake value."""
+    """Return the value of a graph's output, for a node its fake value."""
     return output.meta.get("val") if isinstance(output, Node) else output
 
 
 def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:
-    """Yield the nodes that compute in the program itself, nested graphs included.
+    """Yield the computing nodes outside of delegates, including those of nested graphs.
 
-    Calls of delegates and getitems are not among them.
+    Calls of delegates and getitems are excluded.
     """
     for node in nodes_of(graph_module):
         computes = node.op == "call_function" and not is_getitem(node)

@@ -1,13 +1,12 @@
-"""Views that merge dynamic sizes, made as late as they can be.
+"""Move views that merge dynamic sizes as late as possible.
 
 ``flatten(2)`` of images with dynamic batch, height and width is free for a kernel, but backends
-whose reshapes carry one dynamic size must leave it. What is computed for each position alone
-(a linear layer, a norm over channels, a sum) is the same before such a view, and a view back to
-images is then none. A convolution over one dimension is one over two, of lines as images of one
-row, between such views.
+whose reshapes infer only one dynamic size cannot delegate it. Operators on each position (a linear
+layer, a norm over channels, a sum) commute with such a view, which then cancels with the view back
+to images. A one-dimensional convolution becomes a two-dimensional one on images of one row.
 
-Images of dynamic sizes that are resized are channels last, which kernels resize in a sixth of the
-time.
+Images of dynamic sizes that are resized become channels-last, which kernels resize in a sixth of
+the time.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _RESIZES = frozenset({_aten.upsample_bilinear2d.vec, _aten.upsample_nearest2d.ve
 
 
 def with_late_views(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that merges dynamic sizes late, where that spares views.
+    """Return a program that merges dynamic sizes late, if that saves views.
 
     Args:
         program: A functional program; not changed, and returned itself if it merges none.
@@ -88,10 +87,10 @@ def _may_change(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Fine:
-    """A tensor from which another one is a view.
+    """A tensor whose view is another one.
 
     Attributes:
-        parts: For each dimension of the other one, the sizes that it merges.
+        parts: For each dimension of the view, the sizes that it merges.
     """
 
     node: Node
@@ -99,7 +98,7 @@ class _Fine:
 
 
 class _Pass:
-    """Rewrites one graph."""
+    """Rewriter of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -147,7 +146,7 @@ class _Pass:
                 self._graph.erase_node(node)
 
     def _widen(self, node: Node) -> None:
-        """Make a convolution over one dimension one over two."""
+        """Replace a one-dimensional convolution by a two-dimensional one."""
         args = arguments_of(node)
         between, less = _shortened(node)
         last = between[-1]
@@ -160,7 +159,7 @@ class _Pass:
             )
             args |= {"input": image, "weight": weight}
             if less:
-                # What a slice drops is not computed.
+                # Do not compute elements that a slice drops.
                 padding = int(args["padding"][0])
                 sides = (padding, padding - less)
                 length = shape_of(image)[3] + sum(sides)
@@ -184,7 +183,7 @@ class _Pass:
     def _is_passed(
         self, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
     ) -> bool:
-        """Hold a node's result in parts, or replace a view; return whether that was done."""
+        """Keep a node's result unmerged, or replace a view; return whether that was done."""
         if node.target in _VIEWS:
             return self._is_view_passed(node, wanted_nodes)
         held = [source for source in node.all_input_nodes if source in self._held]
@@ -263,7 +262,7 @@ class _Pass:
         return True
 
     def _aligned(self, operand: Node, node: Node, parts: Parts, sized: Node) -> Node:
-        """Return an operand of a broadcast with the dimensions that a result has in parts."""
+        """Return an operand of a broadcast with the unmerged dimensions of the result."""
         fine = self._held.get(operand, _Fine(operand, whole_parts(operand)))
         source, flat = fine.node, flat_sizes(parts)
         if is_like(operand, node):
@@ -278,14 +277,14 @@ class _Pass:
         return source
 
     def _merged(self, node_before: Node) -> Node:
-        """Return the view of what is held in parts."""
+        """Return the merged view of an unmerged tensor."""
         if node_before not in self._views:
             fine = self._held[node_before].node
             self._views[node_before] = self._view(node_before, fine, shape_of(node_before), fine)
         return self._views[node_before]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
-        """Return a view; its sizes are found among the program's, or those of a tensor."""
+        """Return a view; its sizes are taken from the program's nodes, or from a tensor."""
         sizes: list[Any] = []
         for size in shape:
             expression = expression_of(size)
@@ -302,7 +301,7 @@ class _Pass:
         return self._call(like, _aten.view.default, (source, sizes), shape)
 
     def _product(self, expression: Any, sized: Node) -> Any:
-        """Return the node of a size that is one of a tensor's, or the product of some in turn."""
+        """Return the node of a size of a tensor, or of a product of sizes."""
         shape = [expression_of(size) for size in shape_of(sized)]
         for first, last in combinations(range(len(shape) + 1), 2):
             if is_equal(math.prod(shape[first:last]), expression):
@@ -334,7 +333,7 @@ class _Pass:
         shape: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
     ) -> Node:
-        """Add a call whose result is like another one but for its sizes."""
+        """Add a call whose result differs from another one only in sizes."""
         call = self._graph.call_function(target, args, dict(kwargs or {}))
         before = like.meta["val"]
         key = (before.dtype, *map(expression_of, shape))
@@ -351,7 +350,7 @@ _ASKING = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default
 
 
 def _give_asked_sizes(view: Node) -> None:
-    """Give a view the sizes that it asks for, for the quotients that torch took them for."""
+    """Replace the inferred sizes of a view by the requested ones, which torch has as quotients."""
     asked: Any = view.args[1]
     shape = shape_of(view)
     sizes = [
@@ -363,7 +362,7 @@ def _give_asked_sizes(view: Node) -> None:
 
 
 def _shortened(node: Node) -> tuple[list[Node], int]:
-    """Return a convolution up to a slice that drops some of its padded end, and how many; or 0.
+    """Return a convolution shortened by a slice that drops some of its end, and by how many.
 
     Speech encoders (wav2vec 2.0) do so after kernels of even size.
     """
@@ -386,7 +385,7 @@ def _shortened(node: Node) -> tuple[list[Node], int]:
 
 
 def _parts_of(graph: Graph) -> dict[Node, Parts]:
-    """Return in which parts the results of nodes could be held."""
+    """Return the unmerged sizes of results."""
     found: dict[Node, Parts] = {}
     for node in graph.nodes:
         parts = None
@@ -409,7 +408,7 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
 
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
-    """Return the nodes behind which a view needs the sizes that they would merge."""
+    """Return the nodes before which a view needs unmerged sizes."""
     wanted_nodes: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in parts and any(
@@ -423,7 +422,7 @@ def _is_wanted_by(
     user: Node, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
 ) -> bool:
     if user in wanted_nodes:
-        # Of a product by rows, the other operands have no parts.
+        # In a product by rows, the other operands have no merged sizes.
         is_other = user.target in PRODUCTS and user.args[0] is not node
         return not is_other or len(parts[user][-2]) == 1
     if user.target not in _VIEWS:
@@ -446,7 +445,7 @@ _INTEGERS = frozenset({"quantized_decomposed", "torchao"})
 
 
 def _is_line(node: Node) -> bool:
-    """Return whether a convolution is over one dimension, of several dynamic sizes."""
+    """Return whether a convolution is one-dimensional, with several dynamic sizes."""
     args = arguments_of(node)
     shape = shape_of(args["input"])
     if getattr(args["weight"].target, "namespace", "") in _INTEGERS:
@@ -457,9 +456,9 @@ def _is_line(node: Node) -> bool:
 def _lay_out(graph: Graph) -> bool:
     """Choose the layouts of images; return whether one changed.
 
-    Elementwise results have the layout of their operands; views that permute are
-    copies, so that they do not make a result channels last. An image and what it is
-    resized to have the layout that the kernel reads fastest.
+    Elementwise results have the layout of their operands. Permuting views become copies, so that
+    they do not make a result channels-last. A resized image and its source have the layout that
+    the kernel reads fastest.
     """
     changed = False
     for node in graph.nodes:

@@ -1,10 +1,9 @@
-"""Masks of attention without repeated rows.
+"""Simplify masks and biases of attention.
 
-transformers computes a mask with a row for each query, by a gather at all positions and by
-comparing positions with 0. With dynamic sizes none of this is a constant, so that each call would
-compute it in kernels outside of the delegate. Attention broadcasts its mask.
-
-A bias that is finite needs no care for rows of nothing but -inf: attention with it is written out.
+transformers computes a mask with a row for each query, by a gather at all positions and
+comparisons of positions with 0. With dynamic sizes it is not a constant, so each call would
+compute it in kernels outside of the delegate. Attention broadcasts its mask instead. Attention
+with a finite bias is decomposed, because no row can be masked completely.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Positions:
     """The numbers from 0 along one dimension; the other dimensions have size 1.
 
     Attributes:
-        count: How many they are: a number, or the node of a symbolic one.
+        count: Number of positions, or the node of a symbolic one.
     """
 
     axis: int
@@ -64,10 +63,10 @@ _LOWEST = -1e30
 
 
 def with_short_masks(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose attention takes masks without repeated rows.
+    """Return a program whose attention masks have no repeated rows.
 
-    A gather at all positions becomes a view; a mask loses parts that are True everywhere, and its
-    expansion. Attention with a bias from a table becomes products and a softmax.
+    A gather at all positions becomes a view; parts of a mask that are True everywhere, and its
+    expansion, are removed. Attention with a bias from a table becomes products and a softmax.
 
     Args:
         program: A functional program; not changed, and returned itself if it has no such mask.
@@ -82,7 +81,7 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 
 
 def _finite_tables(program: ExportedProgram) -> set[str]:
-    """Return the names of small constants that are looked up and finite."""
+    """Return the names of small, finite constants that are used as lookup tables."""
     read = {node.args[0] for node in program.graph.nodes if node.target is _EMBEDDING}
     tensors = {**program.state_dict, **program.constants}
     return {
@@ -95,7 +94,7 @@ def _finite_tables(program: ExportedProgram) -> set[str]:
 
 
 def _shorten(graph: Graph, finite: Container[str]) -> bool:
-    """Shorten the masks of a graph; return whether there was one."""
+    """Simplify the masks of a graph; return whether there was one."""
     facts: dict[Node, Any] = {
         node: _FINITE for node in graph.find_nodes(op="placeholder") if node.name in finite
     }
@@ -128,17 +127,17 @@ def _give_mask(node: Node, mask: Any) -> None:
 
 
 def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
-    """Replace attention by products and a softmax; return whether it was plain enough.
+    """Replace attention by products and a softmax; return whether its form is supported.
 
     Args:
         mask: A finite one, or None.
-        facts: What is known of nodes.
+        facts: Facts about nodes.
     """
     args = arguments_of(node)
     query, key, value = (args[name] for name in ("query", "key", "value"))
     rank, width = len(shape_of(query)), shape_of(query)[-1]
     is_plain = not (args["dropout_p"] or args["is_causal"] or args["enable_gqa"])
-    # Of fixed sizes, a mask is a constant in the delegate.
+    # With static sizes, a mask is a constant in the delegate.
     if not is_plain or varies(width) or not any(map(varies, shape_of(node))):
         return False
     scale = width**-0.5 if args["scale"] is None else args["scale"]
@@ -158,7 +157,7 @@ def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
 
 
 def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
-    """Return what attention adds to its scores: a bias, and a mask that has no heads."""
+    """Return the addends of attention scores: a bias, and a mask without heads."""
     if _is_same(mask):
         return _summands(node, mask.args[0], facts)
     if mask.target not in _WHERE or facts.get(mask.args[1]) is not _FINITE:
@@ -172,16 +171,16 @@ def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
 
 
 def _number(value: Any) -> Any:
-    """Return the finite number that an argument is, or None."""
+    """Return the finite number of an argument, or None."""
     if isinstance(value, Node) and value.target is _aten.scalar_tensor.default:
         value = value.args[0]
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def erase_unread(graph: Graph, unread: list[Node]) -> None:
-    """Erase nodes that nothing reads but checks of their dtype, and what they alone read.
+    """Erase nodes that only metadata checks read, and the nodes that only they read.
 
-    Left in the program, they would have to be computed.
+    Otherwise the program would have to compute them.
     """
     erased: set[Node] = set()
     while unread:
@@ -196,7 +195,7 @@ def erase_unread(graph: Graph, unread: list[Node]) -> None:
 
 
 def _known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
-    """Return ``Positions`` or ``_TRUE`` of a result, or None."""
+    """Return ``Positions`` or ``_TRUE`` for a result, or None."""
     target: Any = node.target
     args: Any = node.args
     if target in ARANGE:
@@ -224,7 +223,7 @@ def _known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
 
 
 def positions_of(args: Mapping[str, Any]) -> Positions | None:
-    """Return what is known of a range by its arguments."""
+    """Return the positions of a range by its arguments."""
     is_plain = args.get("start", 0) == 0 and args.get("step", 1) == 1
     is_integer = args.get("dtype") in (None, torch.int64, torch.int32)
     end = args["end"]
@@ -258,7 +257,7 @@ def _becomes_view(node: Node, facts: Mapping[Any, Any]) -> bool:
 
 
 def inserted(node: Node, target: Any, args: tuple[Any, ...], value: Any = None) -> Node:
-    """Insert a call before a node that it does a part of.
+    """Insert a call before a node that it is a part of.
 
     Args:
         value: Its fake result; None to compute it.
@@ -271,7 +270,7 @@ def inserted(node: Node, target: Any, args: tuple[Any, ...], value: Any = None) 
 
 
 def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
-    """Return a mask that attention broadcasts to the same, of as many dimensions."""
+    """Return a mask that broadcasts to the same one, of the same rank."""
     if not isinstance(mask, Node):
         return mask
     inner: Any = None

@@ -1,4 +1,4 @@
-"""Sizes that views merge: for each dimension of a tensor, the sizes it is the product of."""
+"""Sizes that views merge: for each dimension, the sizes whose product it is."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SEVERAL = 2
 
 
 def only_part(sizes: Sizes) -> int | None:
-    """Return which of the parts of a dimension is all of it, the others being 1."""
+    """Return the only part of a dimension that is not 1."""
     places = [at for at, size in enumerate(sizes) if not is_one(size)]
     return (places or [0])[0] if len(places) <= 1 else None
 
 
 def sizes_merged_by(view: Node) -> Parts | None:
-    """Return which sizes a view merges, if some are dynamic and it does nothing else."""
+    """Return the sizes that a view merges, if some are dynamic and it does nothing else."""
     source: Any = view.args[0]
     before, after = shape_of(source), shape_of(view)
     if sum(map(varies, before)) < SEVERAL:
@@ -33,9 +33,9 @@ def sizes_merged_by(view: Node) -> Parts | None:
 
 
 def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
-    """Return for each size which ones it is the product of; None if it is another view.
+    """Return the factors of each size of a view; None for other views.
 
-    They are the sizes before, of which known ones may be split or merged.
+    They are sizes of the view's base, of which static ones may be split or merged.
     """
     groups: list[Sizes] = []
     rest = list(before)
@@ -45,7 +45,7 @@ def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
         while not group or not is_equal(total, expression_of(size)):
             if not rest and not is_one(size):
                 return None
-            # Sizes of 1 may be new.
+            # Sizes of 1 may be inserted.
             part = 1 if is_one(size) and not (rest and is_one(rest[0])) else rest.pop(0)
             missing = _quotient(expression_of(size), total) if isinstance(part, int) else 1
             if 1 < missing < part and part % missing == 0:
@@ -63,7 +63,7 @@ def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
 
 
 def _quotient(product: Any, factor: Any) -> int:
-    """Return the number that a factor of a size is multiplied with, or 1 if it is none."""
+    """Return the number by which a factor of a size is multiplied, or 1 if it is no factor."""
     if isinstance(product, int):
         is_factor = isinstance(factor, int) and product % factor == 0
         return product // factor if is_factor else 1
@@ -72,12 +72,12 @@ def _quotient(product: Any, factor: Any) -> int:
 
 
 def flat_sizes(parts: Parts) -> Sizes:
-    """Return all parts in one row."""
+    """Return all parts in one list."""
     return tuple(size for part in parts for size in part)
 
 
 def numbered(parts: Parts) -> list[list[int]]:
-    """Return the positions of the parts of each dimension in one row."""
+    """Return the positions of the parts of each dimension in one list."""
     numbers = iter(range(sum(map(len, parts))))
     return [[next(numbers) for _ in part] for part in parts]
 
@@ -98,7 +98,7 @@ def with_size_at(shape: Sizes, axis: int, size: int) -> Sizes:
 
 
 def is_one(size: Any) -> bool:
-    """Return whether a size is known to be 1."""
+    """Return whether a size is statically 1."""
     return isinstance(size, int) and size == 1
 
 
@@ -108,14 +108,14 @@ def is_like(left: Node, other: Node) -> bool:
 
 
 def equal_sizes(left: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether shapes are equal, whatever their symbols are worth."""
+    """Return whether shapes are equal for all values of their symbols."""
     return len(left) == len(other) and all(
         is_equal(expression_of(a), expression_of(b)) for a, b in zip(left, other, strict=True)
     )
 
 
 def is_equal(left: Any, other: Any) -> bool:
-    """Return whether two expressions are equal, whatever their symbols are worth."""
+    """Return whether two expressions are equal for all values of their symbols."""
     if left is other or left == other:
         return True
     if isinstance(left, int) and isinstance(other, int):

@@ -1,9 +1,9 @@
-"""Rewrite of padded sizes as multiples of a number.
+"""Rewrite padded sizes as multiples of a number.
 
-Windowed attention pads an image to whole windows by ``(w - n % w) % w``. torch takes the padded
-size for a sum, and sizes that follow for quotients of it, each with a separate bound: the size
-of a window, ``m // (m // w)``, seems to be as large as the image. Written as ``(n + w - 1) // w *
-w`` it is ``w``.
+Windowed attention pads an image to whole windows by ``(w - n % w) % w``. torch records the padded
+size as a sum, and dependent sizes as quotients of it, each with a separate bound: the size of a
+window, ``m // (m // w)``, seems to be as large as the image. Written as ``(n + w - 1) // w * w``
+it is ``w``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lowerdeck.torch_base import expression_of, hint_of, pytree, varies
 
 
 def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose padded sizes are products, and its other sizes those of these.
+    """Return a program whose padded sizes are products, with dependent sizes updated.
 
     Args:
-        program: Not changed, and returned itself if it pads nothing so.
+        program: Not changed, and returned itself if it has no such padding.
     """
     pads = any(_padding_of(node) for node in program.graph.nodes)
     return rewritten(program, _rewrite) if pads else program
 
 
 def _padding_of(node: Node) -> tuple[Node, int] | None:
-    """Return what a size pads to a multiple, and of which number; None if it is not padding."""
+    """Return the size and the multiple of a padding; None if it is not padding."""
     match node:
         case Node(
             target=operator.mod,
@@ -95,7 +95,7 @@ def _rewrite(graph: Graph) -> bool:
             lambda tensor: _with_sizes(tensor, plain, values), before
         )
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
-            # It turned out to be one number.
+            # It simplified to a number.
             for user in list(node.users):
                 replace_input(user, node, value)
             graph.erase_node(node)

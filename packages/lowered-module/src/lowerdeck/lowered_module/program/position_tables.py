@@ -1,8 +1,7 @@
-"""Tables in place of functions of positions.
+"""Replace functions of positions by lookup tables.
 
-T5 and its relatives look up a bias by the bucket of each pair of positions, which a dozen
-operators compute of their distance. Distances are bounded as sizes are: one table has the bias
-of each.
+T5 and its relatives look up a bias by the bucket of each distance between positions, which a dozen
+operators compute. Distances are bounded because sizes are: one table has the bias of each.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Lookup:
     Attributes:
         root: The integers.
         least: The smallest of them.
-        table: What is looked up for each, from the smallest to the largest.
+        table: The result for each integer, from the smallest to the largest.
     """
 
     root: Node
@@ -60,7 +59,7 @@ class _Lookup:
 def with_position_tables(
     program: ExportedProgram, changed: MemoryMap | None = None
 ) -> ExportedProgram:
-    """Return a program that looks up what it computed of distances between positions.
+    """Return a program with tables in place of functions of distances between positions.
 
     Args:
         program: A functional program; not changed, and returned itself if it has no such lookup.
@@ -76,7 +75,7 @@ def with_position_tables(
         node, places = nodes[name], nodes[lookup.root.name]
         value = places.meta["val"]
         if lookup.least and places.target in _SUMS:
-            # The shift is of one operand, which has the elements of one dimension.
+            # Shift one operand, which has the elements of one dimension.
             first, second = places.args[:2]
             shift = (first, lookup.least)
             shifted = inserted(places, _aten.sub.Tensor, shift, first.meta["val"])
@@ -91,7 +90,7 @@ def with_position_tables(
 
 
 def _lookups(program: ExportedProgram, changed: MemoryMap | None) -> dict[str, _Lookup]:
-    """Return the lookups of a program by the name of their node."""
+    """Return the lookups of a program by node name."""
     lookups: dict[str, _Lookup] = {}
     limits: dict[Node, tuple[int, int]] = {}
     roots: dict[Node, Node] = {}
@@ -129,7 +128,7 @@ def _lookups(program: ExportedProgram, changed: MemoryMap | None) -> dict[str, _
 def _limits(
     node: Node, limits: Mapping[Node, tuple[int, int]], ranges: Mapping[Any, Any]
 ) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of a tensor of positions or distances."""
+    """Return the smallest and the largest number in a tensor of positions or distances."""
     args: Any = node.args
     if node.meta["val"].dtype not in _INTEGERS:
         return None
@@ -156,14 +155,14 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_number(node: Node) -> bool:
-    """Return whether a node is a number that depends on nothing, as an operand of ``where``."""
+    """Return whether a node is a constant number, as an operand of ``where``."""
     value = node.meta.get("val")
     is_single = isinstance(value, torch.Tensor) and value.dim() == 0
     return is_single and node.op == "call_function" and not node.all_input_nodes
 
 
 def _chain(index: Any, roots: Mapping[Node, Node]) -> list[Node]:
-    """Return the integers that an index is a function of, and all calls of it, in order."""
+    """Return the integers that an index depends on, and all calls in between, in order."""
     if index not in roots:
         return []
     chain, waiting = {roots[index]}, [index]
@@ -191,5 +190,5 @@ def _table(
             results[node] = target(*args, **kwargs)
         return weight.detach()[results[chain[-1]]].contiguous()
     except IndexError:
-        # Longer inputs than the weight has rows for, which the program refuses at run time.
+        # The weight has too few rows for the longest inputs, which fail at run time.
         return None

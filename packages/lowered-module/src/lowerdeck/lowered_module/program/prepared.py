@@ -1,4 +1,4 @@
-"""A program that is called often: what it needs in eager is made once and not at every call."""
+"""Programs prepared for repeated calls in eager."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from lowerdeck.torch_base import (
 
 
 class PortableProgram(ExportedProgram):
-    """An ExportedProgram that pickle and deepcopy keep as it is.
+    """An ExportedProgram that pickle and deepcopy preserve exactly.
 
-    Make one with ``with_parts(program, PortableProgram)``.
+    Create one with ``with_parts(program, PortableProgram)``.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickle writes: torch could not load programs where they branch."""
+        """Return the pickled form: torch cannot load programs with branches."""
         tensors: list[torch.Tensor] = []
         return load_program, (dump_program(self, tensors), tensors)
 
     def __copy__(self) -> ExportedProgram:
-        """Return another program of the same parts."""
+        """Return another program with the same parts."""
         return with_parts(self, type(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PortableProgram:
-        """Return a deep copy, in which nodes know all that they knew: no pickle is needed."""
+        """Return a deep copy whose nodes keep all metadata."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy({**self.__dict__, "_module": None}, memo))
@@ -58,16 +58,16 @@ class PortableProgram(ExportedProgram):
 
 
 class PreparedProgram(PortableProgram):
-    """An ExportedProgram with flat inputs and outputs that is prepared for calls in eager.
+    """An ExportedProgram with flat inputs and outputs, prepared for calls in eager.
 
-    Make one with ``PreparedProgram.of``.
+    Create one with ``PreparedProgram.of``.
     """
 
     _module: PreparedModule | None
 
     @classmethod
     def of(cls, program: ExportedProgram) -> PreparedProgram:
-        """Return ``program`` as a prepared one: the same graph and tensors, flat in and out."""
+        """Return ``program`` prepared: the same graph and tensors, flat inputs and outputs."""
         specs = program.graph_signature
         prepared = with_parts(
             program,
@@ -82,7 +82,7 @@ class PreparedProgram(PortableProgram):
         return cast("PreparedProgram", prepared)
 
     def with_own_state(self) -> PreparedProgram:
-        """Return a program on the same graph and constants whose mutable state is its own."""
+        """Return a program with the same graph and constants and separate mutable state."""
         copied = PreparedProgram.of(self)
         give_own_state(copied)
         return copied
@@ -90,12 +90,12 @@ class PreparedProgram(PortableProgram):
     def module(self, check_guards: bool = True) -> Any:
         """Return the eager module, the same one at every call.
 
-        It runs this program's graph itself, on flat arguments, and does not check them.
-        ``ExportedProgram.module(program)`` makes torch's own, with its checks.
+        It runs this program's graph on flat arguments, without checking them.
+        ``ExportedProgram.module(program)`` creates torch's own, with its checks.
 
         Args:
-            check_guards: As torch's, where torch's own module must serve: for a program with
-                effect tokens.
+            check_guards: As torch's, if torch's own module must be used: for a program with effect
+                tokens.
         """
         if any(spec.kind == InputKind.TOKEN for spec in self.graph_signature.input_specs):
             return super().module(check_guards=check_guards)
@@ -105,7 +105,7 @@ class PreparedProgram(PortableProgram):
 
 
 class PreparedModule(torch.nn.Module):
-    """Calls a program's graph with the program's state, and keeps the new state.
+    """Run a program's graph with the program's state, and update the state.
 
     Args:
         program: The program. Its tensors are used, not copied.
@@ -113,7 +113,7 @@ class PreparedModule(torch.nn.Module):
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
-        # In a tuple, so that torch does not take the graph and the tensors for its own.
+        # In a tuple, so that torch does not register the graph and the tensors.
         self._source = (program.graph_module, program.graph_signature)
         values = {**program.constants, **program.state_dict}
         inputs = program.graph_signature.input_specs
@@ -131,25 +131,25 @@ class PreparedModule(torch.nn.Module):
         self._fake = weakref.WeakKeyDictionary()
 
     def is_of(self, program: ExportedProgram) -> bool:
-        """Return whether this module was made of what ``program`` consists of now."""
+        """Return whether this module was created from the current parts of ``program``."""
         return self._source == (program.graph_module, program.graph_signature)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
         """Return the program's outputs for flat arguments, each in separate memory.
 
-        A runtime's delegate writes its outputs into memory that the caller plans, so none is a
-        view of an input, of state, or of another output; torch that traces a call relies on it.
+        A delegate in a runtime writes its outputs into planned memory, so no output is a view of
+        an input, of state, or of another output; torch's tracing relies on it.
 
         Args:
-            *args: One per input of the user.
+            *args: One per user input.
         """
         mode = fake_mode_of(args) or active_fake_mode()
         values = list(self._state[0] if mode is None else self._fake_state(mode))
         for index, value in zip(self._user_inputs, args, strict=True):
             values[index] = value
         outputs = self._source[0](*values)
-        # Both are copied before anything changes: an output, or another new value, may be a view
-        # of state that is about to be written.
+        # Copy both before any mutation: an output, or another new value, may be a view of state
+        # that is about to be written.
         returned = [_own(outputs[source], aliased) for source, aliased in self._returned]
         new = [_own(outputs[source], aliased) for source, aliased, _ in self._changed]
         for (_, _, index), value in zip(self._changed, new, strict=True):
@@ -158,7 +158,7 @@ class PreparedModule(torch.nn.Module):
 
     def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
         state = self._fake.get(mode)
-        # One set of fakes per mode: torch refuses to mix those of two traces.
+        # One set of fakes per mode: torch does not mix fakes of two traces.
         if state is None:
             state = [
                 mode.from_tensor(value, static_shapes=True)
@@ -177,13 +177,14 @@ def _own(value: Any, aliased: bool) -> Any:
 def _plan_outputs(
     program: ExportedProgram,
 ) -> tuple[list[tuple[int, bool]], list[tuple[int, bool, int]]]:
-    """Return which outputs are returned, and which go back into which input.
+    """Return which outputs are returned, and which are written back to which input.
 
     Returns:
-        For each output of the user its index, and whether it must be cloned because it may be a
-        view of an input, of state, or of an output before it; and for each mutation its index,
-        whether it must be cloned because it may be a view of state that is about to change, and
-        the index of the input that takes the value.
+        For each user output its index, and whether to clone it because it may be a view of an
+            input,
+        of state, or of an earlier output; for each mutation its index, whether to clone it because
+            it
+        may be a view of state that is about to change, and the index of the mutated input.
     """
     inputs = list(inputs_of(program))
     positions = {spec.target: index for index, (_, spec) in enumerate(inputs)}
@@ -210,16 +211,15 @@ def _plan_outputs(
 class StateCopies:
     """Copies of mutable state, so that runs on the copies leave the originals unchanged.
 
-    What shares memory in the programs shares it in the copies: methods that are lowered together
-    keep one state.
+    Tensors that share memory in the programs share it in the copies.
 
     Args:
-        programs: The methods; they hold the tensors.
+        programs: The methods of one file.
     """
 
     def __init__(self, programs: Iterable[ExportedProgram]) -> None:
         self._programs = list(programs)
-        # Of operators of the Edge dialect any may alias any.
+        # In the Edge dialect any operator may alias its arguments.
         self.changed: MemoryMap = changed_memory(map(in_torch_operators, self._programs))
         tensors = [
             v for p in self._programs for v in (*p.state_dict.values(), *p.constants.values())
@@ -227,7 +227,7 @@ class StateCopies:
         self._copies = OwnCopies(filter(self._is_changed, tensors))
 
     def of(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``values`` in which what is changed is replaced by its copy."""
+        """Return ``values`` with mutable tensors replaced by their copies."""
         return {
             name: self._copies.of(value) if self._is_changed(value) else value
             for name, value in values.items()
@@ -240,7 +240,7 @@ class StateCopies:
 
 
 def give_own_state(program: ExportedProgram) -> None:
-    """Let ``program``, in place, change copies from now on."""
+    """Make ``program`` use the copies, in place."""
     if new_values(program):
         copies = StateCopies([program])
         set_program_parts(

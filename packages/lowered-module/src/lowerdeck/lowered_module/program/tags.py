@@ -1,27 +1,27 @@
-"""Keys of ``node.meta`` under which partitioning keeps what it says of a node."""
+"""Keys of ``node.meta`` for partitioning."""
 
 from __future__ import annotations
 
 DELEGATION_TAG = "delegation_tag"
-"""Under it a partitioner writes the name of a node's partition."""
+"""Name of a node's partition, set by a partitioner."""
 
 CHANGED_ELSEWHERE = "lowerdeck_changed_elsewhere"
-"""Of a placeholder: another method of the same file changes what it holds."""
+"""On a placeholder: another method of the same file mutates its tensor."""
 
 USED_ELSEWHERE = "lowerdeck_used_elsewhere"
-"""Of a placeholder: another method of the same file uses what it holds."""
+"""On a placeholder: another method of the same file uses its tensor."""
 
 REJECT = "lowerdeck.reject"
-"""Under it a partitioner leaves the reason for leaving a node alone."""
+"""Reason why a node is not delegated."""
 
 AHEAD = "lowerdeck.ahead"
-"""Of a call that no input changes: its backend is given what it computes as a constant."""
+"""On a folded call: its backend gets the result as a constant."""
 
 REMARKS = "lowerdeck.remarks"
-"""Under it stands what a partitioner says of a node it took: reasons by heading."""
+"""A partitioner's remarks on a delegated node: reasons by heading."""
 
 DECISION = "lowerdeck.decision"
-"""What a partitioner decided for a call and the ``preprocess`` of its backend reads: plain data.
+"""A partitioner's decision on a call, for the ``preprocess`` of its backend: plain data.
 
-Calls keep it in the partition's program, for executors too; results in a cache depend on it.
+It is kept in the partition's program, also in executors, and is part of cache keys.
 """

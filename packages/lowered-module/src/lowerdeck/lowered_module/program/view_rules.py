@@ -1,4 +1,4 @@
-"""Operators that compute the same before and after a view that merges dimensions."""
+"""Operators that commute with a view that merges dimensions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _within(node: Node, parts: Parts) -> Call | None:
 def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
     """Return the parts of a product, or of attention to keys: those of its first operand's rows.
 
-    Matrices of which the second operand has one for each in the batch are broadcast over rows.
+    If the second operand has one matrix for each batch element, matrices broadcast over rows.
     """
     first, *others = (source for source in node.args[:3] if isinstance(source, Node))
     args = arguments_of(node)
@@ -99,9 +99,9 @@ def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
 
 
 def broadcast_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
-    """Return the parts of an elementwise result: those of an operand of its sizes.
+    """Return the parts of an elementwise result: those of an operand of the same shape.
 
-    Other operands have the same parts, or 1 where there are several.
+    Other operands have the same parts, or size 1 in place of several.
     """
     operands = node.all_input_nodes
     first = next((one for one in operands if one in parts and is_like(one, node)), None)
