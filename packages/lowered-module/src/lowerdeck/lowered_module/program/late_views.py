@@ -36,6 +36,7 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     merged_sizes,
     shape_of,
     sizes_merged_by,
+    spare_ones,
     whole_parts,
     with_size_at,
 )
@@ -279,8 +280,14 @@ class _Pass:
     def _merged(self, node_before: Node) -> Node:
         """Return the merged view of an unmerged tensor."""
         if node_before not in self._views:
-            fine = self._held[node_before].node
-            self._views[node_before] = self._view(node_before, fine, shape_of(node_before), fine)
+            fine = self._held[node_before]
+            ones = spare_ones(fine.parts)
+            if ones:
+                args = (fine.node, ones)
+                squeezed = self._call(node_before, _aten.squeeze.dims, args, shape_of(node_before))
+            else:
+                squeezed = self._view(node_before, fine.node, shape_of(node_before), fine.node)
+            self._views[node_before] = squeezed
         return self._views[node_before]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:

@@ -76,6 +76,17 @@ def flat_sizes(parts: Parts) -> Sizes:
     return tuple(size for part in parts for size in part)
 
 
+def spare_ones(parts: Parts) -> list[int]:
+    """Return which sizes are 1 and merged into others, if nothing else is merged."""
+    spare: list[int] = []
+    for part, numbers in zip(parts, numbered(parts), strict=True):
+        place = only_part(part)
+        if place is None:
+            return []
+        spare += [number for at, number in enumerate(numbers) if at != place]
+    return spare
+
+
 def numbered(parts: Parts) -> list[list[int]]:
     """Return the positions of the parts of each dimension in one list."""
     numbers = iter(range(sum(map(len, parts))))
