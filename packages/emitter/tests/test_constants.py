@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
-from emitter_running import results  # type: ignore[import-not-found]
+from emitter_running import check, results  # type: ignore[import-not-found]
 
 from lowerdeck.emitter import emit
 from lowerdeck.emitter.frontend.constants import ConstantPool
@@ -90,3 +91,33 @@ def test_constants_of_a_subclass_are_those_of_its_elements() -> None:
     model = Of(lambda self, x: x + self.holder.kept, holder=holder)
     found = results(emit(exported(model, torch.ones(4, 6))), [("forward", [torch.ones(4, 6)])])
     assert_close(found[0], plain + 1)
+
+
+def test_equal_calls_on_large_constants_are_one_where_it_has_run() -> None:
+    # The result of 2 kB is not folded, as it would make the file larger.
+    large = torch.rand(512)
+
+    def after_a_branch(self: Any, x: torch.Tensor) -> torch.Tensor:
+        def grow(x: torch.Tensor) -> torch.Tensor:
+            return x + self.large.exp()
+
+        return torch.cond(x.sum() > 0, grow, torch.sin, (x,)) * self.large.exp()
+
+    def as_result_of_a_branch(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = x + self.large.exp()
+        return before * torch.cond(x.sum() > 0, lambda x: self.large.exp(), torch.sin, (x,))
+
+    for function in (after_a_branch, as_result_of_a_branch):
+        calls = ((torch.ones(512),), (-torch.ones(512),))
+        check(Of(function, large=large), *calls)
+
+
+def test_equal_calls_are_written_back_to_several_buffers() -> None:
+    def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
+        before = self.one + self.two
+        self.one.copy_(self.large.exp())
+        self.two.copy_(self.large.exp())
+        return before + x
+
+    state = {name: torch.zeros(512) for name in ("one", "two")}
+    check(Of(fill, large=torch.rand(512), **state), *[(torch.ones(512),)] * 2)
