@@ -97,13 +97,13 @@ def test_equal_calls_on_large_constants_are_one_where_it_has_run() -> None:
     # The result of 2 kB is not folded, as it would make the file larger.
     large = torch.rand(512)
 
-    def after_a_branch(self: Any, x: torch.Tensor) -> torch.Tensor:
-        def grow(x: torch.Tensor) -> torch.Tensor:
+    def after_a_branch(self: Any, x: torch.Tensor) -> Any:
+        def grow(x: torch.Tensor) -> Any:
             return x + self.large.exp()
 
         return torch.cond(x.sum() > 0, grow, torch.sin, (x,)) * self.large.exp()
 
-    def as_result_of_a_branch(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def as_result_of_a_branch(self: Any, x: torch.Tensor) -> Any:
         before = x + self.large.exp()
         return before * torch.cond(x.sum() > 0, lambda x: self.large.exp(), torch.sin, (x,))
 
@@ -113,7 +113,7 @@ def test_equal_calls_on_large_constants_are_one_where_it_has_run() -> None:
 
 
 def test_equal_calls_are_written_back_to_several_buffers() -> None:
-    def fill(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def fill(self: Any, x: torch.Tensor) -> Any:
         before = self.one + self.two
         self.one.copy_(self.large.exp())
         self.two.copy_(self.large.exp())

@@ -66,7 +66,7 @@ def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOv
 
     Args:
         node: A call that writes in place.
-        variants_by_kind: The variants of calls of the same kind; filled.
+        variants_by_kind: Cache of variants by kind of call; updated in place.
     """
     if not isinstance(node.target, OpOverload) or not node.args:
         return None

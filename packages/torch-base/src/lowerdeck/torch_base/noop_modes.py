@@ -27,13 +27,13 @@ _EXIT = "_exit_autocast"
 
 
 def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return a program with regions of modes that change no result inlined.
+    """Return a program with no-op mode regions (gradient modes, disabled autocast) inlined.
 
-    ``torch.export`` puts calls in another mode into a nested graph, at whose border
-    partitions end. Gradient modes change no result, nor does disabled autocast in a program that
-    enables it nowhere. Such regions are inlined, and calls that enter and leave such a mode are
-    removed, as are the marks of preserved calls that export leaves in regions. Values that had no
-    gradients may have them afterwards.
+    ``torch.export`` puts calls in another mode into a nested graph, at whose boundary partitions
+    end. Gradient modes change no result, nor does disabled autocast in a program that never
+    enables it. Calls that enter and leave such a mode are removed, and so are the markers of
+    preserved calls that export leaves in regions. Values without gradients may have them
+    afterwards.
 
     Args:
         exported_program: Any program; not changed, and returned itself if it has none of these.

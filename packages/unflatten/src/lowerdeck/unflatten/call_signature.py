@@ -427,7 +427,7 @@ def describe_spec(spec: pytree.TreeSpec) -> str:
 
 
 def container_text(kind: object, parts: Sequence[str], keys: Iterable[str] = ()) -> str:
-    """Return how Python writes a tuple, a list or a dict of these parts."""
+    """Return the Python source of a tuple, list or dict of these elements."""
     if kind is dict:
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
     text = ", ".join(parts)

@@ -131,7 +131,10 @@ def _delegates(plan: ExecutionPlan, entries: DelegateEntries) -> list[dict[str, 
 
 
 def _arenas(plan: ExecutionPlan) -> list[dict[str, Any]]:
-    """Each planned memory with its rectangles: value, offset, bytes, born, dies, sources."""
+    """Return each planned memory with a rectangle per value.
+
+    A rectangle is value, offset, bytes, first and last instruction, and sources.
+    """
     blocks: dict[int, list[list[Any]]] = {}
     for block in planned_blocks(plan):
         place = [block.value, number(block.offset), number(block.nbytes), block.born, block.dies]

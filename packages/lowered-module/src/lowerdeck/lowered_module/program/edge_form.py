@@ -190,10 +190,10 @@ def _name_calls(graph: Graph) -> None:
 
 
 def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
-    """Return a program of ExecuTorch's Edge dialect in torch's operators, another one as it is.
+    """Convert a program of ExecuTorch's Edge dialect to torch's operators; others are unchanged.
 
-    Calls that are as :func:`in_edge_operators` left them call again what they called before, with
-    numbers where they had numbers.
+    Calls not modified since :func:`in_edge_operators` get their original operators and scalar
+    arguments back.
 
     Args:
         program: Any program; not changed.

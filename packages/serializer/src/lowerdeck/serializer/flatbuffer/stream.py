@@ -21,11 +21,10 @@ _CHUNK = 1 << 24
 
 
 def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
-    """Write pieces to a path or an open file and return how many bytes they were.
+    """Write pieces to a path or an open file and return the number of bytes.
 
-    A path to a file, or to no file yet, is written under a temporary name in the same folder,
-    flushed to the disk, and renamed. A symbolic link stays, and the file that it leads to is
-    replaced. A device or a pipe is written as it is.
+    A regular or new file is written as a temporary file in the same folder, flushed to disk and
+    renamed. For a symbolic link the target is replaced. Devices and pipes are written directly.
 
     Args:
         pieces: The bytes in order.

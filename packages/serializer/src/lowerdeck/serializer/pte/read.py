@@ -117,8 +117,8 @@ class DelegateEntry:
 class PteFile(Closing):
     """A `.pte` file whose parts are decoded at their first use, and then kept.
 
-    Buffers are views on the file. Those that are still held when the file is closed stay valid:
-    the memory map goes when the last of them goes.
+    Buffers are views on the file and stay valid after it is closed: the file is unmapped when the
+    last buffer is released.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, serialize_pte

@@ -254,10 +254,10 @@ def _computes(node: Node) -> bool:
 
 
 def _is_slow_move(node: Node) -> bool:
-    """Return whether a node permutes an image of dynamic sizes, as windows are.
+    """Return whether a node is a high-rank permute of dynamic sizes, as in window partitioning.
 
-    The kernel for it takes ten times as long as XNNPACK; between fixed sizes, or with fewer
-    dimensions, such a move is always adjacent to a node that computes.
+    The portable kernel takes ten times as long as XNNPACK. Permutes of static sizes, or of fewer
+    dimensions, are always adjacent to a node that computes.
     """
     if node.target not in _PERMUTATIONS or len(shape_of(node)) < _WINDOWS:
         return False

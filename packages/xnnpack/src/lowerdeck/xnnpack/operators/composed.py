@@ -95,7 +95,7 @@ def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
 
 
 def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Repeat along one dimension after the other, by arithmetic that broadcasts."""
+    """Repeat one dimension at a time, with broadcasting arithmetic."""
     times = _times_repeated(call)
     x = e.view(x, (*(1,) * (len(times) - len(x.shape)), *x.shape))
     for axis, many in enumerate(times):

@@ -1,8 +1,8 @@
-"""Linear layers of 8-bit integers as decomposed by torchao's ``Int8Tensor``.
+"""Patterns of torchao's two decompositions of a linear layer with an int8 weight.
 
-Rows are rounded, multiplied by ``_int_mm`` and scaled in about twenty calls; or floats are
-multiplied with integers that became floats, and scaled. Either is a linear layer of a weight that
-is dequantised.
+Dynamic activations: rows are quantised, multiplied by ``_int_mm`` and rescaled in about twenty
+calls. Weight-only: ``mm`` with the weight cast to float, and a scale. Both become ``linear`` with
+a dequantised weight.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _layer(match: Match) -> Arguments | None:
     )
     assert rows is not None
     real = rows.args[0] if name_of(rows) == _ROUNDED else rows
-    value, result, integers, steps = map(fake, (real, match.pieces[0], weight, scale))
-    if value is None or result is None or integers is None or steps is None:
+    value, result, integers, scales = map(fake, (real, match.pieces[0], weight, scale))
+    if value is None or result is None or integers is None or scales is None:
         return None
     count, width = integers.shape
     if (
@@ -38,18 +38,22 @@ def _layer(match: Match) -> Arguments | None:
         or order_of(match.bindings["turned"]) != [1, 0]
         or not same(result.shape, (*value.shape[:-1], count))
         or not same(value.shape[-1:], [width])
-        or steps.numel() not in (1, count)
+        or scales.numel() not in (1, count)
         or (bias is not None and not same(shape_of(bias), [count]))
         or ("step" in match.bindings) != (real is not rows)
         or (real is not rows and not _is_by_row(match, rows))
     ):
         return None
-    block = [count if steps.numel() == 1 else 1, width]
+    block = [count if scales.numel() == 1 else 1, width]
     args = (weight, block, scale, None, *_LIMITS, value.dtype)
-    return (_real(rows, value), Prepared(_dequantize(), args, value.dtype, "weight"), bias)
+    return (
+        _dequantized_rows(rows, value),
+        Prepared(_dequantize(), args, value.dtype, "weight"),
+        bias,
+    )
 
 
-def _real(rows: Node, value: torch.Tensor) -> Node | Prepared:
+def _dequantized_rows(rows: Node, value: torch.Tensor) -> Node | Prepared:
     if name_of(rows) != _ROUNDED:
         return rows
     args = arguments_of(rows)
@@ -88,21 +92,26 @@ def _less(left: Pattern, right: Pattern) -> Piece:
     return Piece("sub.Tensor", Laid(left), Laid(right))
 
 
-_ROWS, _STEP, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
-_TURNED = Laid(turned(_INTEGERS, "turned"))
+_ROWS, _ROW_SCALE, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
+_TRANSPOSED = Laid(turned(_INTEGERS, "turned"))
 # Some processors multiply unsigned integers faster: 128 is added, and subtracted after.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
-_SUMS = Laid(Piece("sum.dim_IntList", _TURNED, ([0], [-2]), ANY))
+_SUMS = Laid(Piece("sum.dim_IntList", _TRANSPOSED, ([0], [-2]), ANY))
 _PRODUCT = (
-    _less(Piece("_int_mm", _UNSIGNED, _TURNED), Piece("mul.Tensor", _SUMS, 128)),
-    Piece("_int_mm", Laid(_ROWS), _TURNED),
+    _less(Piece("_int_mm", _UNSIGNED, _TRANSPOSED), Piece("mul.Tensor", _SUMS, 128)),
+    Piece("_int_mm", Laid(_ROWS), _TRANSPOSED),
 )
-_OF_ROWS = _times(_PRODUCT, _STEP)
-_POINTS = _times(
-    _times(Leaf("zero"), _STEP), Piece("sum.dim_IntList", _INTEGERS, ([1], [-1]), ANY)
+_SCALED_BY_ROW = _times(_PRODUCT, _ROW_SCALE)
+_ZERO_POINT_CORRECTION = _times(
+    _times(Leaf("zero"), _ROW_SCALE), Piece("sum.dim_IntList", _INTEGERS, ([1], [-1]), ANY)
 )
 _SCALED = _times(
-    (_less(_OF_ROWS, _POINTS), _OF_ROWS, Piece("mm", Laid(_ROWS), _TURNED)), Leaf("scale")
+    (
+        _less(_SCALED_BY_ROW, _ZERO_POINT_CORRECTION),
+        _SCALED_BY_ROW,
+        Piece("mm", Laid(_ROWS), _TRANSPOSED),
+    ),
+    Leaf("scale"),
 )
 INTEGER_LAYERS = tuple(
     Whole(torch.ops.aten.linear.default, Laid(piece), _layer)
