@@ -24,11 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import transformers
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
 from torch.utils import _pytree as pytree
 
 from lowerdeck import serializer as pte
 from lowerdeck.emitter import EmitterError
 from lowerdeck.lowered_module import LoweringError, lower
+from lowerdeck.torch_base import expression_range
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
 from lowerdeck_zoo.models.libraries import import_torchvision
@@ -66,10 +68,17 @@ def exported_program(client: Client, mode: str) -> tuple[Any, ExportedProgram]:
     return model, DynamoExporter().export_program(model, inputs, config)[0]
 
 
-def bounds_of(program: ExportedProgram) -> dict[str, dict[int, int]]:
-    """Return bounds of all dynamic dimensions: twice the exported sizes, or what torch found."""
-    found: dict[str, dict[int, int]] = {}
+def bounds_of(program: ExportedProgram) -> dict[str, Any]:
+    """Return bounds of all dynamic dimensions: twice the exported sizes, or what torch found.
+
+    Sizes that depend on data without a range in the program have 128 at most.
+    """
     ranges = program.range_constraints
+    found: dict[str, Any] = {
+        str(symbol): 128
+        for symbol in ranges
+        if symbol_is_type(symbol, SymT.UNBACKED_INT) and expression_range(symbol, ranges)[1] is None
+    }
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):

@@ -17,6 +17,7 @@ from lowerdeck.emitter import (
     RUNTIME_VERSION,
     EmitConfig,
     EmitterError,
+    UnboundedSizeError,
     MemoryPlanError,
     Place,
     PlanRequest,
@@ -422,6 +423,19 @@ def test_sizes_from_data_are_bounded_by_what_they_count_or_by_assertions(functio
         dynamic_shapes=(({0: AUTO}, None),),
         prefer_deferred_runtime_asserts_over_guards=True,
     )
+
+
+def test_a_size_from_data_is_bounded_by_its_symbol() -> None:
+    """As VJEPA2 repeats mask tokens ``mask.max() + 1`` times."""
+
+    def repeated(x: Tensor, mask: Tensor) -> Tensor:
+        return x.repeat(mask.max() + 1, 1).sum(0)
+
+    calls = [(torch.randn(2, 3), torch.tensor([most, 1])) for most in (3, 1, 7)]
+    check(repeated, *calls, config=EmitConfig(bounds={"u0": 8}))
+    program = torch.export.export(Of(repeated), calls[0])
+    with pytest.raises(UnboundedSizeError, match=r'bounds=\{"u0": ...\} in lower'):
+        emit(program)
 
 
 def test_pad_by_a_dynamic_amount() -> None:

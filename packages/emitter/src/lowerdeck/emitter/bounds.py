@@ -24,8 +24,8 @@ Bounds: TypeAlias = int | Mapping[str, int | Mapping[int, int]]
 """Largest sizes: one for all input dimensions without an upper bound, or some by name.
 
 A name is that of a dimension (``torch.export.Dim``'s, a symbol such as ``s77``, or ``x_0`` for
-dimension 0 of the input ``x``), or of an input whose sizes are given by dimension:
-``{"batch": 8, "tokens": {1: 512}}``.
+dimension 0 of the input ``x``), of a size that depends on data (its symbol, ``u0``), or of an
+input whose sizes are given by dimension: ``{"batch": 8, "tokens": {1: 512}}``.
 """
 
 
@@ -116,7 +116,8 @@ def _bounded(
 ) -> ExportedProgram:
     ranges = dict(program.range_constraints)
     names = names_of(program.graph)
-    for node, dim, size in _dynamic_dimensions(program.graph):
+    dimensions = list(_dynamic_dimensions(program.graph))
+    for node, dim, size in dimensions:
         symbol = expression_of(size)
         least, most = size_range(size, ranges)
         bound = most
@@ -143,6 +144,11 @@ def _bounded(
         value_range = ranges[symbol]
         ranges[symbol] = type(value_range)(value_range.lower, bound)
     _bound_data_dependent_sizes(program.graph, ranges)
+    for symbol in ranges.keys() - {expression_of(size) for _, _, size in dimensions}:
+        number = bounds.get(str(symbol)) if isinstance(bounds, Mapping) else None
+        if isinstance(number, int):
+            used.add((str(symbol), None))
+            _lower_upper_bound(ranges, symbol, number)
     if ranges == program.range_constraints:
         return program
     return with_parts(program, range_constraints=ranges)
