@@ -77,7 +77,8 @@ def bounds_of(program: ExportedProgram) -> dict[str, Any]:
     found: dict[str, Any] = {
         str(symbol): 128
         for symbol in ranges
-        if symbol_is_type(symbol, SymT.UNBACKED_INT) and expression_range(symbol, ranges)[1] is None
+        if symbol_is_type(symbol, SymT.UNBACKED_INT)
+        and expression_range(symbol, ranges)[1] is None
     }
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")

@@ -300,13 +300,19 @@ def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forwar
         size *= length
         steps = torch.arange(length)
         turns = torch.outer(steps, steps) % length
-        angles = turns.to(real.dtype) * (2 * math.pi / length * (-1 if forward else 1))
+        # A dynamic length is an operand of its own.
+        full = 2 * math.pi * (-1 if forward else 1)
+        fixed = isinstance(length, int)
+        turns = turns.to(real.dtype)
+        angles = turns * (full / length) if fixed else turns * full / length
         cosine, sine = torch.cos(angles), torch.sin(angles)
         real, imaginary = (part.transpose(axis, -1) for part in (real, imaginary))
         real, imaginary = real @ cosine - imaginary @ sine, real @ sine + imaginary @ cosine
         real, imaginary = (part.transpose(axis, -1) for part in (real, imaginary))
-    scale = (1.0, 1.0 / math.sqrt(size), 1.0 / size)[normalization]
-    return _joined(real * scale, imaginary * scale)
+    if normalization == 0:
+        return _joined(real, imaginary)
+    scale = size if normalization == 2 else torch.sym_sqrt(size)
+    return _joined(real / scale, imaginary / scale)
 
 
 def transform_of_real(
@@ -325,7 +331,7 @@ def transform_of_real(
 
 def _transformable(self: torch.Tensor, dim: Sequence[int]) -> bool:
     sizes = [self.size(axis) for axis in dim]
-    return all(isinstance(size, int) and size <= _LONGEST for size in sizes)
+    return all(size <= _LONGEST for size in sizes if isinstance(size, int))
 
 
 def _if_complex(rule: Callable[..., Any]) -> Callable[..., Any]:
