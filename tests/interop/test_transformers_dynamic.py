@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lowerdeck.lowered_module import lower
+from lowerdeck.emitter import emit
+from lowerdeck.lowered_module import lower, to_backend
+from lowerdeck.serializer import deserialize_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import official
+from lowerdeck_zoo.models.language import Llama
 from tests.clients.classes import CLIENTS
 from tests.clients.run import bounds_of, calls_of, compared, exported_program, facts_of
 
@@ -108,3 +111,22 @@ def test_windows_of_images_of_any_size_plan_memory_for_whole_windows() -> None:
     assert found["kernels"] <= 50, found
     calls = [([image], [model(image).detach()]) for image in images]
     assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_a_llama_written_by_hand_is_one_delegate(decomposed: bool) -> None:
+    """Its norm scales before it divides by a mean, and its keys are repeated for their queries."""
+    torch.manual_seed(0)
+    model = Llama(64, 2, 100).eval()
+    tokens = [torch.randint(0, 100, sizes) for sizes in ((2, 16), (1, 5), (4, 32))]
+    dims = ({0: Dim("batch", max=4), 1: Dim("tokens", max=32)},)
+    program = torch.export.export(model, (tokens[0],), dynamic_shapes=dims)
+    if decomposed:
+        data = bytes(lower(program, [XnnpackPartitioner()]).buffer)
+    else:
+        data = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
+    found: Any = facts_of(deserialize_pte(data))
+    assert found["delegates"] == 1, found
+    assert found["kernels"] <= 20, found
+    calls = [([ids], [model(ids).detach()]) for ids in tokens]
+    assert compared(data, calls)["outcome"] == "right"

@@ -275,6 +275,10 @@ _WINDOWS = 6
 def _tag_sizes(program: ExportedProgram) -> None:
     """Tag sizes that one partition alone reads: it knows them from its inputs."""
     for node in reversed(program.graph.nodes):
+        sources = [source.meta.get("val") for source in node.all_input_nodes]
+        if any(isinstance(one, torch.Tensor) and one.dtype == torch.int64 for one in sources):
+            # Sizes of token ids, which XNNPACK cannot read.
+            continue
         tags = {user.meta.get("delegation_tag") for user in node.users}
         if isinstance(node.meta.get("val"), (int, torch.SymInt)) and len(tags) == 1:
             (tag,) = tags

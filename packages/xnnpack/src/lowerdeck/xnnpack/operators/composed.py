@@ -7,7 +7,7 @@ import math
 import torch
 
 from lowerdeck.serializer import XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, joined
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, is_fixed, joined
 from lowerdeck.xnnpack.operators.arithmetic import scale_refusal, scaled
 from lowerdeck.xnnpack.operators.contract import (
     Integers,
@@ -110,8 +110,18 @@ def _times_repeated(call: Call) -> list[int]:
 
 
 def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
-    many = int(call.args["repeats"])
-    return e.plain(_repeated(e, x, call.axis(), many, interleaved=True) if many > 1 else x)
+    many, axis = int(call.args["repeats"]), call.axis()
+    if one_symbol(call):
+        pieces = [e.stretch(x, axis, index, 1) for index in range(int(x.shape[axis]))]
+        return e.plain(joined(e, [piece for piece in pieces for _ in range(many)], axis))
+    return e.plain(_repeated(e, x, axis, many, interleaved=True) if many > 1 else x)
+
+
+def _pieces_refusal(call: Call) -> str | None:
+    """Refuse several symbolic sizes where too many pieces would be joined."""
+    size = call.shape()[call.axis()]
+    few = is_fixed(size) and int(size) * int(call.args["repeats"]) <= _MOST_PIECES
+    return None if few else one_symbol(call)
 
 
 def _repeated(
@@ -133,6 +143,7 @@ def _flat_refusal(call: Call) -> str | None:
     return "it flattens its input before repeating it" if flat else None
 
 
+_MOST_PIECES = 64
 _TIMES = "it repeats elements a symbolic number of times"
 COMPOSED: Table = table(
     {
@@ -162,7 +173,7 @@ COMPOSED: Table = table(
             _repeat_interleave,
             fixed(lambda call: [call.args["repeats"]], _TIMES),
             _flat_refusal,
-            one_symbol,
+            _pieces_refusal,
             integers=Integers.NEVER,
         ),
         "roll": move(

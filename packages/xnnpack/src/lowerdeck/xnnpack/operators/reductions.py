@@ -109,7 +109,9 @@ def mean_over(
         stretch = None if in_parts else _stretch_layout(emission, tracked, axes, keep=keep)
         if stretch is not None:
             return _mean_of_stretch(emission, tracked, axes, stretch, keep=keep)
-        return emission.view(row_mean(emission, _as_rows(emission, tracked, axes)), shape)
+        mean = row_mean(emission, _as_rows(emission, tracked, axes))
+        stays = keep and list(axes) == [len(shape) - 1]
+        return mean if stays else emission.view(mean, shape)
     source, layout = emission.id_of(tracked, layout), layout if keep else Layout.PLAIN
     return mean_of_images(emission, source, shape, layout, keep=keep)
 
@@ -235,7 +237,11 @@ def _vector_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _mean_refusal(call: Call) -> str | None:
     is_pool = call.node.target in _MEANS and call.rank() == 4 and _axes(call) == [2, 3]
-    return None if is_pool else first_of(_FIXED, one_symbol)(call)
+    # Sums along rows need no reshape, if their dimension stays.
+    is_along_rows = bool(call.args.get("keepdim")) and _axes(call) == [call.rank() - 1]
+    if is_pool or is_along_rows:
+        return None if is_pool else _FIXED(call)
+    return first_of(_FIXED, one_symbol)(call)
 
 
 def _order_refusal(call: Call) -> str | None:
@@ -271,6 +277,8 @@ def _minimum(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _mean_int8_refusal(call: Call) -> str | None:
+    if refusal := one_symbol(call):
+        return refusal
     axes, rank, keep = _axes(call), call.rank("self"), bool(call.args.get("keepdim"))
     if not any(_are_at_once(axes, layout, rank, keep=keep) for layout in Layout):
         return "XNNPACK averages integers over neighbouring dimensions only"

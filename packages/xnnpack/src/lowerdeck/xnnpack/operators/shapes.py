@@ -161,9 +161,11 @@ def _repeats(call: Call) -> list[Dim]:
 
 
 def _expand_refusal(call: Call) -> str | None:
-    if not all(map(is_fixed, _repeats(call))):
+    repeats = _repeats(call)
+    if not all(map(is_fixed, repeats)):
         return "it repeats elements a symbolic number of times"
-    return _reshape_refusal(call)
+    # A multiplication that repeats something has any sizes.
+    return _reshape_refusal(call) if all(map(is_one, repeats)) else None
 
 
 def _expand_int8_refusal(call: Call) -> str | None:
