@@ -126,8 +126,8 @@ class ValueFactory:
                 f'give it a max: torch.export.Dim("{named[0]}", max=...) at export, or '
                 f'bounds={{"{named[0]}": ...}} in lower or EmitConfig'
                 if named
-                else "it depends on data; give it a max: torch._check(size <= limit) in the model, "
-                f'or bounds={{"{symbols[0]}": ...}} in lower or EmitConfig'
+                else "it depends on data; give it a max: torch._check(size <= limit) in the "
+                f'model, or bounds={{"{symbols[0]}": ...}} in lower or EmitConfig'
             )
             called = f" ({', '.join(named)})" if named else ""
             raise UnboundedSizeError(
