@@ -18,7 +18,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import lower, to_backend
 from lowerdeck.serializer import deserialize_pte
 from lowerdeck.xnnpack import XnnpackPartitioner
-from lowerdeck_zoo import official
+from lowerdeck_zoo import Of, official
 from lowerdeck_zoo.models.language import Llama
 from tests.clients.classes import CLIENTS
 from tests.clients.run import bounds_of, calls_of, compared, exported_program, facts_of
@@ -130,3 +130,22 @@ def test_a_llama_written_by_hand_is_one_delegate(decomposed: bool) -> None:
     assert found["kernels"] <= 20, found
     calls = [([ids], [model(ids).detach()]) for ids in tokens]
     assert compared(data, calls)["outcome"] == "right"
+
+
+def test_attention_by_einsum_is_one_delegate() -> None:
+    torch.manual_seed(0)
+
+    def attend(m: Any, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (4, 16)) for y in m.layer(x).chunk(3, -1))
+        weights = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2)
+
+    model = Of(attend, layer=nn.Linear(64, 192)).eval()
+    inputs = [torch.randn(*sizes, 64) for sizes in ((2, 16), (1, 5), (4, 32))]
+    dims = (({0: Dim("batch", max=4), 1: Dim("tokens", max=32)},),)
+    program = torch.export.export(model, (inputs[0],), dynamic_shapes=dims)
+    lowered = lower(program, [XnnpackPartitioner()])
+    found: Any = facts_of(lowered.program)
+    assert (found["delegates"], found["kernels"]) == (1, 0), found
+    calls = [([x], [model(x).detach()]) for x in inputs]
+    assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"

@@ -34,11 +34,13 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     is_like,
     is_one,
     merged_sizes,
+    numbered,
     shape_of,
     sizes_merged_by,
     spare_ones,
     whole_parts,
     with_size_at,
+    without_ones,
 )
 from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.lowered_module.program.view_rules import (
@@ -222,6 +224,8 @@ class _Pass:
 
     def _is_product_passed(self, node: Node) -> bool:
         first, other = cast("tuple[Node, Node]", node.args)
+        for operand in {first, other} & self._held.keys():
+            self._drop_ones(operand)
         held = {x: self._held[x].parts for x in (first, other) if x in self._held}
         parts = product_parts(node, held)
         if parts is None:
@@ -239,6 +243,21 @@ class _Pass:
         self._held[node] = _Fine(product, parts)
         self._replaced.add(node)
         return True
+
+    def _drop_ones(self, node: Node) -> None:
+        """Drop sizes of 1 that a view merges into others, as ``einsum`` leaves them."""
+        fine = self._held[node]
+        ones = [
+            number
+            for part, numbers in zip(fine.parts, numbered(fine.parts), strict=True)
+            for size, number in zip(part, numbers, strict=True)
+            if len(part) > 1 and is_one(size)
+        ]
+        if ones:
+            parts = without_ones(fine.parts)
+            args = (fine.node, ones)
+            squeezed = self._call(node, _aten.squeeze.dims, args, flat_sizes(parts))
+            self._held[node] = _Fine(squeezed, parts)
 
     def _is_view_passed(self, node: Node, wanted_nodes: Container[Node]) -> bool:
         source: Any = node.args[0]

@@ -76,6 +76,12 @@ def flat_sizes(parts: Parts) -> Sizes:
     return tuple(size for part in parts for size in part)
 
 
+def without_ones(parts: Parts) -> Parts:
+    """Return parts without sizes of 1 beside others."""
+    kept = (tuple(size for size in part if not is_one(size)) or part[:1] for part in parts)
+    return tuple(kept)
+
+
 def spare_ones(parts: Parts) -> list[int]:
     """Return which sizes are 1 and merged into others, if nothing else is merged."""
     spare: list[int] = []

@@ -19,6 +19,7 @@ from lowerdeck.lowered_module.program.merged_sizes import (
     only_part,
     shape_of,
     whole_parts,
+    without_ones,
 )
 from lowerdeck.torch_base import arguments_of, varies
 
@@ -78,6 +79,7 @@ def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
     If the second operand has one matrix for each batch element, matrices broadcast over rows.
     """
     first, *others = (source for source in node.args[:3] if isinstance(source, Node))
+    parts = {x: without_ones(parts[x]) for x in (first, *others) if x in parts}
     args = arguments_of(node)
     if node.target is ATTENTION and (varies(shape_of(first)[-1]) or any(map(args.get, _OPTIONS))):
         return None
