@@ -15,24 +15,6 @@ from lowerdeck_files import programs
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-# The least contrast of texts and of marks: pairs of names of colours in the page's style.
-_CONTRAST = """
-const [pairs] = arguments;
-const style = getComputedStyle(document.documentElement);
-const curve = (p) => (p <= 0.03928 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
-const light = (name) => {
-  let hex = (name.startsWith("#") ? name : style.getPropertyValue("--" + name).trim()).slice(1);
-  if (hex.length === 3) hex = [...hex].map((digit) => digit + digit).join("");
-  const parts = [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
-  const [r, g, b] = parts.map(curve);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-return pairs.map(([one, other]) => {
-  const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-  return [one, other, (high + 0.05) / (low + 0.05)];
-});
-"""
-
 _KERNELS = ["aten::convolution.out", "aten::relu.out", "aten::add.out"]
 _BLOB = b"DemoBackend 1 0badc0de\ninputs 1\nconv_relu_op,0,x=%0\nsin_op,1,x=%1\noutputs %2\n"
 
@@ -142,13 +124,6 @@ class Page:
             "const done = arguments[0];"
             "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 120);"
         )
-
-    def contrast(self, pairs: list[tuple[str, str]], scheme: str) -> dict[tuple[str, str], float]:
-        """Return how colours of the style stand out from each other, in ``light`` or ``dark``."""
-        media = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-        self.settle()
-        return {(one, other): ratio for one, other, ratio in self.ask(_CONTRAST, pairs)}
 
     def keys(self, *keys: str) -> None:
         """Press keys where the focus is, one after the other."""

@@ -167,15 +167,6 @@ def test_a_box_tells_its_time(emitted, show):
     assert page.ask(TOLD).endswith((" µs", " ms"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_boxes_can_be_read(emitted, show, scheme):
-    page = show(html_report(emitted[False].program))
-    texts = [("text", "surface"), ("text", "line")]
-    assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
-    outlines = [("accent", "surface"), ("muted", "surface"), ("edge", "surface")]
-    assert [pair for pair, ratio in page.contrast(outlines, scheme).items() if ratio < 3] == []
-
-
 @st.composite
 def graphs(draw: Any) -> list[list[int]]:
     """Return for each of some nodes those before it that it needs."""
@@ -189,7 +180,7 @@ def graphs(draw: Any) -> list[list[int]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(graphs())
 def test_a_node_is_below_what_it_needs_and_beside_its_row(show, needs):
-    assets = files("lowerdeck.serializer") / "report/assets"
+    assets = files("lowerdeck.inspect") / "report/assets"
     code = "".join((assets / name).read_text() for name in ("format.js", "graph_layout.js"))
     places = show("").ask(f"{code} return layoutOf(arguments[0])", needs)
     assert len(places) == len(needs)

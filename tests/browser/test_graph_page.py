@@ -75,52 +75,6 @@ def test_search_and_keyboard_walk_the_graph(page_of, show):
     assert page.ask(DETAIL).startswith("relu\n")
 
 
-def test_hover_tells_the_node(page_of, show):
-    page = show(page_of(3))
-    page.ask("document.querySelector('canvas.graph').focus()")
-    page.keys("0")
-    page.ask(
-        """
-        const canvas = document.querySelector("canvas.graph");
-        const box = canvas.getBoundingClientRect();
-        // Eight rows stand in the middle; the second one is a relu.
-        const y = box.top + box.height / 2 - 2.5 * 52;
-        const at = { clientX: box.left + box.width / 2, clientY: y };
-        canvas.dispatchEvent(new MouseEvent("mousemove", at));
-        """
-    )
-    page.settle()
-    told = page.ask("return document.getElementById('tooltip').innerText")
-    assert told.startswith("relu")
-    assert "part 0" in told
-
-
-ALL_SEEN = """
-const canvas = document.querySelector("canvas.graph");
-const box = canvas.getBoundingClientRect();
-const found = new Set();
-const next = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-(async (done) => {
-  for (let x = 8; x < box.width; x += 120) {
-    for (let y = 4; y < box.height; y += 20) {
-      const at = { clientX: box.left + x, clientY: box.top + y };
-      canvas.dispatchEvent(new MouseEvent("mousemove", at));
-      await next();
-      const note = document.getElementById("tooltip");
-      if (note && !note.hidden) found.add(note.querySelector("strong")?.textContent.split(" ")[0]);
-    }
-  }
-  done([...found]);
-})(arguments[0]);
-"""
-
-
-def test_a_chain_is_laid_in_strips_that_show_all_of_it(page_of, show):
-    page = show(page_of(15))
-    page.browser.set_script_timeout(120)
-    assert len(page.browser.execute_async_script(ALL_SEEN)) == 32
-
-
 def test_many_nodes_draw_only_what_one_can_see(page_of, show):
     nodes = "return document.querySelectorAll('*').length"
     few = show(page_of(12)).ask(nodes)
@@ -129,12 +83,3 @@ def test_many_nodes_draw_only_what_one_can_see(page_of, show):
     assert page.ask(COUNTER) == "2,002 of 2,002 nodes"
     # The table of partitions holds 500 rows at most, of fifteen elements each.
     assert page.ask(nodes) < few + 16 * 500
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_labels_stand_out_on_every_partition(page_of, show, scheme):
-    page = show(page_of(10))
-    texts = [(f"p{number}", "#fff") for number in range(8)] + [("left-out", "surface")]
-    assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
-    marks = [(f"p{number}", "surface") for number in range(8)] + [("edge", "surface")]
-    assert [pair for pair, ratio in page.contrast(marks, scheme).items() if ratio < 3] == []

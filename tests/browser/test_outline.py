@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from lowerdeck.inspect import html_report
-from lowerdeck.serializer import Program
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed")
@@ -134,29 +132,3 @@ def test_a_trace_tells_times_of_operators_inside_delegates_too(delegated, emitte
     expected = "delegate XnnpackBackend: FullyConnected" if delegated else "aten::linear.out"
     assert expected in named
     assert "emulates the runtime" in page.ask("return document.body.innerText")
-
-
-def test_a_module_that_a_trace_tells_is_taken_before_names(show):
-    from lowerdeck.serializer import Chain, ExecutionPlan, Instruction, KernelCall, Operator
-
-    calls = [Instruction(KernelCall(0, [])) for _ in range(4)]
-    plan = ExecutionPlan("forward", chains=[Chain(instructions=calls)])
-    plan.operators = [Operator("aten::relu", "out")]
-    events = [
-        {
-            "cat": "instruction",
-            "pid": "forward",
-            "name": "aten::relu.out",
-            "dur": 1500.0,
-            "args": {"chain": 0, "instruction": index, "module": f"layers.{index // 2}"},
-        }
-        for index in range(4)
-    ]
-    page = show(
-        html_report(Program(execution_plan=[plan]), trace=json.dumps({"traceEvents": events}))
-    )
-    relu = "aten::relu.out"
-    assert page.ask(ROWS) == ["▾ layers", "▾ layers.0", relu, relu, "▾ layers.1", relu, relu]
-    assert "1.5 ms" in page.ask(
-        "return document.querySelectorAll('.instructions .row')[2].textContent"
-    )

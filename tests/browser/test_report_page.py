@@ -82,28 +82,6 @@ def test_memory_is_walked_by_keyboard_and_leads_to_its_instruction(program, show
     assert page.ask(SELECTED) == "60"
 
 
-def test_hover_tells_name_type_bytes_and_life(program, show):
-    page = show(html_report(program(60)))
-    page.ask(
-        """
-        const canvas = document.querySelector("canvas.memory");
-        canvas.scrollIntoView();
-        const box = canvas.getBoundingClientRect();
-        // The first result, at instructions 0 to 8 in the picture of 61 instructions.
-        const x = box.left + 74 + (4.5 / 61) * (box.width - 82);
-        const tall = box.height - 64 - 38;
-        const y = box.top + 8 + tall - (210000 / 720000) * tall;
-        canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y }));
-        """
-    )
-    page.settle()
-    told = page.ask("return document.getElementById('tooltip').innerText")
-    assert "%6" in told
-    assert "float32[1, 8, 32, 32] · 32.8 kB · intermediate" in told
-    assert "born at 0 aten::convolution.out" in told
-    assert "dies at" in told
-
-
 def test_live_bytes_are_the_bytes_that_any_value_covers(program, show):
     both = program(2, delegate=False)
     plan = both.execution_plan[0]
@@ -116,33 +94,6 @@ def test_live_bytes_are_the_bytes_that_any_value_covers(program, show):
     told = page.ask("return document.querySelector('#memory figcaption').textContent")
     assert first.nbytes * 1.5 + 64 + 40 == 49_256
     assert "49.3 kB live at most, at instruction 1" in told
-
-
-def test_a_frame_drawn_with_the_mouse_zooms(program, show, browser):
-    actions = pytest.importorskip("selenium.webdriver").ActionChains
-    page = show(html_report(program(60)))
-    canvas = page.ask("return document.querySelector('canvas.memory')")
-    before = page.ask("return document.querySelector('canvas.memory').toDataURL()")
-    drag = actions(browser).move_to_element(canvas).click_and_hold()
-    drag.move_by_offset(120, 60).release().perform()
-    page.settle()
-    zoomed = page.ask("return document.querySelector('canvas.memory').toDataURL()")
-    assert zoomed != before
-    page.ask("document.querySelector('canvas.memory').focus()")
-    page.keys("0")
-    assert page.ask("return document.querySelector('canvas.memory').toDataURL()") != zoomed
-
-
-def test_columns_sort_both_ways(program, show):
-    page = show(html_report(program(60)))
-    cells = "document.querySelectorAll('#operators tbody td:first-child')"
-    names = f"return [...{cells}].map((cell) => cell.textContent)"
-    by_calls = page.ask(names)
-    assert by_calls[0] == "aten::convolution.out"
-    page.ask("document.querySelectorAll('#operators th button')[0].click()")
-    assert page.ask(names) == sorted(by_calls)
-    page.ask("document.querySelectorAll('#operators th button')[0].click()")
-    assert page.ask(names) == sorted(by_calls, reverse=True)
 
 
 def test_twenty_thousand_instructions_draw_only_what_one_can_see(program, show):
@@ -188,49 +139,3 @@ def test_a_program_whose_indices_lead_nowhere_is_shown(program, show):
     page.keys("/")
     page.keys("relu")
     assert page.complaints() == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(program, show, scheme):
-    page = show(html_report(program(60)))
-    grounds = ["surface", "page", "select", "hover", "removed", "added", "changed"]
-    inks = ["program", "constants", "state", "delegate", "named", "unused"]
-    texts = [(text, on) for text in ("text", "muted", "accent", "delegate-text") for on in grounds]
-    texts += [(f"{kind}-ink", kind) for kind in inks]
-    marks = ["input", "output", "intermediate", "state", "delegate", "named", "program", "field"]
-    assert [pair for pair, ratio in page.contrast(texts, scheme).items() if ratio < 4.5] == []
-    pairs = [(mark, "surface") for mark in marks]
-    assert [pair for pair, ratio in page.contrast(pairs, scheme).items() if ratio < 3] == []
-
-
-@pytest.mark.parametrize("width", [360, 500])
-def test_a_narrow_window_needs_no_sideways_scrolling(program, show, width):
-    page = show(html_report(program(60)))
-    page.resize(width)
-    assert page.ask("return document.documentElement.scrollWidth") <= width
-    # What one reads a list for is whole.
-    cut = page.ask(
-        "return [...document.querySelectorAll('.instructions .op')]"
-        ".filter((op) => op.scrollWidth > op.clientWidth).map((op) => op.textContent)"
-    )
-    assert cut == []
-
-
-def test_everything_that_acts_is_reached_by_tab_and_has_a_name(program, show):
-    page = show(html_report(program(60)))
-    seen = []
-    for _ in range(40):
-        page.keys(Keys.TAB)
-        focused = page.ask(
-            "const e = document.activeElement; const s = getComputedStyle(e);"
-            "return [e.getAttribute('aria-label') || e.textContent.trim(), s.outlineStyle,"
-            " parseFloat(s.outlineWidth), e === document.body]"
-        )
-        if focused[3]:
-            break
-        seen.append(focused)
-    names = [name for name, *_ in seen]
-    assert all(names)
-    for part in ("Memory", "Search instructions", "Planned memory 1", "Instructions of method"):
-        assert any(name.startswith(part) for name in names), part
-    assert [name for name, style, width, _ in seen if style == "none" or width < 2] == []

@@ -161,7 +161,7 @@ function withParts(row, old, fresh) {
   const [one, other] = delegates;
   const blob = (delegate) => `${delegate.nbytes} ${JSON.stringify(delegate.preview)}`;
   const changed = below.some((each) => each.state !== "same") || (one && other && blob(one) !== blob(other));
-  if (!changed) return [row];
+  if (!changed) return old.times && fresh.times ? [row, ...below] : [row];
   return [row.state === "same" ? { ...row, state: "changed" } : row, ...below];
 }
 
