@@ -48,8 +48,8 @@ def load(
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
         backends: Runtime halves of backends by id; they take precedence over installed ones.
-        memory: ``"strict"`` checks the memory plan when a method is loaded: every read must find
-            the value last written under that name, in later calls and loop iterations as well.
+        memory: ``"strict"`` checks the memory plan when a method is loaded: no instruction may
+            write onto a value that is needed later, also in later calls and loop iterations.
             Aliases (reshapes and slices that share memory) are not marked in a file, so a plan
             that moves an alias or its base may pass. ``"poison"`` also fills dead memory with
             0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.

@@ -11,7 +11,6 @@ import torch
 from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.instructions import Instruction, Step
 from lowerdeck.runner.operators import (
-    COPY_INDEX,
     VIEW,
     Kernel,
     ScalarKernel,
@@ -65,10 +64,7 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
         for position, index in enumerate(args[: len(kernel.types)]):
             (writes if position == kernel.written else reads).extend(frame.unfolded(index))
         in_place += reads
-        if kernel.name == COPY_INDEX:
-            reads += writes  # it writes one row and keeps the others
-        else:
-            overwrites = writes
+        overwrites = writes
     else:
         for position, (argument, index) in enumerate(zip(kernel.arguments, args, strict=False)):
             items = frame.unfolded(index)
@@ -86,7 +82,6 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
         tuple(writes),
         tuple(overwrites),
         tuple(in_place),
-        (args[0], args[2]) if kernel.name == VIEW and len(args) > 2 else None,
     )
 
 
