@@ -95,33 +95,13 @@ def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Ste
     registers, call = frame.registers, kernel.call
     target = args[kernel.arity]
     if kernel.name.startswith("aten::"):
-        source, _ = frame.tensor(args[0], f"argument 0 of {kernel.name}")
-        if kernel.arity == 1 and args[0] not in frame.moving:
-
-            def read() -> None:
-                registers[target] = call(source)
-
-            return read
-    if kernel.arity == 1:
-        operand = args[0]
-
-        def unary() -> None:
-            registers[target] = in_range(call(registers[operand]))
-
-        return unary
-    if kernel.arity == 2:
-        left, right = args[:2]
-
-        def binary() -> None:
-            registers[target] = in_range(call(registers[left], registers[right]))
-
-        return binary
+        frame.tensor(args[0], f"argument 0 of {kernel.name}")
     sources = list(args[: kernel.arity])
 
-    def many() -> None:
+    def step() -> None:
         registers[target] = in_range(call(*[registers[index] for index in sources]))
 
-    return many
+    return step
 
 
 def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:

@@ -77,7 +77,9 @@ class Linker:
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
         if missing:
-            raise MissingKernelError(missing, _missing_text(missing, custom))
+            raise MissingKernelError(
+                missing, _missing_text(missing, custom), method=self._plan.name
+            )
         return kernels
 
     def _kernel(self, op_index: int) -> Kernel:
