@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lowerdeck.runner import MissingKernelError, ProgramError, load
+from lowerdeck.runner import MissingKernelError, load
 from lowerdeck.runner.operators.kernels import ALLOWED, ScalarKernel, TorchKernel, find_kernel
 from lowerdeck.runner.operators.prim_ops import SCALAR_OPERATORS
 from lowerdeck.runner.operators.view_ops import VIEW_OPERATORS
