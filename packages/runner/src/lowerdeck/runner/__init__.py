@@ -3,7 +3,7 @@
 from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.bundles import make_bundle
 from lowerdeck.runner.comparison import Comparison, Difference, compare
-from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
+from lowerdeck.runner.debug_info import DebugMaps, SourceLocation
 from lowerdeck.runner.delegates import (
     BackendRuntime,
     DelegateLog,
@@ -46,7 +46,6 @@ __all__ = [
     "Comparison",
     "Difference",
     "DebugMaps",
-    "InstructionSource",
     # Programs with test cases
     "make_bundle",
     # The official runtime

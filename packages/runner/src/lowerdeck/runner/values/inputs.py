@@ -156,12 +156,7 @@ def bind_fixed(name: str, expected: object) -> Check:
         # NaN equals NaN here: the program was exported for it.
         nan = value != value and expected != expected
         if type(value) is not type(expected) or (value != expected and not nan):
-            kinds = [f" ({type(item).__name__})" for item in (value, expected)]
-            kind, expected_kind = kinds if repr(value) == repr(expected) else ("", "")
-            _refuse(
-                name,
-                f"is {value!r}{kind}; the program was exported for {expected!r}{expected_kind}",
-            )
+            _refuse(name, f"is {value!r}; the program was exported for {expected!r}")
 
     return check
 
