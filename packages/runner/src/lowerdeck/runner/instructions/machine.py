@@ -67,6 +67,10 @@ def run_chains(
     for number, chain in enumerate(chains):
         index, steps, end = 0, chain.steps, len(chain.steps)
         try:
+            if observer is None and not chain.jumps:
+                for index, step in enumerate(steps):  # noqa: B007 - read by the handler
+                    step()
+                continue
             while index < end:
                 if limit <= 0:
                     raise ExecutionError("the limit of instructions is reached: an endless loop?")
