@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lowerdeck.lowered_module import lower
-from lowerdeck.runner import check_bundle, make_bundle
+from lowerdeck.runner import make_bundle
 from lowerdeck.serializer import deserialize_bundle, write_bundle
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Holding
@@ -99,7 +99,4 @@ def test_the_official_runtime_and_devtools_agree_with_us(tmp_path: Path) -> None
         assert inputs == [(6, [1, 2, 8, 8], [0, 1, 2, 3], x.numpy().tobytes())]
         assert outputs[0][3] == model(x).numpy().tobytes()
     # ... and we what they write.
-    theirs = deserialize_bundle((tmp_path / "theirs.bpte").read_bytes())
-    assert theirs == bundles["plain"]
-    outcomes = check_bundle(theirs, rtol=1e-4, atol=1e-5)
-    assert [outcome.right for outcome in outcomes] == [True, True]
+    assert deserialize_bundle((tmp_path / "theirs.bpte").read_bytes()) == bundles["plain"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from io import StringIO
 
-import pytest
 import torch
 from torch.export import ExportedProgram
 
@@ -73,12 +72,10 @@ def test_initial_values_of_state_are_listed() -> None:
     assert bytes(output.mutable_data[1].storage) == struct.pack("<2f", 1, 1)
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_programs_are_printed(exported: ExportedProgram, verbose: bool) -> None:
+def test_programs_are_printed(exported: ExportedProgram) -> None:
     out = StringIO()
-    to_edge(exported).to_executorch().dump_executorch_program(verbose, out)
-    assert "aten::gelu.out" in out.getvalue()
-    assert ("value 0: Tensor(" in out.getvalue()) == verbose
+    to_edge(exported).to_executorch().dump_executorch_program(out=out)
+    assert "aten::gelu" in out.getvalue()
 
 
 def test_delegates_inside_delegates_have_debug_handles(inputs: tuple[torch.Tensor]) -> None:

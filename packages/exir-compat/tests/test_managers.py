@@ -18,17 +18,14 @@ from lowerdeck.exir_compat import (
     EdgeCompileConfig,
     EdgeProgramManager,
     ExecutorchBackendConfig,
-    ExirCompatError,
     SettingError,
     UnknownMethodError,
-    edge_manager,
     to_edge,
     to_edge_transform_and_lower,
 )
 from lowerdeck.lowered_module import (
     LoweredBackendModule,
     LoweringError,
-    decomposed_for,
     get_lowered_backend_modules,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner
@@ -52,26 +49,6 @@ class WantsGelu(RunPartitioner):
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], None]:
         return [aten.linear.default], None
-
-
-def test_programs_are_taken_apart_once_and_only_when_asked(
-    exported: ExportedProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count: list[int] = []
-
-    def counted(*args: Any, **named: Any) -> dict[str, ExportedProgram]:
-        count.append(1)
-        return decomposed_for(*args, **named)
-
-    monkeypatch.setattr(edge_manager, "decomposed_for", counted)
-    manager = to_edge(exported)
-    assert manager.methods == {"forward"}
-    assert not count
-    before = manager.to_executorch().buffer
-    assert aten.linear.default not in called(manager.exported_program())
-    manager.to_backend(RunPartitioner(lambda node: True)).transform([])
-    assert manager.to_executorch().buffer == before
-    assert len(count) == 1
 
 
 def test_the_file_is_that_of_emit(exported: ExportedProgram) -> None:
@@ -250,19 +227,13 @@ def test_partitioners_transform_programs_before_they_are_decomposed(
     exported: ExportedProgram,
 ) -> None:
     class WithTanh(WantsGelu):
-        def __init__(self, result: Any = None) -> None:
-            super().__init__()
-            self.result = result
-
         def transform_for_pre_decomposition(self, program: ExportedProgram) -> Any:
             copied = copy.deepcopy(program)
             for node in copied.graph.find_nodes(op="call_function", target=aten.gelu.default):
                 node.target = aten.tanh.default
-            return self.result or copied
+            return copied
 
     manager = to_edge_transform_and_lower(exported, partitioner=[WithTanh(), WantsGelu()])
     assert aten.tanh.default in called(manager.exported_program())
     assert not delegates(manager.exported_program())
     assert aten.gelu.default in called(exported)
-    with pytest.raises(ExirCompatError, match=r"WithTanh\.transform_for_pre_.* returned a str"):
-        to_edge_transform_and_lower(exported, partitioner=WithTanh("program"))

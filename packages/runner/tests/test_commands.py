@@ -1,27 +1,16 @@
-"""The commands ``lowerdeck run`` and ``lowerdeck backends``."""
+"""The command ``lowerdeck run``."""
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lowerdeck.runner import ProgramError
-from lowerdeck.runner.commands import BackendsCommand
-from lowerdeck.runner.delegates import find_runtime
 from lowerdeck.serializer import write_pte
-
-
-def call(command: Any, *words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.configure(parser)
-    return int(command.run(parser.parse_args(words)))
 
 
 @pytest.fixture
@@ -73,22 +62,16 @@ def test_inputs_come_from_files(file: Path, tmp_path: Path, shell: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"hello, no pickle", "bad.pt holds no tensors: found b'hello, n' at its start, expected"),
-        (b"i", "bad.pt holds no tensors: found b'i' at its start, expected"),
-        (b"", "bad.pt holds no tensors: found nothing, expected what torch.save wrote"),
-        (torch.nn.Identity(), "found an object of torch.nn.modules.linear.Identity, expected"),
-        ({"a": 1}, "--input bad.pt holds a dict; a tensor was expected"),
-        ("text", "--input bad.pt holds a str; a tensor was expected"),
-        (torch.ones(2, 2).int(), "--input bad.pt holds torch.int32; torch.float32 was expected"),
-        (torch.ones(3, 3), "--input bad.pt holds shape [3, 3]; at most [2, 2] was expected"),
-        ([torch.ones(2, 2)] * 3, "--input bad.pt holds 3 inputs; the method takes 2"),
-        ([torch.ones(2, 2), 7], "--input bad.pt: input 1 holds a int; a tensor was expected"),
-        ([torch.ones(2), torch.ones(2, 2)], "--input bad.pt: input 0 holds shape [2]; at most"),
-        (torch.ones(1, 2), "[2, 2] was expected (inputs were read from bad.pt)"),
+        (b"hello, no pickle", "bad.pt holds no tensors, expected what torch.save wrote"),
+        (b"", "bad.pt holds no tensors, expected what torch.save wrote"),
+        (torch.nn.Identity(), "bad.pt holds no tensors, expected what torch.save wrote"),
+        ({"a": 1}, "inputs[0] is a dict; a tensor was expected"),
+        ([torch.ones(2, 2)] * 3, "3 inputs are given; the method takes 2"),
+        (torch.ones(1, 2), "inputs[0] has shape [1, 2]; [2, 2] was expected"),
     ],
     ids=repr,
 )
-def test_a_file_of_inputs_that_does_not_fit_is_named_with_what_it_holds(
+def test_a_file_of_inputs_that_does_not_fit_is_refused(
     file: Path, content: object, message: str, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(file.parent)
@@ -120,8 +103,8 @@ def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
     ("words", "status", "message"),
     [
         ("--input ones:3x3", 3, "has shape [3, 3]"),
-        ("--input ones:x", 3, "is not a shape"),
-        ("--input ones:2", 3, "2 sizes were expected, at most [2, 2]"),
+        ("--input ones:x", 3, "found no shape"),
+        ("--input ones:2", 3, "has shape [2]; at most [2, 2]"),
         ("--input ones:999999999x999999999", 3, "has shape [999999999, 999999999]"),
         ("--input what", 3, "neither a file nor an input"),
         ("--input ones --input ones --input ones", 3, "3 inputs are given; the method takes 2"),
@@ -169,7 +152,6 @@ def test_what_cannot_be_done_is_one_line_and_changes_no_file(
         ["--repeat", "two"],
         ["--repeat", "9" * 5000],
         ["--seed", "x"],
-        ["--seed", str(2**64)],
         ["--memory", "loose"],
         [],
     ],
@@ -181,12 +163,12 @@ def test_wrong_options_are_usage_errors(file: Path, words: list[str], shell: Any
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        *((text, "does not fit torch.int64") for text in ("1e400", str(10**30), "nan")),
-        (f"ones:{'9' * 5000}", "not a shape such as 2x3"),
-        (f"zeros:2x{'9' * 4000}", "not a shape such as 2x3"),
-        ("rand:2\u00d74", "not a shape such as 2x3"),
-        ("ones:-1", "not a shape such as 2x3"),
-        ("ones:2x", "not a shape such as 2x3"),
+        *((text, "does not fit torch.int64") for text in ("1e400", str(10**30), "NaN")),
+        (f"ones:{'9' * 5000}", "one such as 2x3"),
+        (f"zeros:2x{'9' * 4000}", "one such as 2x3"),
+        ("rand:2\u00d74", "one such as 2x3"),
+        ("ones:-1", "one such as 2x3"),
+        ("ones:2x", "one such as 2x3"),
         ("9" * 5000, "neither a file nor an input"),
         ("9" * 4000, "does not fit"),
         ("a" * 5000, "neither a file nor an input"),
@@ -246,64 +228,3 @@ def test_a_missing_or_broken_file_is_one_line(tmp_path: Path, shell: Any) -> Non
     for path in (tmp_path / "none.pte", broken):
         (line,) = shell("run", path, status=3).err.splitlines()
         assert str(path) in line
-
-
-class Whole:
-    """Compiles everything.
-
-    More text.
-    """
-
-    supported_operators = ("aten.add", "aten.mul")
-
-
-class Quiet(Whole):
-    pass
-
-
-def test_backends_lists_halves_and_operators(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = [
-        EntryPoint("Whole", "whole:Whole", "lowerdeck.backends"),
-        EntryPoint("Whole", "whole:Runtime", "lowerdeck.runtimes"),
-        EntryPoint("Quiet", "whole:Quiet", "lowerdeck.backends"),
-        EntryPoint("Broken", "no_such_module:Backend", "lowerdeck.backends"),
-    ]
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda **wanted: EntryPoints(entries).select(**wanted)
-    )
-    load = EntryPoint.load
-    here = {"Whole": Whole, "Quiet": Quiet}
-    monkeypatch.setattr(
-        EntryPoint, "load", lambda self: here[self.name] if self.name in here else load(self)
-    )
-    assert call(BackendsCommand(), "--operators") == 0
-    out = capsys.readouterr().out
-    assert "Whole  (ahead of time, runtime; )" in out
-    assert out.count("Compiles everything.") == 1
-    assert "supports 2 operators" in out
-    assert "aten.mul" in out
-    assert "Broken  (ahead of time; )" in out
-    assert "cannot be used: ahead of time: ModuleNotFoundError" in out
-    assert call(BackendsCommand(), "--json") == 0
-    assert [item["name"] for item in json.loads(capsys.readouterr().out)] == [
-        "Broken",
-        "Quiet",
-        "Whole",
-    ]
-
-
-def test_a_backend_that_ends_the_process_ends_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "leaving_backend.py").write_text("import sys; sys.exit(0)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    entries = [EntryPoint("Leaving", "leaving_backend:Runtime", "lowerdeck.runtimes")]
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda **wanted: EntryPoints(entries).select(**wanted)
-    )
-    assert call(BackendsCommand()) == 0
-    assert "cannot be used: runtime: SystemExit: 0" in capsys.readouterr().out
-    with pytest.raises(ProgramError, match=r"'Leaving' .* cannot be made: SystemExit: 0"):
-        find_runtime("Leaving", {})

@@ -179,18 +179,6 @@ def test_kernels_that_trust_their_arguments_are_guarded(build: Any) -> None:
         load(program).method().run_flat(INPUTS)
 
 
-def test_a_norm_of_no_elements_gives_statistics_of_nan(method: Any) -> None:
-    x, out = (method.tensor([2, 3], dynamic=True) for _ in range(2))
-    mean, scale, none = method.tensor([3]), method.tensor([3]), method.null()
-    settings = (method.boolean(True), method.double(0.1), method.double(1e-5))
-    results = (out, mean, scale)
-    name = "aten::_native_batch_norm_legit.no_stats_out"
-    method.call(name, x, none, none, *settings, *results, method.tensors(results))
-    found = load(method.ends([x], [*results])).method().run_flat([torch.ones(0, 3)])
-    assert found[0].shape == (0, 3)
-    assert torch.stack(found[1:]).isnan().all()
-
-
 def test_a_failed_call_leaves_the_method_usable(method: Any) -> None:
     x, index, out = method.tensor([2, 2]), method.tensor([1], torch.int64), method.tensor([1, 2])
     rows = method.optional_tensors([index])

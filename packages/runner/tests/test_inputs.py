@@ -118,15 +118,10 @@ def test_what_lies_otherwise_is_told_by_strides_with_a_cure_that_works(
 
 
 @pytest.mark.parametrize("number", [5.0, float("nan")])
-def test_fixed_numbers_that_print_alike_are_told_apart(number: float, method: Any) -> None:
-    class Text(float):
-        pass
-
+def test_fixed_numbers_are_those_of_the_export(number: float, method: Any) -> None:
     x = method.tensor([1])
     forward = load(method.ends([x, method.double(number)], [x])).method()
     assert torch.equal(forward.run_flat([value(1), number])[0], value(1))
-    with pytest.raises(InputError, match=r"\(Text\); the .* \(float\)"):
-        forward.run_flat([value(1), Text(number)])
     with pytest.raises(InputError, match=r"is 6\.0; the program was exported for"):
         forward.run_flat([value(1), 6.0])
 

@@ -49,7 +49,6 @@ print(official_binding()["name"], os.environ.get("OPENVINO_LIB_PATH"))
     return done.stdout.split()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="another module is loaded there")
 def test_the_binding_is_loaded_by_either_name_with_openvinos_library(tmp_path: Path) -> None:
     library = str(tmp_path / "openvino/libs/libopenvino_c.so.2541")
     assert _told(tmp_path, _MADE_UP) == ["_portable_lib", "_portable_lib", library]

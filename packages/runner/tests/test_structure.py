@@ -135,24 +135,3 @@ def test_readable_names_cannot_outgrow_the_text() -> None:
     parse(keyed(MAX_PATH - 1))
     with pytest.raises(UnknownStructureError, match="characters"):
         parse(keyed(MAX_PATH))
-
-
-@pytest.mark.parametrize("many", [[LEAF], [tuples()], [node("builtins.dict", '["a"]', LEAF)]])
-def test_twice_the_text_takes_twice_the_steps(
-    many: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = 0
-    real = structure._tree
-
-    def counted(*args: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return real(*args)
-
-    monkeypatch.setattr(structure, "_tree", counted)
-    counts = []
-    for number in (1000, 2000):
-        steps = 0
-        parse(json.dumps([1, tuples(*many * number)]))
-        counts.append(steps)
-    assert counts[1] <= 2.01 * counts[0]

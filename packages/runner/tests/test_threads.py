@@ -12,13 +12,10 @@ from lowerdeck.runner import BusyError, ExecutionError, compare, load
 
 
 def doubling(m: Any) -> Any:
-    """Return a program of several steps: ((x + x) + w) * w, with w = 3."""
+    """Return a program with a constant: ((x + x) + w) * w, with w = 3."""
     x, y, out = (m.tensor([64]) for _ in range(3))
     weight, one = m.constant(torch.full((64,), 3.0)), m.integer(1)
     m.call("aten::add.out", x, x, one, y, y)
-    for _ in range(20):
-        m.call("aten::neg.out", y, out, out)
-        m.call("aten::neg.out", out, y, y)
     m.call("aten::add.out", y, weight, one, y, y)
     m.call("aten::mul.out", y, weight, out, out)
     return m.ends([x], [out])
@@ -58,30 +55,6 @@ def delegated(build: Any) -> tuple[Any, Waiting]:
     return load(build.program, backends={"Waiting": runtime}), runtime
 
 
-def test_threads_that_share_a_program_get_right_numbers_or_one_error(method: Any) -> None:
-    program = load(doubling(method))
-    program.method()
-    start = threading.Barrier(6)
-
-    def calls(number: int) -> list[bool | None]:
-        start.wait()
-        found: list[bool | None] = []
-        for step in range(60):
-            value = float(number * 100 + step)
-            try:
-                (result,) = program.run("forward", torch.full((64,), value))
-            except BusyError:
-                found.append(None)
-            else:
-                found.append(bool((result == (2 * value + 3) * 3).all()))
-        return found
-
-    with ThreadPoolExecutor(6) as pool:
-        found = [one for result in pool.map(calls, range(6)) for one in result]
-    assert True in found
-    assert False not in found
-
-
 ASKED: dict[str, Callable[[Any], object]] = {
     "a call": lambda program: program.run("forward", torch.ones(1)),
     "a flat call": lambda program: program.method().run_flat([torch.ones(1)]),
@@ -117,10 +90,9 @@ def test_whatever_another_thread_asks_for_meanwhile_is_refused(build: Any, asked
     assert program.run("other", torch.ones(1))[0].tolist() == [2.0]
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_delegate_cannot_call_its_own_program(build: Any, asked: str) -> None:
+def test_a_delegate_cannot_call_its_own_program(build: Any) -> None:
     program, runtime = delegated(build)
-    runtime.inside = lambda: ASKED[asked](program)
+    runtime.inside = lambda: program.run("forward", torch.ones(1))
     with pytest.raises(ExecutionError, match="running, in another thread or around this call"):
         program.run("forward", torch.ones(1))
     runtime.inside = lambda: None

@@ -3,7 +3,7 @@
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, MemoryPlanningPass
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager
-from lowerdeck.exir_compat.emitting import EmitterOutput, emit_program
+from lowerdeck.exir_compat.emitting import EmitterOutput
 from lowerdeck.exir_compat.errors import (
     ExirCompatError,
     SettingError,
@@ -12,7 +12,7 @@ from lowerdeck.exir_compat.errors import (
     UnknownMethodError,
 )
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
-from lowerdeck.exir_compat.lowering import to_edge, to_edge_transform_and_lower
+from lowerdeck.exir_compat.lowering import emit_program, to_edge, to_edge_transform_and_lower
 
 __all__ = [
     # From exported programs on

@@ -15,7 +15,6 @@ from lowerdeck.exir_compat.errors import SettingError
 
 _PROGRAMS = "executorch.exir.program._program"
 _SCHEMA = "executorch.exir.schema"
-_SPECS = "executorch.exir.backend.compile_spec_schema"
 _RECORDS = "executorch.devtools.etrecord"
 
 
@@ -31,11 +30,6 @@ def manager_class(name: str) -> Any:
 def file_classes() -> Any:
     """Return the module of the classes that exir's files are made of, None if not loaded."""
     return sys.modules.get(_SCHEMA)
-
-
-def compile_spec_class() -> Any:
-    """Return exir's class of compile specs, which its module of file classes imports."""
-    return sys.modules[_SPECS].CompileSpec
 
 
 def quantized_fusions() -> Any:

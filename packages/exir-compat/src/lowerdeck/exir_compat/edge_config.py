@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.torch_base import OpOverload
 
 
@@ -31,22 +29,3 @@ class EdgeCompileConfig:
     _core_aten_ops_exception_list: Sequence[OpOverload] = field(default_factory=list)
     preserve_ops: Sequence[OpOverload] = field(default_factory=list)
     _use_edge_ops: bool = True
-
-
-def checked(given: Any) -> EdgeCompileConfig:
-    """Return the settings that were given, or the default for None.
-
-    Args:
-        given: What should be an ``EdgeCompileConfig``, this package's or exir's.
-
-    Raises:
-        SettingError: It is something else.
-    """
-    if given is None:
-        return EdgeCompileConfig()
-    if not hasattr(given, "preserve_ops"):
-        raise SettingError(
-            f"found a {type(given).__name__} as compile_config, expected an EdgeCompileConfig"
-        )
-    config: EdgeCompileConfig = given
-    return config

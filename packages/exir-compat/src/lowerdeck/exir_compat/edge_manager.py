@@ -10,17 +10,20 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
 from lowerdeck.exir_compat._executorch import new_record
-from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
-from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
+from lowerdeck.exir_compat.backend_config import (
+    ExecutorchBackendConfig,
+    emit_config,
+    passes_to_run,
+    warn_of_others,
+)
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.errors import ExirCompatError, SettingWarning, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.exir_classes import Manager
-from lowerdeck.exir_compat.transforming import is_passes, of_exirs, transformed
+from lowerdeck.exir_compat.transforming import of_exirs, transformed
 from lowerdeck.lowered_module import (
     LoweredBackendModule,
     MethodProgramsPartitionerSpec,
-    assign_debug_handles,
-    decomposed_for,
     get_lowered_backend_modules,
     in_edge_operators,
     in_torch_operators,
@@ -59,9 +62,8 @@ class EdgeProgramManager(Manager):
     ) -> None:
         self._programs: dict[str, Any] = programs_by_method(edge_programs)
         self._constants = dict(constant_methods or {})
-        self._preserved: Iterable[OpOverload] | None = None
         self._etrecord: Any = None
-        self.compile_config: EdgeCompileConfig = checked(compile_config)
+        self.compile_config: EdgeCompileConfig = compile_config or EdgeCompileConfig()
 
     @property
     def _edge_programs(self) -> dict[str, ExportedProgram]:
@@ -82,14 +84,6 @@ class EdgeProgramManager(Manager):
     def config_methods(self) -> set[str]:
         """The names of the methods that return constants."""
         return set(self._constants)
-
-    def decompose_when_asked(self, preserved: Iterable[OpOverload]) -> None:
-        """Take the programs apart the first time that one is asked for.
-
-        Args:
-            preserved: Operators that stay whole.
-        """
-        self._preserved = preserved
 
     def keep_record(self, exported: Mapping[str, ExportedProgram] | None = None) -> None:
         """Keep the programs as they are now for ExecuTorch's devtools.
@@ -136,12 +130,11 @@ class EdgeProgramManager(Manager):
             TransformError: A pass is none, or what it returned cannot be used.
             UnknownMethodError: There are passes for a method that is none.
         """
-        programs = self._taken_apart()
+        programs = dict(self._programs)
         for name, passes_of_method in by_method(passes, programs).items():
-            programs[name] = transformed(
-                programs[name],
-                passes_of_method if is_passes(passes_of_method) else [passes_of_method],
-            )
+            is_several = isinstance(passes_of_method, list | tuple)
+            several = passes_of_method if is_several else [passes_of_method]
+            programs[name] = transformed(programs[name], several)
         return self._with(programs, compile_config)
 
     def to_backend(self, partitioner: Any) -> EdgeProgramManager:
@@ -170,37 +163,28 @@ class EdgeProgramManager(Manager):
             SettingError: A setting cannot be honoured.
             lowerdeck.emitter.EmitterError: The programs cannot be emitted.
         """
-        settings = ExecutorchBackendConfig.of(config)
-        settings.check()
-        passes = settings.passes_to_run()
+        settings = config or ExecutorchBackendConfig()
+        warn_of_others(settings)
+        passes = passes_to_run(settings)
         manager = self.transform(passes) if passes else self
         programs = manager._in_torchs()
         _warn_of_devices(programs.values())
-        emit_config, is_shared = settings.emit_config(self._constants, programs)
-        emitted = emit(programs, config=emit_config, shared_state=is_shared)
+        emission, is_shared = emit_config(settings, self._constants, programs)
+        emitted = emit(programs, config=emission, shared_state=is_shared)
         made = ExecutorchProgramManager(programs, emitted, settings)
         if self._etrecord is not None:
             made.keep_record(self._etrecord)
         return made
 
-    def _taken_apart(self) -> dict[str, ExportedProgram]:
-        if self._preserved is not None:
-            self._programs = decomposed_for({}, self._programs, keep=self._preserved)
-            for program in self._programs.values():
-                assign_debug_handles(program.graph_module)
-            self._preserved = None
-        return dict(self._programs)
-
     def _shown(self) -> dict[str, ExportedProgram]:
         """Return the programs as callers see them: Edge, where anyone can know that dialect."""
-        programs = self._taken_apart()
         if not getattr(self.compile_config, "_use_edge_ops", True):
-            return programs
-        return {name: in_edge_operators(program) for name, program in programs.items()}
+            return dict(self._programs)
+        return {name: in_edge_operators(program) for name, program in self._programs.items()}
 
     def _in_torchs(self) -> dict[str, ExportedProgram]:
         """Return the programs in torch's operators, numbers and views as they were."""
-        return {name: in_torch_operators(program) for name, program in self._taken_apart().items()}
+        return {name: in_torch_operators(program) for name, program in self._programs.items()}
 
     def _with(
         self, programs: Mapping[str, ExportedProgram], config: EdgeCompileConfig | None = None

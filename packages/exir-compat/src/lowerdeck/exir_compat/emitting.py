@@ -1,21 +1,15 @@
-"""``emit_program``, and what it returns, under exir's names."""
+"""What exir's emitter returns, under its names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.export import ExportedProgram
-
-from lowerdeck.emitter import EmitConfig, EmittedProgram, emit
-from lowerdeck.exir_compat.backend_config import LIBRARY_KERNELS
+from lowerdeck.emitter import EmittedProgram
 from lowerdeck.exir_compat.exir_schema import (
     as_bytes,
-    buffers_in_exirs_classes,
     in_exirs_classes,
 )
-from lowerdeck.lowered_module import in_torch_operators
 
 
 @dataclass(slots=True)
@@ -45,34 +39,6 @@ class EmitterOutput:
     external_constant_map: dict[str, dict[str, int]] | None
 
 
-def emit_program(
-    methods: ExportedProgram | Mapping[str, ExportedProgram],
-    emit_stacktrace: bool = False,
-    prim_getters: Mapping[str, Any] | None = None,
-    emit_mutable_buffer_names: bool = False,  # noqa: ARG001
-) -> EmitterOutput:
-    """Return programs as what a file holds.
-
-    Args:
-        methods: One program, which becomes the method ``forward``, or several by method name.
-        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
-        prim_getters: Values that additional methods return.
-        emit_mutable_buffer_names: Changes nothing: state always has its name.
-
-    Raises:
-        lowerdeck.emitter.EmitterError: The programs cannot be emitted.
-    """
-    named = {"forward": methods} if isinstance(methods, ExportedProgram) else dict(methods)
-    ordered = {name: in_torch_operators(named[name]) for name in sorted(named)}
-    config = EmitConfig(
-        constant_methods=dict(prim_getters or {}),
-        stack_traces=emit_stacktrace,
-        custom_kernels=LIBRARY_KERNELS,
-    )
-    emitted = emit(ordered, config=config)
-    return emitter_output(emitted, in_exirs_classes(emitted.program))
-
-
 def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
     """Return what was emitted, as exir's emitter returns it.
 
@@ -81,39 +47,25 @@ def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
     """
     outside, names = _outside(emitted)
     state = emitted.program.mutable_data
+    delegates = emitted.delegate_debug_maps
     return EmitterOutput(
         program=program,
-        debug_handle_map=debug_handles(emitted),
-        method_to_delegate_debug_id_map=delegate_maps(emitted),
-        instruction_id_to_num_outs_map=result_counts(emitted),
-        mutable_data=buffers_in_exirs_classes(state) if len(state) > 1 else None,
+        debug_handle_map={name: _handles(emitted, name) for name in emitted.debug_handle_map},
+        method_to_delegate_debug_id_map={
+            method: {
+                index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
+                for index, source in calls.items()
+            }
+            for method, calls in delegates.items()
+        },
+        instruction_id_to_num_outs_map={
+            method: {index: emitted.debug_handle_map[method][index].results for index in calls}
+            for method, calls in delegates.items()
+        },
+        mutable_data=in_exirs_classes(state) if len(state) > 1 else None,
         external_constant_buffer=outside,
         external_constant_map=names,
     )
-
-
-def debug_handles(emitted: EmittedProgram) -> dict[str, dict[int, int | list[int]]]:
-    """Return the debug handle of each instruction, by method and index."""
-    return {name: _handles(emitted, name) for name in emitted.debug_handle_map}
-
-
-def delegate_maps(emitted: EmittedProgram) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return the debug maps of delegate calls, by method and index."""
-    return {
-        method: {
-            index: {"name": source.backend_id, "delegate_map": dict(source.debug_handle_map)}
-            for index, source in calls.items()
-        }
-        for method, calls in emitted.delegate_debug_maps.items()
-    }
-
-
-def result_counts(emitted: EmittedProgram) -> dict[str, dict[int, int]]:
-    """Return how many results each delegate call gives, by method and index."""
-    return {
-        method: {index: emitted.debug_handle_map[method][index].results for index in calls}
-        for method, calls in emitted.delegate_debug_maps.items()
-    }
 
 
 def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]:

@@ -1,16 +1,8 @@
 """The errors that this package raises, and its warning."""
 
-from lowerdeck.inspect import ExitStatus
-
 
 class ExirCompatError(Exception):
-    """Base of every error that ``lowerdeck.exir_compat`` raises on purpose.
-
-    Attributes:
-        exit_status: With what a command ends that raises it.
-    """
-
-    exit_status: int = ExitStatus.BAD_INPUT
+    """Base of every error that ``lowerdeck.exir_compat`` raises on purpose."""
 
 
 class SettingError(ExirCompatError, ValueError):
@@ -26,8 +18,8 @@ class UnknownMethodError(ExirCompatError, KeyError):
 
 
 class TransformError(ExirCompatError, TypeError):
-    """A pass is none, or returned what no program can be made of."""
+    """A pass returned what no program can be made of."""
 
 
 class SettingWarning(UserWarning):
-    """A setting of exir's changes nothing here; the message says why."""
+    """A setting of exir's changes nothing here."""

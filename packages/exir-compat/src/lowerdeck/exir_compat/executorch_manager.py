@@ -11,36 +11,17 @@ from typing import Any, BinaryIO, TextIO
 from torch.export import ExportedProgram
 
 from lowerdeck.emitter import EmittedProgram
-from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
-from lowerdeck.exir_compat.emitting import (
-    EmitterOutput,
-    debug_handles,
-    delegate_maps,
-    emitter_output,
-    result_counts,
-)
+from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, file_options
+from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
 from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.exir_compat.exir_schema import in_exirs_classes
 from lowerdeck.serializer import (
-    DelegateCall,
-    ExecutionPlan,
-    KernelCall,
     Program,
     external_data,
     write_ptd,
     write_pte,
 )
-
-
-def _told(plan: ExecutionPlan, call: Any) -> str:
-    """Return an instruction with the name of what it calls."""
-    if isinstance(call, KernelCall):
-        operator = plan.operators[call.op_index]
-        return f"{operator.name}.{operator.overload} {call.args}"
-    if isinstance(call, DelegateCall):
-        return f"{plan.delegates[call.delegate_index].id} {call.args}"
-    return str(call)
 
 
 class ExecutorchProgramManager(Manager):
@@ -64,7 +45,7 @@ class ExecutorchProgramManager(Manager):
         backend_config: ExecutorchBackendConfig | None = None,
     ) -> None:
         self._programs = dict(execution_programs)
-        self._options = (backend_config or ExecutorchBackendConfig()).file_options
+        self._options = file_options(backend_config or ExecutorchBackendConfig())
         self._etrecord: Any = None
         self.emitted: EmittedProgram = emitted
 
@@ -92,17 +73,17 @@ class ExecutorchProgramManager(Manager):
     @property
     def debug_handle_map(self) -> dict[str, dict[int, int | list[int]]]:
         """The debug handle of each instruction, by method and index; of delegates lists."""
-        return debug_handles(self.emitted)
+        return self._emitter_output.debug_handle_map
 
     @property
     def delegate_map(self) -> dict[str, dict[int, dict[str, Any]]]:
         """Debug maps of delegate calls, by method and index of the instruction."""
-        return delegate_maps(self.emitted)
+        return self._emitter_output.method_to_delegate_debug_id_map
 
     @property
     def instruction_id_to_num_outs_map(self) -> dict[str, dict[int, int]]:
         """How many results each delegate call gives, by method and index."""
-        return result_counts(self.emitted)
+        return self._emitter_output.instruction_id_to_num_outs_map
 
     def keep_record(self, record: Any) -> None:
         """Keep a record for ExecuTorch's devtools, with what was emitted added to it.
@@ -127,21 +108,14 @@ class ExecutorchProgramManager(Manager):
             )
         return self._etrecord
 
-    def dump_executorch_program(self, verbose: bool = False, out: TextIO | None = None) -> None:
-        """Print what the program holds.
+    def dump_executorch_program(self, verbose: bool = False, out: TextIO | None = None) -> None:  # noqa: ARG002
+        """Print the program.
 
         Args:
-            verbose: Print every value and instruction, as exir's classes show themselves.
+            verbose: Changes nothing: every value and instruction is printed.
             out: Where to; standard output if None.
         """
-        program = self.emitted.program
-        for plan in program.execution_plan:
-            print(f"{plan.name}: inputs {plan.inputs}, outputs {plan.outputs}", file=out)
-            for index, value in enumerate(plan.values if verbose else []):
-                print(f"  value {index}: {value.val}", file=out)
-            for chain in plan.chains:
-                for index, instruction in enumerate(chain.instructions):
-                    print(f"  {index}: {_told(plan, instruction.instr_args)}", file=out)
+        print(self.executorch_program, file=out)
 
     def write_to_file(self, open_file: BinaryIO) -> None:
         """Write the ``.pte`` file to a file that is open for bytes."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from typing import Any
 
-from lowerdeck.exir_compat._executorch import compile_spec_class, file_classes
-from lowerdeck.serializer import Buffer, CompileSpec, Double, Program
-
-_Made = Callable[[Any], Any]
+from lowerdeck.exir_compat._executorch import file_classes
+from lowerdeck.serializer import Program
 
 
-def in_exirs_classes(program: Program) -> Any:
-    """Return a program in exir's own classes where anyone has imported them, else itself.
+def in_exirs_classes(program: Any) -> Any:
+    """Return a program or a part of it in exir's own classes if these are loaded, else itself.
 
     Code that asks ``isinstance`` for a class of exir has imported it, and exir's own tools, such
     as its printer and its writer, do ask.
@@ -25,12 +22,13 @@ def in_exirs_classes(program: Program) -> Any:
     schema = file_classes()
     if schema is None:
         return program
-    conversion = _Conversion(schema)
+    if not isinstance(program, Program):
+        return _converted(program, schema)
     return schema.Program(
         version=program.version,
-        execution_plan=conversion.of(program.execution_plan),
-        constant_buffer=conversion.of(program.constant_buffer),
-        backend_delegate_data=conversion.of(program.backend_delegate_data),
+        execution_plan=_converted(program.execution_plan, schema),
+        constant_buffer=_converted(program.constant_buffer, schema),
+        backend_delegate_data=_converted(program.backend_delegate_data, schema),
         segments=[],
         constant_segment=schema.SubsegmentOffsets(segment_index=0, offsets=[]),
         mutable_data_segments=None,
@@ -38,49 +36,21 @@ def in_exirs_classes(program: Program) -> Any:
     )
 
 
-def buffers_in_exirs_classes(buffers: list[Buffer]) -> list[Any]:
-    """Return initial values of state as exir's emitter does, as they are where it is not loaded.
-
-    Args:
-        buffers: The values; entry 0 is reserved.
-    """
-    schema = file_classes()
-    return buffers if schema is None else list(_Conversion(schema).of(buffers))
-
-
-class _Conversion:
-    """What becomes of an object of each class; looked up once for each class."""
-
-    def __init__(self, schema: Any) -> None:
-        self._schema = schema
-        self._ways: dict[type, _Made] = {}
-
-    def of(self, value: Any) -> Any:
-        """Return a value of our schema in the other one's classes."""
-        kind = type(value)
-        if kind is list:
-            return [self.of(item) for item in value]
-        way = self._ways.get(kind)
-        if way is None:
-            way = self._ways[kind] = self._way(kind)
-        return way(value)
-
-    def _way(self, kind: type) -> _Made:
-        if issubclass(kind, IntEnum):
-            enum = getattr(self._schema, kind.__name__)
-            return lambda value: enum(int(value))
-        if kind is CompileSpec:
-            spec = compile_spec_class()
-            return lambda value: spec(value.key, as_bytes(value.value))
-        if kind is Double:
-            return lambda value: self._schema.Double(double_val=value.double_val)
-        if is_dataclass(kind):
-            cls = getattr(self._schema, kind.__name__)
-            names = tuple(field_.name for field_ in fields(kind))
-            return lambda value: cls(**{name: self.of(getattr(value, name)) for name in names})
-        if kind in (str, int, float, bool, type(None), bytes):
-            return lambda value: value
-        return as_bytes
+def _converted(value: Any, schema: Any) -> Any:
+    """Return a value of our schema in the other one's classes."""
+    kind = type(value)
+    if kind in (str, int, float, bool, type(None), bytes):
+        return value
+    if kind is list:
+        return [_converted(item, schema) for item in value]
+    if issubclass(kind, IntEnum):
+        return getattr(schema, kind.__name__)(int(value))
+    if is_dataclass(kind):
+        values = {field_.name: getattr(value, field_.name) for field_ in fields(kind)}
+        return getattr(schema, kind.__name__)(
+            **{name: _converted(item, schema) for name, item in values.items()}
+        )
+    return as_bytes(value)
 
 
 def as_bytes(storage: Any) -> bytes:

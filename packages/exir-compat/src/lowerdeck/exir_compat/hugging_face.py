@@ -16,7 +16,11 @@ from transformers.exporters.configs import ExecutorchConfig, ExportFormat
 from transformers.exporters.exporter_dynamo import DynamoExporter
 
 from lowerdeck.emitter import Bounds
-from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, MemoryPlanningPass
+from lowerdeck.exir_compat.backend_config import (
+    ExecutorchBackendConfig,
+    MemoryPlanningPass,
+    emit_config,
+)
 from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.lowered_module import Partitioner, lower
@@ -88,9 +92,8 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
                 alloc_mutable_buffers=config.alloc_mutable_buffers,
             )
         )
-        emit_config, _ = settings.emit_config({}, {"forward": program})
-        emit_config = replace(emit_config, bounds=self._bounds)
-        lowered = lower(program, partitioners, config=emit_config)
+        emission, _ = emit_config(settings, {}, ["forward"])
+        lowered = lower(program, partitioners, config=replace(emission, bounds=self._bounds))
         return ExecutorchProgramManager(lowered.programs, lowered, settings), metadata
 
     def _chosen_partitioners(self, config: ExecutorchConfig) -> Sequence[Partitioner]:

@@ -1,4 +1,4 @@
-"""``to_edge`` and ``to_edge_transform_and_lower``, which begin what callers of exir do."""
+"""The functions with which callers of exir begin."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.exir_compat.edge_config import EdgeCompileConfig, checked
+from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig
+from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.edge_manager import EdgeProgramManager, by_method, programs_by_method
-from lowerdeck.exir_compat.errors import ExirCompatError
+from lowerdeck.exir_compat.emitting import EmitterOutput
 from lowerdeck.lowered_module import assign_debug_handles, decomposed_for
 
 
@@ -20,8 +21,6 @@ def to_edge(
     generate_etrecord: bool = False,
 ) -> EdgeProgramManager:
     """Return programs in core ATen operators, to be lowered and emitted.
-
-    They are decomposed once, at the first step that needs it.
 
     Args:
         programs: One program, which becomes the method ``forward``, or several by method name.
@@ -41,13 +40,8 @@ def to_edge(
         >>> to_edge(exported).to_executorch().buffer[4:8]
         b'ET12'
     """
-    config = checked(compile_config)
     methods = programs_by_method(programs)
-    manager = EdgeProgramManager(methods, constant_methods, config)
-    manager.decompose_when_asked(config.preserve_ops)
-    if generate_etrecord:
-        manager.keep_record(methods)
-    return manager
+    return _decomposed({}, methods, constant_methods, compile_config, generate_etrecord)
 
 
 def to_edge_transform_and_lower(
@@ -81,7 +75,6 @@ def to_edge_transform_and_lower(
         >>> to_edge_transform_and_lower(exported, partitioner=[]).methods
         {'forward'}
     """
-    config = checked(compile_config)
     methods = programs_by_method(programs)
     chosen = {
         name: list(entry) if isinstance(entry, list | tuple) else [entry]
@@ -91,12 +84,7 @@ def to_edge_transform_and_lower(
     methods = {
         name: _transformed(program, chosen.get(name, ())) for name, program in methods.items()
     }
-    taken_apart = decomposed_for(chosen, methods, keep=config.preserve_ops)
-    for program in taken_apart.values():
-        assign_debug_handles(program.graph_module)
-    manager = EdgeProgramManager(taken_apart, constant_methods, config)
-    if generate_etrecord:
-        manager.keep_record(methods)
+    manager = _decomposed(chosen, methods, constant_methods, compile_config, generate_etrecord)
     if transform_passes is not None:
         manager = manager.transform(transform_passes)
         manager.keep_record()
@@ -108,14 +96,49 @@ def to_edge_transform_and_lower(
     return manager
 
 
+def emit_program(
+    methods: ExportedProgram | Mapping[str, ExportedProgram],
+    emit_stacktrace: bool = False,
+    prim_getters: Mapping[str, Any] | None = None,
+    emit_mutable_buffer_names: bool = False,  # noqa: ARG001
+) -> EmitterOutput:
+    """Return programs as what a file holds.
+
+    Args:
+        methods: One program, which becomes the method ``forward``, or several by method name.
+        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
+        prim_getters: Values that additional methods return.
+        emit_mutable_buffer_names: Changes nothing: state always has its name.
+
+    Raises:
+        lowerdeck.emitter.EmitterError: The programs cannot be emitted.
+    """
+    named = programs_by_method(methods)
+    manager = EdgeProgramManager({name: named[name] for name in sorted(named)}, prim_getters)
+    config = ExecutorchBackendConfig(emit_stacktrace=emit_stacktrace)
+    return manager.to_executorch(config)._emitter_output
+
+
+def _decomposed(
+    partitioners: Mapping[str, Sequence[Any]],
+    methods: Mapping[str, ExportedProgram],
+    constant_methods: Mapping[str, Any] | None,
+    compile_config: EdgeCompileConfig | None,
+    generate_etrecord: bool,
+) -> EdgeProgramManager:
+    config = compile_config or EdgeCompileConfig()
+    programs = decomposed_for(partitioners, methods, keep=config.preserve_ops)
+    for program in programs.values():
+        assign_debug_handles(program.graph_module)
+    manager = EdgeProgramManager(programs, constant_methods, config)
+    if generate_etrecord:
+        manager.keep_record(methods)
+    return manager
+
+
 def _transformed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
     """Return a program after the transformations of partitioners, which exir 1.5.1 introduced."""
     for partitioner in partitioners:
         transform = getattr(partitioner, "transform_for_pre_decomposition", None)
         program = program if transform is None else transform(program)
-        if not isinstance(program, ExportedProgram):
-            raise ExirCompatError(
-                f"{type(partitioner).__name__}.transform_for_pre_decomposition returned a "
-                f"{type(program).__name__}, expected an ExportedProgram"
-            )
     return program

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -61,13 +60,7 @@ def of_exirs(transform: Any) -> bool:
 
 def _after(program: ExportedProgram, transform: Any) -> ExportedProgram:
     name = getattr(transform, "__name__", type(transform).__name__)
-    if not callable(transform) or isinstance(transform, type):
-        raise TransformError(
-            f"found {transform!r} as a pass, expected a callable that takes a GraphModule, such "
-            "as an object of a subclass of torch.fx.passes.infra.pass_base.PassBase"
-        )
-    takes_program = _takes_program(transform)
-    result = transform(program if takes_program else program.graph_module)
+    result = transform(program if _takes_program(transform) else program.graph_module)
     if isinstance(result, ExportedProgram):
         return result
     whole = getattr(result, "exported_program", None)
@@ -87,21 +80,12 @@ def _after(program: ExportedProgram, transform: Any) -> ExportedProgram:
 
 
 def _takes_program(transform: Any) -> bool:
-    """Return whether a pass says of its first parameter that it is a program."""
-    called = (
-        transform
-        if inspect.isroutine(transform)
-        else getattr(transform, "call", transform.__call__)
-    )
+    """Return whether the annotation of a pass's first parameter is that of a program."""
     try:
-        parameters = list(inspect.signature(called).parameters.values())
+        parameters = inspect.signature(getattr(transform, "call", transform)).parameters.values()
     except (TypeError, ValueError):
         return False
-    if not parameters:
-        return False
-    said = parameters[0].annotation
-    text = said if isinstance(said, str) else getattr(said, "__name__", "")
-    return text.rpartition(".")[2] == "ExportedProgram"
+    return any("ExportedProgram" in str(one.annotation) for one in list(parameters)[:1])
 
 
 def _signature(
@@ -111,16 +95,14 @@ def _signature(
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     returned = graph_module.graph.output_node().args[0]
     outputs = returned if isinstance(returned, list | tuple) else (returned,)
-    for word, names, specs in (
-        ("takes", placeholders, signature.input_specs),
-        ("returns", outputs, signature.output_specs),
-    ):
-        if len(names) != len(specs):
-            raise TransformError(
-                f"after pass {name} the graph {word} {len(names)} values, expected the "
-                f"{len(specs)} of the program's signature: a pass that changes them must return "
-                "an ExportedProgram"
-            )
+    counts = len(placeholders), len(outputs)
+    expected = len(signature.input_specs), len(signature.output_specs)
+    if counts != expected:
+        raise TransformError(
+            f"after pass {name} the graph takes and returns {counts} values, expected the "
+            f"{expected} of the program's signature: a pass that changes them must return an "
+            "ExportedProgram"
+        )
     renamed: dict[str, str] = {}
     inputs: list[InputSpec] = []
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
@@ -138,8 +120,3 @@ def _called(argument: Any, value: Any) -> Any:
     if isinstance(value, Node) and not isinstance(argument, ConstantArgument):
         return replace(argument, name=value.name)
     return argument
-
-
-def is_passes(argument: object) -> bool:
-    """Return whether an argument is a sequence of passes, and not one pass that holds several."""
-    return isinstance(argument, list | tuple) and not isinstance(argument, torch.nn.Module)

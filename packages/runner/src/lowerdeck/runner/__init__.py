@@ -1,9 +1,9 @@
 """Run, watch and compare .pte programs in Python."""
 
 from lowerdeck.runner.binding import official_binding, official_binding_name
-from lowerdeck.runner.bundles import CaseOutcome, check_bundle, make_bundle
+from lowerdeck.runner.bundles import make_bundle
 from lowerdeck.runner.comparison import Comparison, Difference, compare
-from lowerdeck.runner.debug_info import DebugMaps, InstructionSource, SourceLocation
+from lowerdeck.runner.debug_info import DebugMaps, SourceLocation
 from lowerdeck.runner.delegates import (
     BackendRuntime,
     DelegateLog,
@@ -46,11 +46,8 @@ __all__ = [
     "Comparison",
     "Difference",
     "DebugMaps",
-    "InstructionSource",
     # Programs with test cases
     "make_bundle",
-    "check_bundle",
-    "CaseOutcome",
     # The official runtime
     "OfficialRuntime",
     "OfficialCalls",

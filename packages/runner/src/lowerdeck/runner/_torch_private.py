@@ -26,7 +26,6 @@ __all__ = [
     "find_overload",
     "flat_graph_inputs",
     "flatten_like",
-    "is_pointwise",
     "leaf_paths",
     "leaves",
     "operator_name",
@@ -83,16 +82,6 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
         )
         for argument in schema_of(operator).arguments
     )
-
-
-def is_pointwise(namespace: str, name: str) -> bool:
-    """Return whether torch tags an operator as pointwise.
-
-    Only some overloads have the tag, and out variants rarely do: one overload with it suffices.
-    """
-    packet = getattr(getattr(torch.ops, namespace), name)
-    overloads: list[str] = packet.overloads()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
 
 
 def direct_call(operator: OpOverload) -> Callable[..., Any]:

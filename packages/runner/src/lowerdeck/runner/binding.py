@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +52,6 @@ def official_binding() -> dict[str, Any]:
         raise ModuleNotFoundError("executorch is not installed: pip install executorch")
     # The binding is linked to torch's libraries, which must be loaded first.
     importlib.import_module("torch")
-    if sys.platform == "win32":
-        # There the public module also adds the directories of the binding's libraries.
-        return vars(importlib.import_module(f"{_PACKAGE}.portable_lib"))
     if library := _openvino_library():
         os.environ.setdefault(_OPENVINO, str(library))
     return vars(importlib.import_module(name))

@@ -12,41 +12,16 @@ _TORCH = "-packages/torch/"
 """Part of the path of torch's own files, on whatever machine the file was made."""
 
 
-class InstructionSource(Protocol):
-    """Source of one instruction, as the emitter records it."""
-
-    @property
-    def handles(self) -> Sequence[int]:
-        """Debug handles of its nodes."""
-        ...
-
-    @property
-    def operator(self) -> str:
-        """What it calls: a kernel's full name, or the operator of a node."""
-        ...
-
-    @property
-    def node(self) -> str:
-        """Name of the node, empty when unknown."""
-        ...
-
-    @property
-    def source_line(self) -> str:
-        """The line of the user's code, empty when unknown."""
-        ...
-
-    @property
-    def module_path(self) -> str:
-        """Path of the module, such as ``layers.0.attention``, empty when unknown."""
-        ...
-
-
 class DebugMaps(Protocol):
     """Debug maps of an emission, such as the emitter's ``EmittedProgram``."""
 
     @property
     def debug_handle_map(self) -> Mapping[str, Mapping[int, Any]]:
-        """For each method, the source of each instruction."""
+        """For each method, the source of each instruction.
+
+        A source has ``handles``, ``operator``, ``node``, ``source_line`` and ``module_path``; the
+        texts are empty when unknown.
+        """
         ...
 
     @property
@@ -138,7 +113,7 @@ def merged(parts: Sequence[SourceLocation]) -> SourceLocation:
     )
 
 
-def _place_of(source: InstructionSource) -> SourceLocation:
+def _place_of(source: Any) -> SourceLocation:
     return SourceLocation(
         tuple(source.handles),
         source.node,

@@ -141,19 +141,6 @@ class TellsPrecision(Protocol):
         ...
 
 
-@runtime_checkable
-class LoggedStep(Protocol):
-    """A step of a method that can log events inside it."""
-
-    def logged(self, log: DelegateLog) -> int | None:
-        """Run the step.
-
-        Args:
-            log: Called with one event at a time.
-        """
-        ...
-
-
 def installed_runtimes() -> dict[str, str]:
     """Return the backend ids with a registered runtime half, and where each is defined."""
     return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}

@@ -41,15 +41,6 @@ class MissingKernelError(ProgramError):
     def __init__(self, missing: Sequence[str], problem: str, *, method: str | None = None) -> None:
         super().__init__(problem, method=method)
         self.missing: tuple[str, ...] = tuple(missing)
-        self._problem = problem
-
-    def within(self, method: str) -> MissingKernelError:
-        """Return the same error with the name of the method that calls the operators.
-
-        Args:
-            method: Name of the method.
-        """
-        return MissingKernelError(self.missing, self._problem, method=method)
 
 
 class InputError(RunnerError, ValueError):

@@ -48,8 +48,8 @@ def load(
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
         backends: Runtime halves of backends by id; they take precedence over installed ones.
-        memory: ``"strict"`` checks the memory plan when a method is loaded: every read must find
-            the value last written under that name, in later calls and loop iterations as well.
+        memory: ``"strict"`` checks the memory plan when a method is loaded: no instruction may
+            write onto a value that is needed later, also in later calls and loop iterations.
             Aliases (reshapes and slices that share memory) are not marked in a file, so a plan
             that moves an alias or its base may pass. ``"poison"`` also fills dead memory with
             0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.
@@ -59,7 +59,7 @@ def load(
             that registers them with torch must be imported.
 
     Raises:
-        ProgramError: The file is malformed, or an argument is of the wrong kind.
+        ProgramError: The file is malformed, or ``program`` is of the wrong kind.
         MemoryPlanError: Two methods have different offsets for one state.
         OSError: The file cannot be read.
 
@@ -70,18 +70,13 @@ def load(
     """
     if memory not in get_args(Memory):
         raise ValueError(f"memory is {memory!r}; one of {get_args(Memory)} was expected")
-    _require_mapping(backends)
-    if debug is not None and not hasattr(debug, "debug_handle_map"):
-        raise ProgramError(
-            f"found a {type(debug).__name__} as debug, expected what emit returned, or None"
-        )
     return LoadedProgram(
         program if isinstance(program, Program) else _read(program),
         external=_external(data),
         backends=backends or {},
         memory=memory,
         debug=debug,
-        custom_kernels=_kernel_names(custom_kernels),
+        custom_kernels=custom_kernels,
     )
 
 
@@ -102,32 +97,6 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
         if hazard.release:
             warnings.warn(f"{name} {hazard.reason}", stacklevel=3)
     return verified
-
-
-def _kernel_names(given: object) -> frozenset[str]:
-    if isinstance(given, Collection) and not isinstance(given, str):
-        names = frozenset(given)
-        if all(isinstance(name, str) and "::" in name for name in names):
-            return names
-    raise ProgramError(
-        f"found {given!r} as custom_kernels, expected full names, as in {{'mylib::gelu.out'}}"
-    )
-
-
-def _require_mapping(backends: object) -> None:
-    if backends is None:
-        return
-    if not isinstance(backends, Mapping):
-        raise ProgramError(
-            f"found a {type(backends).__name__} as backends, expected a mapping from backend ids "
-            "to runtime halves"
-        )
-    for name, runtime in backends.items():
-        if isinstance(runtime, type):
-            raise ProgramError(
-                f"found the class {runtime.__name__} for backend {name!r}, expected an object: "
-                f"give {runtime.__name__}()"
-            )
 
 
 def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:

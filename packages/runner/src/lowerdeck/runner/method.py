@@ -10,9 +10,9 @@ import torch
 from lowerdeck.runner.debug_info import DebugMaps, SourceFinder
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
-from lowerdeck.runner.instructions import run_chains, run_observed
+from lowerdeck.runner.instructions import run_chains
 from lowerdeck.runner.linking import Linker
-from lowerdeck.runner.memory import PlanCheck, Poison
+from lowerdeck.runner.memory import MemoryPlan, Poison
 from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
@@ -81,16 +81,16 @@ class LoadedMethod:
             self._setters: list[Callable[[Any], None] | None] = []
             self._bind_inputs(plan.inputs)
             if memory != "unchecked":
-                PlanCheck(
+                checked = MemoryPlan(
                     self.name,
                     self._frame.specs,
                     self._chains,
-                    len(arenas),
+                    linker.moves,
                     inputs=plan.inputs,
                     outputs=plan.outputs,
                 )
-            if memory == "poison":
-                self._poison_memory(plan, arenas, linker)
+                if memory == "poison":
+                    self._poison = Poison(checked, self._chains, arenas)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of one call in its original structure.
@@ -144,7 +144,8 @@ class LoadedMethod:
         with self._turn:
             with torch.inference_mode():
                 self._set_inputs(inputs)
-                run_chains(self._chains, self.name, MAX_INSTRUCTIONS)
+                observer = None if self._poison is None else self._poison.run
+                run_chains(self._chains, self.name, MAX_INSTRUCTIONS, observer)
             return self._get_outputs()
 
     def profile(self, *args: Any, values: bool = True, **kwargs: Any) -> Profile:
@@ -165,11 +166,13 @@ class LoadedMethod:
             >>> print(profile.table(limit=10))  # doctest: +SKIP
         """
         inputs = self.signature.flatten(args, kwargs)
-        recorder = Recorder(self._chains, self._frame, self._sources, keep_values=values)
+        recorder = Recorder(
+            self._chains, self._frame, self._sources, self._poison, keep_values=values
+        )
         with self._turn:
             with torch.inference_mode():
                 self._set_inputs(inputs)
-                run_observed(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
+                run_chains(self._chains, self.name, MAX_INSTRUCTIONS, recorder)
             outputs = self._get_outputs()
         result = self.signature.unflatten(outputs)
         return Profile(self.name, result, tuple(recorder.events), self._digest())
@@ -181,17 +184,6 @@ class LoadedMethod:
                 return [_copied(self._frame.registers[index]) for index in self._outputs]
         except (RuntimeError, TypeError) as error:
             raise ExecutionError(f"the outputs of {self.name!r} cannot be had: {error}") from error
-
-    def _poison_memory(self, plan: ExecutionPlan, arenas: Sequence[Arena], linker: Linker) -> None:
-        self._poison = Poison(
-            self._frame,
-            self._chains,
-            (linker.views, linker.moves),
-            arenas,
-            inputs=plan.inputs,
-            outputs=plan.outputs,
-        )
-        self._chains = self._poison.poisoned(self._chains)
 
     def _set_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._checks):

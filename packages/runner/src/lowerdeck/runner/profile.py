@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from lowerdeck.runner.debug_info import SourceFinder, SourceLocation, merged
-from lowerdeck.runner.delegates import DelegateStep, LoggedStep, Precision
-from lowerdeck.runner.instructions import BoundChain, Step, StepInTwoParts
+from lowerdeck.runner.delegates import DelegateStep, Precision
+from lowerdeck.runner.instructions import BoundChain, Step
+from lowerdeck.runner.memory import Poison
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
 
@@ -161,6 +162,7 @@ class Recorder:
 
     Args:
         sources: Maps instructions to lines of the user's code.
+        poison: Fills dead memory once results are copied, if given.
         keep_values: Whether to copy the results of each instruction.
     """
 
@@ -169,6 +171,7 @@ class Recorder:
         chains: Sequence[BoundChain],
         frame: Frame,
         sources: SourceFinder,
+        poison: Poison | None,
         *,
         keep_values: bool,
     ) -> None:
@@ -176,6 +179,7 @@ class Recorder:
         self._chains = chains
         self._frame = frame
         self._sources = sources
+        self._poison = poison
         self._keep_values = keep_values
         self._origin = perf_counter_ns()
 
@@ -187,16 +191,15 @@ class Recorder:
             index: Index of the instruction.
         """
         item = self._chains[chain].instructions[index]
-        body = step.body if isinstance(step, StepInTwoParts) else step
-        run: Callable[[], int | None] = body
-        if isinstance(body, LoggedStep):
-            run = self._logging(body, chain, index, item.name)
+        run = step
+        if isinstance(step, DelegateStep):
+            run = self._logging(step, chain, index, item.name)
         start = perf_counter_ns()
         target = run()
         end = perf_counter_ns()
         values = tuple(_copy(self._frame.registers[i]) for i in self._kept(item.writes))
-        if isinstance(step, StepInTwoParts):
-            step.finish()
+        if self._poison is not None:
+            self._poison.finish(chain, index)
         self.events.append(
             Event(
                 chain,
@@ -206,7 +209,7 @@ class Recorder:
                 end - start,
                 self._sources.of(chain, index),
                 values,
-                backend=body.backend_id if isinstance(body, DelegateStep) else "",
+                backend=step.backend_id if isinstance(step, DelegateStep) else "",
             )
         )
         return target
@@ -214,10 +217,8 @@ class Recorder:
     def _kept(self, written: Sequence[int]) -> Sequence[int]:
         return written if self._keep_values else ()
 
-    def _logging(self, step: LoggedStep, chain: int, index: int, name: str) -> Step:
-        delegate = step if isinstance(step, DelegateStep) else None
-        names = delegate.event_names() if delegate else {}
-        precision = delegate.event_precision() if delegate else {}
+    def _logging(self, step: DelegateStep, chain: int, index: int, name: str) -> Step:
+        names, precision = step.event_names(), step.event_precision()
 
         def log(
             identifier: int | str,
@@ -239,14 +240,11 @@ class Recorder:
                     identifier,
                     names.get(identifier, ""),
                     precision.get(identifier),
-                    delegate.backend_id if delegate else "",
+                    step.backend_id,
                 )
             )
 
-        def run() -> int | None:
-            return step.logged(log)
-
-        return run
+        return lambda: step.logged(log)
 
 
 def _copy(value: object) -> object:

@@ -100,12 +100,6 @@ class LoadedProgram:
                 missing.
             BusyError: It must be loaded, and another method of this program is running.
         """
-        argument: object = name
-        if not isinstance(argument, str):
-            raise ProgramError(
-                f"found a {type(argument).__name__} as the name of a method, which comes before "
-                f"the inputs; the program has {', '.join(self.methods)}"
-            )
         if name not in self._plans:
             raise ProgramError(
                 f"there is no method {name!r}; the program has {', '.join(self.methods)}"
@@ -181,10 +175,8 @@ class LoadedProgram:
                     turn=self._turn,
                     digest=functools.cache(functools.partial(method_digest, self._program, plan)),
                 )
-        except MemoryPlanError:
+        except (MemoryPlanError, MissingKernelError):
             raise
-        except MissingKernelError as error:
-            raise error.within(plan.name) from None
         except ProgramError as error:
             raise ProgramError(str(error), method=plan.name) from error
         except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:

@@ -10,8 +10,6 @@ COMMANDS = {
     "diff": ("lowerdeck-inspect", "compare two .pte files"),
     "extract": ("lowerdeck-inspect", "write delegates and constants of a file to a folder"),
     "ops": ("lowerdeck-inspect", "list the operators that a .pte file calls"),
-    "bundle": ("lowerdeck-runner", "add test cases to a .pte file, or check those it has"),
-    "backends": ("lowerdeck-runner", "list installed backends and what each can run"),
     "lm": ("lowerdeck-language-models", "export, quantise and run language models"),
     "doctor": ("lowerdeck-inspect", "check the installation"),
     "completion": ("lowerdeck-inspect", "print a completion script for bash or zsh"),

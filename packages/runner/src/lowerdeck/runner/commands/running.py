@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +12,8 @@ import torch
 
 from lowerdeck.inspect import CommandError, ExitStatus, check_paths, reading, say, writing
 from lowerdeck.runner._torch_private import leaves
-from lowerdeck.runner.commands.given_inputs import HELP, make_inputs
-from lowerdeck.runner.commands.numbers import count, method_name, seed
-from lowerdeck.runner.errors import InputError, ProgramError
+from lowerdeck.runner.commands.inputs import HELP, make_inputs
+from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
@@ -37,8 +36,8 @@ class RunCommand:
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
         parser.add_argument("--data", type=Path, metavar="FILE", help="the program's .ptd file")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
-        parser.add_argument("--seed", type=seed, default=0, help="seed of random inputs (0)")
-        parser.add_argument("--repeat", type=count, default=1, help="number of calls (1)")
+        parser.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
+        parser.add_argument("--repeat", type=_count, default=1, help="number of calls (1)")
         parser.add_argument("--profile", action="store_true", help="show what took how long")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
         parser.add_argument(
@@ -102,7 +101,7 @@ def _run_officially(args: argparse.Namespace) -> None:
             ExitStatus.USAGE,
         )
     with reading(args.file), open_pte(args.file) as file:
-        name = method_name(file.method_names, args.method)
+        name = args.method or _usual_method(file.method_names)
         if name not in file.method_names:
             raise ProgramError(
                 f"there is no method {name!r}; the program has {', '.join(file.method_names)}"
@@ -126,12 +125,12 @@ def _run_officially(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     with reading(args.file):
         program = load(args.file, data=args.data, memory=args.memory)
-    method = program.method(method_name(program.methods, args.method))
+    method = program.method(args.method or _usual_method(program.methods))
     inputs = make_inputs(method.plan, args.input, args.seed)
     result: Any = None
     start = time.perf_counter()
     for _ in range(args.repeat):
-        result = method.signature.unflatten(_called(method, inputs, args.input))
+        result = method.signature.unflatten(method.run_flat(inputs))
     seconds = (time.perf_counter() - start) / args.repeat
     _tell(leaves(result))
     say(
@@ -172,15 +171,15 @@ def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) ->
         say(f"etdump: {args.etdump} (executorch.devtools.Inspector(etdump_path=...) reads it)")
 
 
-def _called(method: LoadedMethod, inputs: list[Any], texts: list[str]) -> list[Any]:
-    try:
-        return method.run_flat(inputs)
-    except InputError as error:
-        files = [text for text in texts if Path(text).is_file()]
-        if not files:
-            raise
-        message = f"{error} (inputs were read from {', '.join(files)})"
-        raise InputError(message, argument=error.argument) from error
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of calls, which is 1 or more")
+    return number
+
+
+def _usual_method(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else "forward"
 
 
 def _described(value: object) -> str:

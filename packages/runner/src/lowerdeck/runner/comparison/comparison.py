@@ -125,7 +125,10 @@ def compare(
         >>> print(comparison.first)  # doctest: +SKIP
         instruction 17 (aten::addmm.out) differs from eager's aten::linear by up to 0.25 ...
     """
-    _require(program, eager_model, inputs)
+    if not isinstance(inputs, list | tuple):
+        raise InputError(
+            f"found a {type(inputs).__name__} as the inputs, expected a tuple of them, as in (x,)"
+        )
     keywords = kwargs or {}
     # The program runs on copies, so that neither sees mutations of the other's inputs.
     copies = [_copied(value) for value in inputs]
@@ -214,22 +217,6 @@ def _values(
     if event.name.partition("::")[2].partition(".")[0] in _CENTERED:
         del values[1:2]
     return values
-
-
-def _require(program: object, eager_model: object, inputs: object) -> None:
-    if not isinstance(program, LoadedProgram):
-        raise InputError(
-            f"found a {type(program).__name__} as the program, expected what load returned"
-        )
-    if not isinstance(eager_model, ExportedProgram) and not callable(eager_model):
-        raise InputError(
-            f"found a {type(eager_model).__name__} as the model, expected a module, a function or "
-            "an exported program"
-        )
-    if not isinstance(inputs, list | tuple):
-        raise InputError(
-            f"found a {type(inputs).__name__} as the inputs, expected a tuple of them, as in (x,)"
-        )
 
 
 def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -5,17 +5,13 @@ from lowerdeck.runner.instructions.machine import (
     BoundChain,
     Instruction,
     Step,
-    StepInTwoParts,
     run_chains,
-    run_observed,
 )
 
 __all__ = [
     "BoundChain",
     "Instruction",
     "Step",
-    "StepInTwoParts",
     "run_chains",
-    "run_observed",
     "successors",
 ]

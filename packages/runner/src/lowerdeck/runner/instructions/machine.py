@@ -1,10 +1,9 @@
-"""Run bound instructions: straight through, with jumps under a limit, or under observation."""
+"""Run bound instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from lowerdeck.runner.errors import ExecutionError
 
@@ -13,20 +12,6 @@ Step = Callable[[], int | None]
 
 Observer = Callable[[int, int, Step], int | None]
 """Runs the step of an instruction, given its chain and its index, and returns what it returns."""
-
-
-@runtime_checkable
-class StepInTwoParts(Protocol):
-    """A step whose results may be observed before it ends, but not after."""
-
-    @property
-    def body(self) -> Step:
-        """Return the function that runs the instruction."""
-        ...
-
-    def finish(self) -> None:
-        """Run the rest of the step, after the results were observed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +24,6 @@ class Instruction:
         writes: The values it writes, including those in lists.
         overwrites: Those of ``writes`` that are overwritten completely.
         in_place: Those of ``reads`` whose bytes its kernel may overwrite with results.
-        renames: For a move or a view: the value whose bytes are used, and the value that uses
-            them from then on; nothing is written.
     """
 
     name: str
@@ -48,7 +31,6 @@ class Instruction:
     writes: tuple[int, ...] = ()
     overwrites: tuple[int, ...] = ()
     in_place: tuple[int, ...] = ()
-    renames: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,56 +50,33 @@ class BoundChain:
     jumps: bool
 
 
-def run_chains(chains: Sequence[BoundChain], method: str, limit: int) -> None:
+def run_chains(
+    chains: Sequence[BoundChain], method: str, limit: int, observer: Observer | None = None
+) -> None:
     """Run all chains, one after the other.
 
     Args:
         chains: The code of a method.
         method: Its name, for messages.
-        limit: How many instructions may run in all, where there are jumps.
-
-    Raises:
-        ExecutionError: An instruction failed, or the limit was reached.
-    """
-    for chain in chains:
-        index = -1
-        try:
-            if not chain.jumps:
-                for index, step in enumerate(chain.steps):  # noqa: B007 - read by the handler
-                    step()
-                continue
-            index, steps, end = 0, chain.steps, len(chain.steps)
-            while index < end:
-                if limit <= 0:
-                    raise ExecutionError("the limit of instructions is reached: an endless loop?")
-                limit -= 1
-                target = steps[index]()
-                index = target if type(target) is int else index + 1
-        except Exception as error:
-            raise _located(error, method, index, chain) from error
-
-
-def run_observed(
-    chains: Sequence[BoundChain], method: str, limit: int, observer: Observer
-) -> None:
-    """Run all chains with ``observer`` around every instruction.
-
-    Args:
-        chains: The code of a method.
-        method: Its name, for messages.
         limit: How many instructions may run in all.
+        observer: Runs each instruction, if given.
 
     Raises:
         ExecutionError: An instruction failed, or the limit was reached.
     """
     for number, chain in enumerate(chains):
-        index = 0
+        index, steps, end = 0, chain.steps, len(chain.steps)
         try:
-            while index < len(chain.steps):
+            if observer is None and not chain.jumps:
+                for index, step in enumerate(steps):  # noqa: B007 - read by the handler
+                    step()
+                continue
+            while index < end:
                 if limit <= 0:
                     raise ExecutionError("the limit of instructions is reached: an endless loop?")
                 limit -= 1
-                target = observer(number, index, chain.steps[index])
+                step = steps[index]
+                target = step() if observer is None else observer(number, index, step)
                 index = target if type(target) is int else index + 1
         except Exception as error:
             raise _located(error, method, index, chain) from error
@@ -126,7 +85,6 @@ def run_observed(
 def _located(error: Exception, method: str, index: int, chain: BoundChain) -> ExecutionError:
     """Return ``error`` as an ExecutionError that names the instruction."""
     text = str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
-    exists = 0 <= index < len(chain.instructions)
-    name = chain.instructions[index].name if exists else "?"
+    name = chain.instructions[index].name
     kind = type(error) if isinstance(error, ExecutionError) else ExecutionError
     return kind(text, method=method, instruction=index, operator=name)

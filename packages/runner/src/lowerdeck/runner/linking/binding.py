@@ -11,7 +11,6 @@ import torch
 from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.instructions import Instruction, Step
 from lowerdeck.runner.operators import (
-    COPY_INDEX,
     VIEW,
     Kernel,
     ScalarKernel,
@@ -65,10 +64,7 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
         for position, index in enumerate(args[: len(kernel.types)]):
             (writes if position == kernel.written else reads).extend(frame.unfolded(index))
         in_place += reads
-        if kernel.name == COPY_INDEX:
-            reads += writes  # it writes one row and keeps the others
-        else:
-            overwrites = writes
+        overwrites = writes
     else:
         for position, (argument, index) in enumerate(zip(kernel.arguments, args, strict=False)):
             items = frame.unfolded(index)
@@ -86,7 +82,6 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
         tuple(writes),
         tuple(overwrites),
         tuple(in_place),
-        (args[0], args[2]) if kernel.name == VIEW and len(args) > 2 else None,
     )
 
 
@@ -100,33 +95,13 @@ def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Ste
     registers, call = frame.registers, kernel.call
     target = args[kernel.arity]
     if kernel.name.startswith("aten::"):
-        source, _ = frame.tensor(args[0], f"argument 0 of {kernel.name}")
-        if kernel.arity == 1 and args[0] not in frame.moving:
-
-            def read() -> None:
-                registers[target] = call(source)
-
-            return read
-    if kernel.arity == 1:
-        operand = args[0]
-
-        def unary() -> None:
-            registers[target] = in_range(call(registers[operand]))
-
-        return unary
-    if kernel.arity == 2:
-        left, right = args[:2]
-
-        def binary() -> None:
-            registers[target] = in_range(call(registers[left], registers[right]))
-
-        return binary
+        frame.tensor(args[0], f"argument 0 of {kernel.name}")
     sources = list(args[: kernel.arity])
 
-    def many() -> None:
+    def step() -> None:
         registers[target] = in_range(call(*[registers[index] for index in sources]))
 
-    return many
+    return step
 
 
 def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:

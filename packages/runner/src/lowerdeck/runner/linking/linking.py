@@ -33,8 +33,7 @@ class Linker:
         custom_kernels: Full names of operators that it may call besides the runtime's own.
 
     Attributes:
-        views: Pairs (from, to) of values that an instruction makes share memory.
-        moves: Pairs (from, to) of registers that an instruction copies.
+        moves: Pairs (from, to) of registers that a move or a view makes share memory.
 
     Raises:
         MissingKernelError: An operator is unknown, or not among those that a file may call.
@@ -54,7 +53,6 @@ class Linker:
         self._delegates = delegates
         self._code = [[item.instr_args for item in chain.instructions] for chain in plan.chains]
         self._kernels = self._find_kernels()
-        self.views: list[tuple[int, int]] = []
         self.moves: list[tuple[int, int]] = []
         self._examine()
 
@@ -79,7 +77,9 @@ class Linker:
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
         if missing:
-            raise MissingKernelError(missing, _missing_text(missing, custom))
+            raise MissingKernelError(
+                missing, _missing_text(missing, custom), method=self._plan.name
+            )
         return kernels
 
     def _kernel(self, op_index: int) -> Kernel:
@@ -106,10 +106,10 @@ class Linker:
                         if isinstance(kernel, ScalarKernel):
                             moving.update(args[kernel.arity :])
                         elif kernel.name == VIEW and len(args) > 2:
-                            self.views.append((args[0], args[2]))
+                            self.moves.append((args[0], args[2]))
                     case _:
                         pass
-        self._frame.mark_aliases([*self.views, *self.moves])
+        self._frame.mark_aliases(self.moves)
 
     def _link_chain(self, number: int) -> BoundChain:
         code = self._code[number]
@@ -156,7 +156,7 @@ class Linker:
                 reads = tuple(i for value in inputs for i in self._frame.unfolded(value))
                 return call, Instruction(name, reads, tuple(outputs), tuple(outputs))
             case MoveCall(source, target):
-                instruction = Instruction(name, (source,), (target,), renames=(source, target))
+                instruction = Instruction(name, (source,), (target,), (target,))
                 return _move(registers, source, target), instruction
             case FreeCall(index):
                 return _free(registers, index), Instruction(name)

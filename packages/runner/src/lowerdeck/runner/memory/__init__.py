@@ -1,6 +1,6 @@
-"""Memory plan checks: reads of overwritten values, and dead memory filled with NaN."""
+"""Memory plans: check of overlaps, and dead memory filled with NaN."""
 
-from lowerdeck.runner.memory.plan_check import PlanCheck
+from lowerdeck.runner.memory.overlaps import MemoryPlan
 from lowerdeck.runner.memory.poison import Poison
 
-__all__ = ["PlanCheck", "Poison"]
+__all__ = ["MemoryPlan", "Poison"]

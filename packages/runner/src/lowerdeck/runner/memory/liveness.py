@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowerdeck.runner.instructions import BoundChain, Instruction
+from lowerdeck.runner.instructions import BoundChain
+from lowerdeck.runner.operators import COPY_INDEX
 
 Bits = int
 """A set of groups, as the bits of an integer."""
 
+Range = tuple[int, int, int]
+"""Memory, first byte, and the byte after the last."""
+
 
 class Groups:
-    """Values grouped by the memory that they may use.
+    """Values grouped by the memory that they use.
 
-    Values related by a view or a move form one group; every other value is a group of its own.
+    A value and its aliases form one group; every other value is a group of its own.
 
     Args:
         count: Number of values of the method.
-        views: Pairs of values (base, view).
-        moves: Pairs of registers (from, to).
+        aliases: Pairs of values (base, alias).
+        moves: Pairs of registers (from, to): ``to`` gets the memory of ``from``.
+        ranges: The bytes of each planned value.
     """
 
     def __init__(
-        self, count: int, views: Iterable[tuple[int, int]], moves: Iterable[tuple[int, int]]
+        self,
+        count: int,
+        aliases: Sequence[tuple[int, int]],
+        moves: Sequence[tuple[int, int]],
+        ranges: Mapping[int, Range],
     ) -> None:
         self._parent = list(range(count))
-        derived = {target for _, target in views}
-        for source, target in (*views, *moves):
-            self._parent[self.of(source)] = self.of(target)
-        # The memory of a group with a move changes: no single write overwrites all of it.
-        moved = {self.of(index) for pair in moves for index in pair}
-        self._renewed_by = [
-            self.of(index) not in moved and index not in derived for index in range(count)
-        ]
-        self._roots: dict[int, int] = {}
-        for source, _ in views:
-            if source not in derived:
-                root = self.of(source)
-                if self._roots.setdefault(root, source) != source:
-                    self._roots[root] = -1
+        for base, alias in aliases:
+            self._parent[self.of(base)] = self.of(alias)
+        self._moves = [(self.of(source), self.of(target)) for source, target in moves]
+        extents: dict[int, Range] = {}
+        for index, (memory, start, end) in ranges.items():
+            _, first, last = extents.get(self.of(index), (memory, start, end))
+            extents[self.of(index)] = memory, min(first, start), max(last, end)
+        self._partial = {i for i, range_ in ranges.items() if range_ != extents[self.of(i)]}
 
     def of(self, index: int) -> int:
         """Return the group of the value ``index``."""
@@ -58,11 +61,15 @@ class Groups:
 
     def renewed(self, values: Iterable[int]) -> Bits:
         """Return the groups that are overwritten completely by writing ``values``."""
-        bits = 0
-        for index in values:
-            group = self.of(index)
-            if self._renewed_by[index] and self._roots.get(group, index) == index:
-                bits |= 1 << group
+        return self.bits(index for index in values if index not in self._partial)
+
+    def with_moved(self, bits: Bits) -> Bits:
+        """Return ``bits`` and the groups whose memory a move may have given to one of them."""
+        former = -1
+        while bits != former:
+            former = bits
+            for source, target in self._moves:
+                bits |= (bits >> target & 1) << source
         return bits
 
 
@@ -71,11 +78,13 @@ class Liveness:
     """Live groups.
 
     Attributes:
+        at_start: The groups live before the first instruction.
         after: For each chain and instruction, the groups live after it.
         kept: The groups that keep their bytes from call to call.
     """
 
-    after: tuple[tuple[Bits, ...], ...]
+    at_start: Bits
+    after: list[list[Bits]]
     kept: Bits
 
 
@@ -103,21 +112,26 @@ def analyse(
     # Iterate to a fixed point: a value read first in the next call is live at the end of this
     # one, which may make more values live. It terminates, because ``kept`` only grows.
     while True:
-        at_end = groups.bits(outputs) | kept
-        after: list[tuple[Bits, ...]] = []
+        live = groups.bits(outputs) | kept
+        after: list[list[Bits]] = []
         for chain in reversed(chains):
-            before = _before(chain, groups, at_end)
-            after.append(tuple(_any(before, targets) for targets in chain.follow))
-            at_end = before[0]
-        all_kept = kept | at_end & ~from_caller
+            before = _before(chain, groups, live)
+            after.insert(0, [_any(before, targets) for targets in chain.follow])
+            _keep_rows(chain, groups, after[0])
+            live = before[0]
+        all_kept = kept | live & ~from_caller
         if all_kept == kept:
-            return Liveness(tuple(reversed(after)), kept)
+            held = {bits: groups.with_moved(bits) for bits in {b for row in after for b in row}}
+            after = [[held[bits] for bits in row] for row in after]
+            return Liveness(groups.with_moved(live), after, kept)
         kept = all_kept
 
 
 def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
     """Return the groups live before each instruction, and at the end."""
-    effects = [_effect(groups, item) for item in chain.instructions]
+    effects = [
+        (groups.bits(item.reads), groups.renewed(item.overwrites)) for item in chain.instructions
+    ]
     before: list[Bits] = [0] * len(effects) + [at_end]
     changed = True
     while changed:
@@ -132,8 +146,24 @@ def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
     return before
 
 
-def _effect(groups: Groups, item: Instruction) -> tuple[Bits, Bits]:
-    return groups.bits(item.reads), groups.renewed(item.overwrites)
+def _keep_rows(chain: BoundChain, groups: Groups, after: list[Bits]) -> None:
+    """Mark the rows of earlier iterations as live in the loop around an ``et_copy_index``.
+
+    It writes one row in each iteration; the memory is free again before the next loop over it.
+    """
+    loops = [
+        (end - head, head, end)
+        for end, targets in enumerate(chain.follow)
+        for head in targets
+        if head <= end
+    ]
+    for index, item in enumerate(chain.instructions):
+        if item.name == COPY_INDEX:
+            around = [loop for loop in loops if loop[1] <= index <= loop[2]]
+            for _, head, end in sorted(around)[:1]:
+                rows = groups.bits(item.writes) & after[end]
+                for inside in range(head, end):
+                    after[inside] |= rows
 
 
 def _any(before: Sequence[Bits], targets: Iterable[int]) -> Bits:

@@ -69,9 +69,6 @@ def _distances(values: Sequence[Any]) -> None:
         raise ExecutionError(f"distances of the norm {values[1]}; 0 or more was expected")
 
 
-_NORM_OF_BATCH = "aten::_native_batch_norm_legit.no_stats_out"
-
-
 def _pooled_positions(values: Sequence[Any]) -> None:
     """Check the positions of maxima at which the gradient of a pool is written."""
     images, positions = values[1], values[7]
@@ -87,7 +84,7 @@ _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
     "aten::max_pool2d_with_indices_backward.grad_input": _pooled_positions,
     "aten::_native_batch_norm_legit_no_training.out": _one_per_channel,
     "aten::_native_batch_norm_legit.out": _one_per_channel,
-    _NORM_OF_BATCH: lambda values: _one_per_channel(values[:3]),
+    "aten::_native_batch_norm_legit.no_stats_out": lambda values: _one_per_channel(values[:3]),
     "aten::native_batch_norm.out": _one_per_channel,
 }
 
@@ -105,15 +102,6 @@ def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def checked(*args: Any, **kwargs: Any) -> Any:
         check(args)
-        if name == _NORM_OF_BATCH and not args[0].numel():
-            return _norm_of_no_elements(args[0], **kwargs)
         return call(*args, **kwargs)
 
     return checked
-
-
-def _norm_of_no_elements(images: torch.Tensor, **results: torch.Tensor) -> None:
-    """Write NaN statistics, as the runtime does for no elements; torch rejects the call."""
-    for name, result in results.items():
-        shape = images.shape if name == "out" else images.shape[1:2]
-        result.resize_(shape).fill_(torch.nan)

@@ -13,7 +13,6 @@ from lowerdeck.runner._torch_private import (
     SchemaArgument,
     direct_call,
     find_overload,
-    is_pointwise,
     schema_arguments,
 )
 from lowerdeck.runner.operators.guards import guarded
@@ -170,7 +169,8 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
         for place, argument in enumerate(arguments)
         if argument.is_written and not argument.is_out
     ]
-    words = _words(full_name, namespace, short)
+    row = runtime_kernels().get(full_name)
+    words = frozenset() if row is None else row.words
     if words & {"into_self", "first_in_place"}:
         in_place = (0,)
     elif "in_place" in words or short == "copy":
@@ -195,14 +195,6 @@ def _from_first_element(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(x, size, stride, start, *rest, **out)
 
     return strided
-
-
-def _words(full_name: str, namespace: str, short: str) -> frozenset[str]:
-    """Return the table's words for a kernel of the runtime, or torch's facts for a custom one."""
-    kernel = runtime_kernels().get(full_name)
-    if kernel is not None:
-        return kernel.words
-    return frozenset({"in_place"}) if is_pointwise(namespace, short) else frozenset()
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:

@@ -58,16 +58,11 @@ class Signature:
                 return leaves
         if not kwargs and len(args) == self._count:
             return list(args)
-        unknown = [name for name in kwargs if not self._has_name(name)]
-        hint = f"; it was exported without the name {unknown[0]!r}: by position" if unknown else ""
         named = f" and {len(kwargs)} by name ({', '.join(kwargs)})" if kwargs else ""
         raise InputError(
             f"{len(args)} inputs by position{named} are given; the method takes {self._count}: "
-            f"{', '.join(self.names) or 'none'}{hint}"
+            f"{', '.join(self.names) or 'none'}"
         )
-
-    def _has_name(self, name: str) -> bool:
-        return any(path.startswith(f"kwargs[{name!r}]") for path in self.names)
 
     def unflatten(self, outputs: list[Any]) -> Any:
         """Return ``outputs`` in the structure of the original result; a list when it is unknown.
@@ -161,12 +156,7 @@ def bind_fixed(name: str, expected: object) -> Check:
         # NaN equals NaN here: the program was exported for it.
         nan = value != value and expected != expected
         if type(value) is not type(expected) or (value != expected and not nan):
-            kinds = [f" ({type(item).__name__})" for item in (value, expected)]
-            kind, expected_kind = kinds if repr(value) == repr(expected) else ("", "")
-            _refuse(
-                name,
-                f"is {value!r}{kind}; the program was exported for {expected!r}{expected_kind}",
-            )
+            _refuse(name, f"is {value!r}; the program was exported for {expected!r}")
 
     return check
 

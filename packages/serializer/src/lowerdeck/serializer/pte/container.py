@@ -23,8 +23,8 @@ from lowerdeck.serializer.pte.schema import DataSegment
 
 _OTHER_FILES = {
     EXTERNAL_IDENTIFIER: "; this is a .ptd, open it as external data",
-    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: deserialize_bundle or "
-    "`lowerdeck bundle FILE -o MODEL.pte` takes the program out",
+    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: "
+    "deserialize_bundle takes the program out",
 }
 
 

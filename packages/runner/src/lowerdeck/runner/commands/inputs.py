@@ -1,0 +1,118 @@
+"""Inputs of a method from command-line arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from lowerdeck.inspect import say
+from lowerdeck.runner.errors import InputError
+from lowerdeck.runner.values.layout import strides_of
+from lowerdeck.serializer import ExecutionPlan, Tensor
+from lowerdeck.torch_base import DTYPES
+
+HELP = (
+    "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
+    "or a file that torch.save wrote (a tensor, or a list of all inputs); random without any"
+)
+_FILLS = {"zeros", "ones", "rand"}
+_SHAPE = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")
+_MOST_LETTERS = 200
+
+
+def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[Any]:
+    """Return the inputs of a method.
+
+    Args:
+        plan: The method in the file.
+        texts: One argument for each input; missing ones are random, which is printed.
+        seed: Seed of the random ones.
+
+    Raises:
+        InputError: An argument does not describe an input.
+        OSError: A file cannot be read.
+    """
+    values = [plan.values[index].val for index in plan.inputs]
+    if len(texts) == 1 and _is_file(texts[0]):
+        loaded = _load(texts[0])
+        if isinstance(loaded, (list, tuple)):
+            return list(loaded)
+    if len(texts) > len(values):
+        raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
+    left = [n for n, v in enumerate(values) if n >= len(texts) and isinstance(v, Tensor)]
+    if texts and left:
+        say(f"no --input for {', '.join(f'input {n}' for n in left)}: random (seed {seed})")
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    padded = [*texts, *["rand"] * (len(values) - len(texts))]
+    return [_one(value, text, generator) for value, text in zip(values, padded, strict=True)]
+
+
+def _one(value: object, text: str, generator: torch.Generator) -> Any:
+    name = f"--input {text[:_MOST_LETTERS]}"
+    fill, _, shape = text.partition(":")
+    if fill in _FILLS and isinstance(value, Tensor):
+        return _filled(value, fill, shape, name, generator)
+    if fill in _FILLS:
+        # The number or text for which the program was exported.
+        return next(iter(astuple(value)), None)  # type: ignore[call-overload]
+    if _is_file(text):
+        return _load(text)
+    try:
+        number = json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"{name} is neither a file nor an input: {HELP}", argument=name
+        ) from error
+    if not isinstance(value, Tensor):
+        return number
+    dtype = DTYPES[value.scalar_type]
+    try:
+        return torch.tensor(number, dtype=dtype)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{name} does not fit {dtype}: {error}", argument=name) from error
+
+
+def _filled(
+    value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
+) -> torch.Tensor:
+    """Return a tensor of the file's dtype and layout; its shape is the upper bound by default."""
+    if shape and not _SHAPE.fullmatch(shape):
+        raise InputError(f"{name}: found no shape, expected one such as 2x3", argument=name)
+    sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
+    # Before it is allocated.
+    if len(sizes) != len(value.sizes) or any(map(int.__gt__, sizes, value.sizes)):
+        raise InputError(
+            f"{name} has shape {sizes}; at most {list(value.sizes)} was expected", argument=name
+        )
+    dtype = DTYPES[value.scalar_type]
+    tensor = torch.empty_strided(sizes, strides_of(sizes, value.dim_order), dtype=dtype)
+    if fill != "rand":
+        return tensor.fill_(fill == "ones")
+    random = torch.rand(sizes, generator=generator)
+    # Integers are usually indices, for which 0 and 1 are rarely out of range.
+    integral = not (dtype.is_floating_point or dtype.is_complex)
+    return tensor.copy_(random.round() if integral else random * 2 - 1)
+
+
+def _is_file(text: str) -> bool:
+    # Path.is_file raises for names that are too long.
+    return os.path.isfile(text)  # noqa: PTH113
+
+
+def _load(path: str) -> Any:
+    try:
+        return torch.load(path, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        # torch's own message is a number, empty, or a page of advice to trust the file.
+        raise InputError(
+            f"--input {path} holds no tensors, expected what torch.save wrote of a tensor, or of "
+            "a list of all inputs"
+        ) from error
