@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.types import IntLikeType as Dim
 
 from lowerdeck.decompose import on_cpu
 from lowerdeck.lowered_module import (
@@ -24,9 +25,8 @@ from lowerdeck.lowered_module import (
     foldable_nodes,
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
-from lowerdeck.torch_base import arguments_of, collector_held, describe_node
+from lowerdeck.torch_base import arguments_of, collector_held, describe_node, size_range
 from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken
-from lowerdeck.xnnpack.compile.empty_sizes import unset_sizes
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
 from lowerdeck.xnnpack.emit import (
@@ -60,6 +60,8 @@ _FUNCTIONS: dict[object, XnnOperator] = {
 }
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
+_WINDOWS = ("Convolution", "Pooling")
+"""Tables of nodes whose result has no height and width where there are no images."""
 _LOG = logging.getLogger("lowerdeck.xnnpack")
 
 
@@ -181,8 +183,7 @@ def emit_partition(
             absorbed.update(chain)
             emission.sources[first:] = [tuple(chain)] * (len(emission.sources) - first)
     outputs: Any = graph.output_node().args[0]
-    unset = unset_sizes(graph.nodes, program.range_constraints)
-    _emit_outputs(emission, outputs, first=len(inputs), unset=unset)
+    _emit_outputs(emission, outputs, len(inputs), program.range_constraints)
     emission.graph.num_externs = len(inputs) + len(outputs)
     emission.graph.version = layout_text(emission.channels_last)
     tidy(emission)
@@ -326,10 +327,10 @@ def _integers(quantized: Quantized) -> Tracked:
 def _emit_outputs(
     emission: Emission,
     outputs: Sequence[fx.Node | None],
-    *,
     first: int,
-    unset: Collection[fx.Node],
+    ranges: Mapping[Any, Any],
 ) -> None:
+    has_windows = any(node.operator.table in _WINDOWS for node in emission.graph.nodes)
     for position, node in enumerate(outputs, start=first):
         if not isinstance(node, fx.Node):
             raise UnsupportedNodeError(
@@ -339,7 +340,13 @@ def _emit_outputs(
         value = node.meta["val"]
         encoding = None if value.dtype == torch.int8 else _EXTERNAL.get(value.dtype, FLOAT)
         tracked, layout = emission.of(node), layout_of(value)
-        if node in unset and sum(not is_fixed(size) for size in value.shape) == 1:
+        if has_windows and _may_be_no_images(value.shape, ranges):
             tracked = emission.sized(tracked, layout)
         emission.external_output(tracked, position, layout, encoding)
         emission.sources[first_added:] = [(node,)] * (len(emission.sources) - first_added)
+
+
+def _may_be_no_images(shape: Sequence[Dim], ranges: Mapping[Any, Any]) -> bool:
+    """Return whether the number of images, the only symbolic size of a tensor, may be 0."""
+    symbols = [axis for axis, size in enumerate(shape) if not is_fixed(size)]
+    return len(shape) == 4 and symbols == [0] and size_range(shape[0], ranges)[0] == 0

@@ -12,7 +12,6 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module import DECISION, DELEGATION_TAG, foldable_nodes
-from lowerdeck.xnnpack.compile.empty_sizes import fatal_size
 from lowerdeck.xnnpack.operators.table import refusal
 from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
@@ -48,7 +47,6 @@ def match_taken(
     if decisions:
         patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
         return match_patterns(program.graph_module, lambda _: True, patterns)
-    ranges = program.range_constraints
 
     @cache
     def ahead() -> Collection[str]:
@@ -56,7 +54,7 @@ def match_taken(
         return {*constants, *(node.name for node in foldable_nodes(nodes, constants))}
 
     def accepts(node: Node) -> bool:
-        return refusal(node, ahead()) is None and fatal_size(node, ranges) is None
+        return refusal(node, ahead()) is None
 
     return match_patterns(program.graph_module, accepts)
 

@@ -22,7 +22,6 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
 from lowerdeck.xnnpack.compile.decisions import keep_decisions, match_taken
-from lowerdeck.xnnpack.compile.empty_sizes import HEADING, failing_sizes, fatal_size
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
@@ -36,7 +35,6 @@ from lowerdeck.xnnpack.operators.quantization import (
     is_weight,
     name_of,
 )
-from lowerdeck.xnnpack.operators.quantization_checks import check_quantization
 from lowerdeck.xnnpack.operators.table import OPERATORS, entry_of, refusal
 from lowerdeck.xnnpack.patterns import MatchedGraph
 
@@ -61,8 +59,8 @@ class XnnpackPartitioner(Partitioner):
         in_float: Why each node of the last program that reads quantised tensors computes in float
             inside a delegate. Reasons that depend on the weights' values (scales too far apart,
             zero points) are logged by ``lowerdeck.xnnpack`` instead.
-        remarks: For summaries, which show them: ``in_float``, weights that PT2E quantised before
-            their observers saw anything, and what the runtime fails on if a dynamic size is 0.
+        remarks: For summaries, which show them: ``in_float``, and weights that PT2E quantised
+            before their observers saw anything.
 
     Raises:
         XnnpackError: The precision is not one of those.
@@ -86,7 +84,6 @@ class XnnpackPartitioner(Partitioner):
         Raises:
             QuantizationError: Scales, zero points or other quantisation arguments are invalid.
         """
-        check_quantization(exported_program.graph.nodes)
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
@@ -122,7 +119,6 @@ class XnnpackPartitioner(Partitioner):
         self.remarks = {
             "computed in float": self.in_float,
             UNSEEN: unseen,
-            HEADING: failing_sizes(delegated, exported_program.range_constraints),
         }
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
@@ -196,11 +192,9 @@ def _proposed(
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in foldable)}
-    ranges, kept = program.range_constraints, set(foldable)
     reasons: Reasons = {
-        node: None
-        if whole.is_new(node)  # it was asked about when it was matched
-        else refusal(node, ahead) or (None if node in kept else fatal_size(node, ranges))
+        # A recognised call was asked about when it was matched.
+        node: None if whole.is_new(node) else refusal(node, ahead)
         for node in nodes
     }
     in_float, groups = None, list[Sequence[Node]]()

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.serializer import XnnEncoding, XnnNode, XnnOperator
-from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, shape_of
+from lowerdeck.xnnpack.emit import Call, Emission, Quantized, fits_half, is_fixed, shape_of
 from lowerdeck.xnnpack.operators.batch_norm import Affine, following_batch_norm
 from lowerdeck.xnnpack.operators.contract import (
     FloatNeededError,
@@ -107,6 +107,8 @@ def _packed(
 def _linear_refusal(call: Call) -> str | None:
     if call.rank("weight") != 2 or call.rank("input") < 1:
         return "its weight is not a matrix"
+    if not is_fixed(call.shape("weight")[1]):
+        return _SYMBOLIC
     if call.args["bias"] is None:
         return None
     if call.rank("bias") != 1:
@@ -118,6 +120,8 @@ def _linear_refusal(call: Call) -> str | None:
 def _addmm_refusal(call: Call) -> str | None:
     if call.args["alpha"] != 1 or call.args["beta"] != 1:
         return "alpha and beta must be 1"
+    if not is_fixed(call.shape("mat2")[0]):
+        return _SYMBOLIC
     # The rows may have several dimensions if the pattern included the views around it.
     columns = call.result[-1]
     shape = call.shape("self")
@@ -185,6 +189,7 @@ def _layer(refusal: Refusal, source: str, weight: str, bias: str, flags: int = 0
     return Operator(emit, refusal, int8_refusal=int8_refusal, packs=packs, **_OPTIONS)
 
 
+_SYMBOLIC = "its width is symbolic, and rows of no elements end the runtime's process"
 _OPTIONS: Mapping[str, Any] = {"integers": Integers.CHOOSES, "clamps": True}
 LINEAR: Table = table(
     {
