@@ -429,7 +429,8 @@ def test_a_size_from_data_is_bounded_by_its_symbol() -> None:
     """As VJEPA2 repeats mask tokens ``mask.max() + 1`` times."""
 
     def repeated(x: Tensor, mask: Tensor) -> Tensor:
-        return x.repeat(mask.max() + 1, 1).sum(0)
+        count: Any = mask.max() + 1
+        return x.repeat(count, 1).sum(0)
 
     calls = [(torch.randn(2, 3), torch.tensor([most, 1])) for most in (3, 1, 7)]
     check(repeated, *calls, config=EmitConfig(bounds={"u0": 8}))
