@@ -40,7 +40,7 @@ BEHIND = {
     "order, placement and lifetimes": (
         "emitter/test_placement graph-fuser/fuser_graphs graph-fuser/test_effects "
         "graph-fuser/test_schedule interop/test_runner_memory_plans runner/test_flow "
-        "runner/test_memory inspect/test_report_lifetimes lowered-module/test_signature"
+        "inspect/test_report_lifetimes lowered-module/test_signature"
     ),
     "rules, one by one, beside torch": (
         "decompose/test_devices emitter/test_constants emitter/test_decompositions "
@@ -51,8 +51,8 @@ BEHIND = {
     ),
     "parsers of hostile text": "runner/hostile_kernels runner/test_structure",
     "pages and commands without a public function": (
-        "exir-compat/test_managers language-models/test_changes language-models/test_generating "
-        "runner/test_commands inspect/test_answers "
+        "language-models/test_changes language-models/test_generating "
+        "inspect/test_answers "
         "inspect/test_command_line inspect/test_doctor inspect/test_payload_contents "
         "inspect/test_quiet inspect/test_report inspect/test_report_trace "
         "interop/test_language_models interop/test_serializer_payloads"
