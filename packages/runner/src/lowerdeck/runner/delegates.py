@@ -249,7 +249,7 @@ class DelegateStep:
         self._delegate = delegate
         self._inputs = [frame.fetcher(index) for index in inputs]
         self._outputs = [frame.fetcher(index) for index in outputs]
-        self._specs = frame.specs_by_tensor()
+        self._specs = frame.spec_of
 
     def __call__(self) -> None:
         """Run the delegate."""

@@ -214,13 +214,12 @@ def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> S
         for index, argument in zip(indices, kernel.arguments, strict=True)
         if argument.is_out
     ]
-    specs_of = frame.specs_by_tensor()
 
     def step() -> None:
         values = [fetch() if convert is None else convert(fetch()) for fetch, convert in fetchers]
         positional, keywords = _split(kernel, values)
         read = {id(value) for value in _flat(positional)}
-        outs = [(out, specs_of[id(out)]) for fetch, _ in written for out in _tensors(fetch())]
+        outs = [(out, frame.spec_of[id(out)]) for fetch, _ in written for out in _tensors(fetch())]
         for out, spec in outs:
             if spec.dynamic and id(out) not in read:
                 out.resize_(0)

@@ -42,6 +42,7 @@ class Frame:
         specs: The description of each tensor value, None for other values.
         moving: Registers that instructions rebind: targets of moves, results of scalar
             operators, freed tensors.
+        spec_of: The description of each tensor, by the ``id`` of the tensor.
     """
 
     def __init__(self, plan: ExecutionPlan, arenas: Sequence[Arena], source: DataSource) -> None:
@@ -60,6 +61,11 @@ class Frame:
         for index, value in enumerate(self.values):
             if not isinstance(value, TensorValue):
                 self.registers[index] = self._read(index, value)
+        self.spec_of: dict[int, TensorSpec] = {
+            id(tensor): spec
+            for tensor, spec in zip(self.registers, self.specs, strict=True)
+            if spec is not None
+        }
 
     def check(self, index: int, use: str) -> int:
         """Check that ``index`` names a value, and return it.
@@ -125,14 +131,6 @@ class Frame:
         if isinstance(value, (TensorList, OptionalTensorList)):
             return [item for item in value.items if item >= 0]
         return [index]
-
-    def specs_by_tensor(self) -> dict[int, TensorSpec]:
-        """Return the description of each tensor, by the ``id`` of the tensor."""
-        return {
-            id(tensor): spec
-            for tensor, spec in zip(self.registers, self.specs, strict=True)
-            if spec is not None
-        }
 
     def tensor(self, index: int, use: str) -> tuple[torch.Tensor, TensorSpec]:
         """Return the tensor and the description of the value ``index``.
