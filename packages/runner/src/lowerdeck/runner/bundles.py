@@ -56,8 +56,8 @@ def make_bundle(
         ExecutionError: A call failed.
 
     Example:
-        >>> from lowerdeck.serializer import ExecutionPlan, Program
-        >>> program = Program(execution_plan=[ExecutionPlan("forward")])
+        >>> from lowerdeck.serializer import Chain, ExecutionPlan, Program
+        >>> program = Program(execution_plan=[ExecutionPlan("forward", chains=[Chain()])])
         >>> bundle = make_bundle(program, {"forward": [()]})
         >>> bundle.method_test_suites[0].method_name
         'forward'
