@@ -67,8 +67,6 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         [Installed("lowerdeck-serializer", "0.1.2")],
         [
             "lowerdeck-serializer 0.1.2",
-            "no `lowerdeck lower`: pip install lowerdeck-lowered-module",
-            "no `lowerdeck run`: pip install lowerdeck-runner",
         ],
         "official runtime: not installed; ",
     ),
@@ -86,7 +84,6 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         [
             "lowerdeck-xnnpack 0.2.0  (lowerdeck lower)",
             "  for [quantize]: torchao>=0.18: pip install 'torchao>=0.18'",
-            "no `lowerdeck run`: pip install lowerdeck-runner",
         ],
         "official runtime: executorch 9.9",
     ),

@@ -107,10 +107,10 @@ def test_other_headers_and_bytes_behind_are_read(length: int, old: bool) -> None
     ("position", "packed", "error", "field"),
     [
         (4, b"ET99", pte.MagicError, "file identifier"),
-        (12, struct.pack("<I", 23), pte.HeaderError, "header.length"),
-        (16, struct.pack("<Q", 8), pte.HeaderError, "header.program_size"),
+        (12, struct.pack("<I", 23), pte.OffsetError, "header.length"),
+        (16, struct.pack("<Q", 8), pte.OffsetError, "header.program_size"),
         (16, struct.pack("<Q", 2**63), pte.TruncatedError, "header.program_size"),
-        (24, struct.pack("<Q", 64), pte.HeaderError, "header.segment_base_offset"),
+        (24, struct.pack("<Q", 64), pte.OffsetError, "header.segment_base_offset"),
         (32, struct.pack("<Q", 2**64 - 1), pte.TruncatedError, "header.segment_data_size"),
     ],
 )
@@ -200,7 +200,7 @@ def test_numbers_of_8_bytes_that_are_not_aligned_are_refused() -> None:
     at = max(at for at in range(0, numbers, 4) if at + _word(data, at) == numbers)
     struct.pack_into("<I", data, at, numbers - at - 4)
     struct.pack_into("<I", data, numbers - 4, 1)
-    with pytest.raises(pte.AlignmentError, match="8-byte elements"):
+    with pytest.raises(pte.OffsetError, match="8-byte elements"):
         pte.verify_pte(data)
 
 

@@ -162,17 +162,12 @@ __all__ = [
     "FormatError",
     "TruncatedError",
     "MagicError",
-    "HeaderError",
     "OffsetError",
-    "AlignmentError",
-    "TableError",
     "MissingFieldError",
-    "EnumError",
-    "TextError",
+    "ContentError",
     "LimitError",
     "SegmentError",
     "IndexRangeError",
-    "ContentError",
     "TableLimitWarning",
 ]
 

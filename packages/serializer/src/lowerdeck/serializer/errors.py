@@ -59,32 +59,12 @@ class MagicError(FormatError):
     """The file identifier is not the one of this format."""
 
 
-class HeaderError(FormatError):
-    """The extended header contradicts itself or the file."""
-
-
 class OffsetError(FormatError):
-    """An offset, a length or a count leads outside the FlatBuffer."""
-
-
-class AlignmentError(FormatError):
-    """Data is at an address that its type does not allow."""
-
-
-class TableError(FormatError):
-    """The field map (vtable) of a table is malformed."""
+    """An offset, a length, a count or an address does not fit the file, its header or a type."""
 
 
 class MissingFieldError(FormatError):
     """A field that the runtime needs is absent."""
-
-
-class EnumError(FormatError):
-    """A number is not a member of its enumeration or union."""
-
-
-class TextError(FormatError):
-    """A string is not UTF-8, or its terminating NUL is missing."""
 
 
 class LimitError(FormatError):
@@ -100,4 +80,4 @@ class IndexRangeError(FormatError):
 
 
 class ContentError(FormatError):
-    """The content is well-formed, but the runtime would reject it, crash, or compute garbage."""
+    """The runtime would reject the content, crash on it, or compute garbage."""

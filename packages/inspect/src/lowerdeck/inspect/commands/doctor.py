@@ -14,7 +14,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lowerdeck.inspect.commands.answers import ExitStatus, say
-from lowerdeck.inspect.commands.known import COMMANDS
 
 _RUNTIME = "executorch"
 _RUNTIME_NEEDS = "pip install numpy ruamel.yaml flatbuffers tabulate"
@@ -59,12 +58,9 @@ class DoctorCommand:
             targets[_RUNTIME] = ["executorch.runtime"]
         failures = import_failures(targets)
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
-        commands: list[str] = []
         unmet = []
         for name in ours:
-            points = installed[name].entry_points.select(group=_GROUP)
-            own = [point.name for point in points]
-            commands += own
+            own = [point.name for point in installed[name].entry_points.select(group=_GROUP)]
             suffix = f"  (lowerdeck {', '.join(own)})" if own else ""
             lines.append(f"{name} {installed[name].version}{suffix}")
             for text, extra in _unmet(installed[name], installed):
@@ -72,9 +68,6 @@ class DoctorCommand:
                 lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {text}")
             if name in failures:
                 lines.append(f"  CANNOT BE IMPORTED: {failures[name]}")
-        for command, (package, _) in COMMANDS.items():
-            if command not in commands and package != "lowerdeck-inspect":
-                lines.append(f"no `lowerdeck {command}`: pip install {package}")
         runtime = (
             "not installed; files run in lowerdeck-runner's emulation: pip install executorch"
         )

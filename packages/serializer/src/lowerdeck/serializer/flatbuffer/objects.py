@@ -8,7 +8,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, NoReturn, TypeVar
 
-from lowerdeck.serializer.errors import EnumError, FormatError, MissingFieldError
+from lowerdeck.serializer.errors import ContentError, FormatError, MissingFieldError
 from lowerdeck.serializer.flatbuffer.tables import TableReader
 from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, Field, Format
 
@@ -158,7 +158,7 @@ class ObjectReader:
                 if values[at] not in members:
                     expected = ", ".join(map(repr, members))
                     reason = f"found {values[at]}, expected one of {expected}"
-                    return EnumError(reason, field=where, offset=position)
+                    return ContentError(reason, field=where, offset=position)
             if field.is_required and not values[at]:
                 return MissingFieldError("found none, expected one", field=where, offset=position)
         raise AssertionError("a table without a wrong field")

@@ -14,12 +14,10 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 from lowerdeck.serializer.errors import (
-    AlignmentError,
+    ContentError,
     LimitError,
     MissingFieldError,
     OffsetError,
-    TableError,
-    TextError,
     TruncatedError,
 )
 from lowerdeck.serializer.flatbuffer.limits import (
@@ -188,15 +186,12 @@ class TableReader:
     def _check_table(self, name: str, position: int, shape: Shape | None = None) -> None:
         end = position + (shape.size if shape else 4)
         if position & 3 or end > self.size:
-            kind = AlignmentError if position & 3 else OffsetError
-            reason = (
-                f"found a table up to byte {end} of {self.size}, expected a multiple of 4 inside"
-            )
-            raise kind(reason, field=name, offset=position)
+            reason = f"found a table up to byte {end} of {self.size}, expected a multiple of 4"
+            raise OffsetError(reason, field=name, offset=position)
         for start in shape.wide if shape else ():
             if (position + start) & 7:
                 reason = "found an 8-byte field, expected a multiple of 8"
-                raise AlignmentError(reason, field=name, offset=position + start)
+                raise OffsetError(reason, field=name, offset=position + start)
 
     def target(self, slot: int, offset: int, table: str, field: str) -> int:
         """Return where the offset at ``slot`` leads, checked to be inside the FlatBuffer."""
@@ -218,7 +213,7 @@ class TableReader:
             field: What is read, for messages.
         """
         if position & 3:
-            raise AlignmentError(
+            raise OffsetError(
                 "found a vector or string, expected a multiple of 4", field=field, offset=position
             )
         if not 0 <= position <= self.size - 4:
@@ -282,7 +277,7 @@ class TableReader:
         if count > max_rank:
             self._refuse_rank(count, max_rank, field, position)
         if width == 8 and self._strict and count and (position + 4) & 7:
-            raise AlignmentError(
+            raise OffsetError(
                 "found 8-byte elements, expected a multiple of 8", field=field, offset=position + 4
             )
         self.spend(_ELEMENT_COST * count, field, position)
@@ -324,7 +319,7 @@ class TableReader:
 
         Raises:
             MissingFieldError: The string is absent.
-            TextError: It is not UTF-8, or not followed by a NUL.
+            ContentError: It is not UTF-8, or not followed by a NUL.
         """
         if not position:
             raise MissingFieldError("expected a string, found none", field=field)
@@ -338,12 +333,12 @@ class TableReader:
         length = self.count(position, 1, field)
         end = position + 4 + length
         if end >= self.size or self.data[end]:
-            raise TextError("found no NUL after the string", field=field, offset=position)
+            raise ContentError("found no NUL after the string", field=field, offset=position)
         self.spend(LIST_COST + length, field, position)
         try:
             text = str(self.data[position + 4 : end], "utf-8")
         except UnicodeDecodeError as error:
-            raise TextError(f"found no UTF-8: {error}", field=field, offset=position) from error
+            raise ContentError(f"found no UTF-8: {error}", field=field, offset=position) from error
         self._strings[position] = text
         return text
 
@@ -357,14 +352,14 @@ class TableReader:
 
     def _new_shape(self, name: str, vtable: int, table: int) -> Shape:
         if not 0 <= vtable <= self.size - 4 or vtable & 1:
-            raise TableError(
+            raise OffsetError(
                 f"found a vtable at {vtable}, expected an even position within {self.size} bytes",
                 field=name,
                 offset=table,
             )
         length, size = _unpack_vtable(self.data, vtable)
         if length < 4 or length & 1 or vtable + length > self.size or size < 4:
-            raise TableError(
+            raise OffsetError(
                 f"found a vtable of {length} bytes for a table of {size}",
                 field=name,
                 offset=vtable,
@@ -380,7 +375,7 @@ class TableReader:
             if not start:
                 continue
             if start < end or start + field.size > size or start % min(field.size, 4):
-                raise TableError(
+                raise OffsetError(
                     f"found {field.name} at byte {start} of a table of {size} bytes, where it "
                     "overlaps another field, is unaligned or ends outside",
                     field=f"{name}.{field.name}",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from lowerdeck.serializer.errors import HeaderError, TruncatedError
+from lowerdeck.serializer.errors import OffsetError, TruncatedError
 from lowerdeck.serializer.flatbuffer.alignment import round_up
 from lowerdeck.serializer.pte.layout import FileLayout
 
@@ -60,11 +60,11 @@ def check_range(value: int, least: int, most: int, size: int, field: str, offset
         size: Length of the file.
 
     Raises:
-        HeaderError: It is out of range.
+        OffsetError: It is out of range.
         TruncatedError: It leads beyond the end of the file.
     """
     if not least <= value <= most:
-        kind = TruncatedError if value > size else HeaderError
+        kind = TruncatedError if value > size else OffsetError
         reason = f"found {value}, expected {least} to {most}"
         raise kind(reason, field=f"header.{field}", offset=offset)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lowerdeck.serializer.errors import (
-    AlignmentError,
     ContentError,
     FormatError,
     IndexRangeError,
     LimitError,
     MissingFieldError,
+    OffsetError,
     SegmentError,
 )
 from lowerdeck.serializer.flatbuffer.limits import MAX_RANK, MAX_TENSOR_BYTES
@@ -114,7 +114,7 @@ class ValueVerifier:
             self._refuse(
                 f"found planned memory at {allocation.memory_offset}, expected a multiple of "
                 f"{itemsize}, the size of an element",
-                AlignmentError,
+                OffsetError,
             )
         end = allocation.memory_offset + tensor.nbytes
         if end > memories[number]:
@@ -144,7 +144,7 @@ class ValueVerifier:
             self._refuse(
                 f"found data at byte {start}, expected a multiple of "
                 f"{tensor.scalar_type.itemsize}, the size of an element",
-                AlignmentError,
+                OffsetError,
             )
 
     def _verify_tensors(self, items: schema.TensorList | schema.OptionalTensorList) -> None:

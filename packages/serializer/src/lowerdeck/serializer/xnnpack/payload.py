@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lowerdeck.serializer.errors import (
     ContentError,
-    EnumError,
     IndexRangeError,
     MagicError,
     MissingFieldError,
@@ -153,7 +152,7 @@ class _Decoder:
     def _value(self, at: int) -> XnnValue:
         kind, table = self._reader.fields("XValue", at)
         if kind not in (_PLAIN, _QUANTISED) or not table:
-            raise EnumError(
+            raise ContentError(
                 f"found a value of the unknown kind {kind}", field="XValue.xvalue_union", offset=at
             )
         scheme = scales = 0
@@ -165,7 +164,7 @@ class _Decoder:
                     "found none", field="XNNQuantizedTensorValue.tensor_value", offset=owner
                 )
             if scheme >= len(_SCHEMES) or bool(scheme) != bool(scales):
-                raise EnumError(
+                raise ContentError(
                     f"found scales of the unknown kind {scheme}",
                     field="XNNQuantizedTensorValue.quant_params",
                     offset=owner,
@@ -174,7 +173,7 @@ class _Decoder:
             "XNNTensorValue", table
         )
         if dtype not in _DATATYPES:
-            raise EnumError(
+            raise ContentError(
                 f"found the unknown datatype {dtype} of value {number}",
                 field="XNNTensorValue.datatype",
                 offset=table,
@@ -221,7 +220,7 @@ class _Decoder:
         number, table, handle, limits = self._reader.fields("XNode", at)
         operator = _OPERATORS.get(number)
         if operator is None or not table:
-            raise EnumError(
+            raise ContentError(
                 f"found a node of the unknown kind {number}", field="XNode.xnode_union", offset=at
             )
         values = self._reader.fields(operator.table, table)
