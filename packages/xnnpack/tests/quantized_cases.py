@@ -172,16 +172,13 @@ def unaries() -> Iterator[Case]:
         "prelu_zero": lambda x: F.prelu(x, torch.tensor([0.0])),
         "prelu_channels": lambda x: F.prelu(x, several),
         "prelu_lines": lambda x: F.prelu(x[:, :, 0], several),
-        "hardsigmoid": F.hardsigmoid,
         "add_number": lambda x: x + 0.37,
         "mul_number": lambda x: x * -1.7,
         "add_itself": lambda x: x + x,
-        "glu": lambda x: F.glu(x, -1),
-        "glu_channels": lambda x: F.glu(x[:, 1:], 1),
     }
     stepped = {name: lambda x, f=one: OUT(f(IN(x))) for name, one in functions.items()}
     yield case("unary", stepped, (2, 3, 5, 4))
-    for name in ("leaky_relu", "glu", "hardsigmoid", "prelu_channels", "silu"):
+    for name in ("leaky_relu", "prelu_channels", "silu"):
         yield case(f"unary_{name}", stepped[name], (2, 3, 5, 4))
     for positive in (torch.sqrt, torch.log):
         source = Step(0.03, -128)
@@ -190,19 +187,10 @@ def unaries() -> Iterator[Case]:
             lambda x, f=positive, source=source: OUT(f(source(x.abs() + 0.1))),
             (2, 3, 5, 4),
         )
-    fine, unit, wide, steep = Step(0.007, -9), Step(1 / 255, -128), Step(0.06, 3), Step(0.01, -128)
-    yield case("glu_too_fine", lambda x: fine(F.glu(IN(x))), (2, 6), floats=1)
+    fine, steep = Step(0.007, -9), Step(0.01, -128)
     yield case("silu_too_fine", lambda x: fine(F.silu(IN(x))), (2, 5), floats=1)
     yield case("prelu_steep", lambda x: steep(F.prelu(IN(x), 10 * several)), (2, 3, 5),
                tolerance=0.01001)  # fmt: skip
-    sigmoids = {
-        "unit": lambda x: unit(F.hardsigmoid(IN(x))),
-        "wide": lambda x: unit(F.hardsigmoid(wide(3 * x))),
-    }
-    yield case("hardsigmoid", sigmoids, (40, 9), tolerance=1.001 / 255)
-    finest = Step(0.001)
-    yield case("hardsigmoid_fine", lambda x: finest(F.hardsigmoid(IN(x))), (4, 9), floats=1,
-               tolerance=0.00101)  # fmt: skip
 
 
 def binaries() -> Iterator[Case]:

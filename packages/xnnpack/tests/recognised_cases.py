@@ -69,7 +69,6 @@ def _views(x: Tensor, sizes: tuple[int, ...], order: tuple[int, ...], shape: Any
 
 _SHUFFLED = ((2, 2, 4, 3, 5), (1, 0, 2, 3, 4), (2, 8, 3, 5))
 NEAR: dict[str, tuple[Any, ...]] = {
-    "gate_of_another": ("silu", lambda x, y: x * torch.sigmoid(y), ROWS, ROWS),
     "channels_of_images": ("channel_shuffle", lambda x: _views(x, *_SHUFFLED), (2, 8, 3, 5)),
     "another_number": ("hardswish", lambda x: x * F.relu6(x + 3) / 6.01, ROWS),
     "moved_otherwise": ("hardswish", lambda x: x * F.relu6(x + 2) / 6, ROWS),
@@ -111,14 +110,6 @@ NEAR: dict[str, tuple[Any, ...]] = {
     "attention_with_a_mask_that_widens": (
         *(ATTENTION, lambda q, k, v: _attend(q, k, v, torch.ones(4, 6, 6))),
         *((1, 6, 8),) * 3,
-    ),
-    "celu_of_two_numbers": (
-        "celu",
-        lambda x: torch.where(x > 0, x, (x / 0.6).expm1() * 0.7),
-        ROWS,
-    ),
-    "softplus_of_another": (
-        *("softplus", lambda x, y: torch.where(x > 20, x, y.exp().log1p()), ROWS, ROWS),
     ),
     "slope_for_each_row": (
         *("_prelu_kernel", lambda x, w: torch.where(x > 0, x, w * x), (2, 3, 4), (1, 1, 4)),

@@ -11,10 +11,6 @@ from lowerdeck.serializer import XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.operators.normalization import (
-    batch_statistics_norm,
-    batch_statistics_refusal,
-)
 from lowerdeck.xnnpack.operators.results import (
     first_result,
     first_result_refusal,
@@ -98,10 +94,6 @@ def _affine(node: Node, emission: Emission) -> Affine:
 
 def _emit(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input"])
-    if call.args.get("training"):
-        result = batch_statistics_norm(emission, tracked, call)
-        emission.define(first_result(call.node), result)
-        return
     affine = _affine(call.node, emission)
     rank, shape = len(tracked.shape), tracked.shape
     layout = tracked.preferred if rank > 2 else Layout.PLAIN
@@ -119,9 +111,7 @@ def _emit(emission: Emission, call: Call) -> None:
 
 def _refusal(call: Call) -> str | None:
     args = call.args
-    if args.get("training"):
-        return batch_statistics_refusal(call)
-    if args["running_mean"] is None or args["running_var"] is None:
+    if args.get("training") or args["running_mean"] is None or args["running_var"] is None:
         return "it has no fixed statistics"
     if not all(map(call.is_constant, _NAMES)):
         return "its statistics are not constant"

@@ -8,10 +8,9 @@ import torch
 
 from lowerdeck.serializer import XnnOperator
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, broadcast, is_fixed, joined
-from lowerdeck.xnnpack.operators.arithmetic import scale_refusal, scaled
+from lowerdeck.xnnpack.operators.arithmetic import scaled
 from lowerdeck.xnnpack.operators.contract import (
     Integers,
-    Scales,
     Table,
     fixed,
     fixed_axis,
@@ -21,7 +20,6 @@ from lowerdeck.xnnpack.operators.contract import (
     one_symbol,
     table,
 )
-from lowerdeck.xnnpack.operators.elementwise import UNIT
 from lowerdeck.xnnpack.operators.images import largest_of_rows
 from lowerdeck.xnnpack.operators.normalization import weighted_sums
 
@@ -77,21 +75,8 @@ def _roll_refusal(call: Call) -> str | None:
 def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
     half = int(x.shape[axis]) // 2
-    integers = e.writes.is_int8
-    with e.made_as(x.encoding if integers else None):
-        first, second = (e.stretch(x, axis, start, half) for start in (0, half))
-    with e.made_as(UNIT if integers else None):
-        gate = e.unary(XnnOperator.SIGMOID, second)
-    return e.binary(XnnOperator.MULTIPLY, first, gate)
-
-
-def _glu_scale_refusal(call: Call, scales: Scales) -> str | None:
-    source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, 1/512, times its other factor, must be less than a step
-    # of the result: the two then round to neighbours at most.
-    if max(source.zero_point + 128, 127 - source.zero_point) * source.scale > 500 * result.scale:
-        return "its result is much finer than its input is wide"
-    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
+    first, second = (e.stretch(x, axis, start, half) for start in (0, half))
+    return e.binary(XnnOperator.MULTIPLY, first, e.unary(XnnOperator.SIGMOID, second))
 
 
 def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -163,9 +148,7 @@ COMPOSED: Table = table(
             fixed(Call.shape, "it has symbolic sizes"),
             wide=True,
         ),
-        "glu": function(
-            _glu, fixed_axis, integers=Integers.CHOOSES, scale_refusal=_glu_scale_refusal
-        ),
+        "glu": function(_glu, fixed_axis),
         "repeat tile": move(
             _repeat, fixed(_times_repeated, _TIMES), one_symbol, integers=Integers.NEVER
         ),

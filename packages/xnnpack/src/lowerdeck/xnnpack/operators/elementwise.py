@@ -64,7 +64,7 @@ def _gelu(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
-    with e.made_as(UNIT if e.writes.is_int8 else None):
+    with e.made_as(_UNIT if e.writes.is_int8 else None):
         sigmoid = e.unary(XnnOperator.SIGMOID, x)
     return e.binary(_mul, x, sigmoid)
 
@@ -76,23 +76,11 @@ def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # 255 steps of it saturate, those below do not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
-    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, UNIT), result))
+    return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, _UNIT), result))
 
 
 def _hardsigmoid(e: Emission, x: Tracked, _: Call) -> Tracked:
-    with e.made_as(_HALF_UNIT if e.writes.is_int8 else None):
-        scaled = e.binary(_mul, x, 1 / 6)
-    return e.binary(_add, scaled, 0.5, (0.0, 1.0))
-
-
-def _hardsigmoid_scale_refusal(call: Call, scales: Scales) -> str | None:
-    source, result = scales.inputs[0], scales.result
-    if result.scale < _HALF_UNIT.scale:
-        return "its result has a finer scale than its intermediate"
-    sixth, half = int8(1 / 6 / 127), int8(0.5 / 127)
-    return scale_refusal(
-        XnnOperator.MULTIPLY, call, Scales((source, sixth), _HALF_UNIT)
-    ) or scale_refusal(XnnOperator.ADD, call, Scales((_HALF_UNIT, half), result))
+    return e.binary(_add, e.binary(_mul, x, 1 / 6), 0.5, (0.0, 1.0))
 
 
 def _leaky_relu(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -199,10 +187,8 @@ def is_square(node: Node, *others: object) -> bool:
 
 _LINEAR = 17
 """From here on a softplus is its input, in float32."""
-UNIT = int8(1 / 256, -128)
+_UNIT = int8(1 / 256, -128)
 """Encoding of numbers from 0 to 1 as integers."""
-_HALF_UNIT = int8(1 / 256)
-"""Encoding of numbers from -0.5 to 0.5; values outside saturate."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Build] = {
@@ -280,7 +266,7 @@ ELEMENTWISE: Table = table(
         "softplus": function(_softplus, _softplus_refusal, wide=True),
         "mish": function(_mish, wide=True),
         "gelu": _on_integers(_gelu, int8_refusal=_gelu_int8_refusal, wide=True),
-        "hardsigmoid": _on_integers(_hardsigmoid, scale_refusal=_hardsigmoid_scale_refusal),
+        "hardsigmoid": function(_hardsigmoid),
         "leaky_relu": _on_integers(_leaky_relu, scale_refusal=_leaky_scale_refusal),
         "pow.Tensor_Scalar": _on_integers(
             lambda e, x, call: _POWERS[float(call.args["exponent"])](e, x, call),

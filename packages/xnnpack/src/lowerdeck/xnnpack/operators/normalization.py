@@ -209,7 +209,7 @@ def _group_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
         result = _standardized_by_channels(e, image, groups, args["eps"])
         result = resized(e, result, x.shape)
     elif groups == 1 and len(x.shape) == 4 and x.preferred is Layout.CHANNELS_LAST:
-        result = _standardized_images(e, x, args["eps"])
+        result = _standardized_by_channels(e, x, 1, args["eps"])
     else:
         result = _standardized_groups(e, x, groups, args["eps"])
     return _scaled_and_shifted(e, result, call, by_channel=True)
@@ -220,41 +220,10 @@ def _instance_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     return _scaled_and_shifted(e, result, call, by_channel=True)
 
 
-def batch_statistics_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Return a batch norm by the statistics of its input: each channel is one row."""
-    if is_one(x.shape[0]):
-        return _instance_norm(e, x, call)
-    order = [1, 0, *range(2, len(x.shape))]
-    moved = e.transposed(x, order)
-    flat = (x.shape[1], math.prod(int(size) for size in moved.shape[1:]))
-    result = _standardized_rows(e, e.view(moved, flat), call.args["eps"])
-    result = e.transposed(e.view(result, moved.shape), order)
-    return _scaled_and_shifted(e, result, call, by_channel=True)
-
-
 def _standardized_groups(emission: Emission, tracked: Tracked, groups: int, eps: float) -> Tracked:
     shape = tracked.shape
     flat = (shape[0], groups, math.prod(int(size) for size in shape[1:]) // groups)
     return emission.view(_standardized_rows(emission, emission.view(tracked, flat), eps), shape)
-
-
-def _standardized_images(emission: Emission, tracked: Tracked, eps: float) -> Tracked:
-    """Return images with mean 0 and variance 1 over all their channels, without a transpose.
-
-    Pooling over height and width and then over channels reads them as they are; one row of 1/K
-    for a whole image would be as large as the image, and takes three times as long.
-    """
-    layout = Layout.CHANNELS_LAST
-    pooled = (*tracked.shape[:2], 1, 1)
-
-    def mean(tensor: Tracked, offset: float) -> Tracked:
-        """Return the mean of each image, of size 1 in all dimensions but the batch's."""
-        means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
-        columns = emission.tracked(layout.arrange(pooled), means.ids[layout])
-        share = emission.id_of(row_mean(emission, columns, offset))
-        return emission.tracked((pooled[0], 1, 1, 1), share, layout)
-
-    return _standardized(emission, shift_by_first(emission, tracked, {1, 2, 3}), mean, eps)
 
 
 def _standardized_by_channels(
@@ -263,14 +232,17 @@ def _standardized_by_channels(
     """Return images of any sizes with mean 0 and variance 1 over each group of their channels."""
     layout = Layout.CHANNELS_LAST
     batch, channels = tracked.shape[:2]
-    pooled, rows = (batch, channels, 1, 1), (batch, groups, int(channels) // groups)
+    # Of one group, these sizes are in memory what they are in the image: nothing is reshaped.
+    pooled, rows = (batch, channels, 1, 1), (batch, 1, groups, int(channels) // groups)
+    spread = pooled if groups > 1 else (batch, 1, 1, 1)
 
     def of_rows(tensor: Tracked) -> Tracked:
-        """Return a number for each group as one for each of its channels."""
-        ones = Tracked.of(torch.ones(1, 1, rows[2]))
-        spread = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
-        value = emission.reshaped(emission.id_of(spread), layout.arrange(pooled))
-        return emission.tracked(pooled, value, layout)
+        """Return a number for each group as one for each of its channels, if there are several."""
+        if groups > 1:
+            ones = Tracked.of(torch.ones(1, 1, 1, rows[3]))
+            tensor = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
+        value = emission.reshaped(emission.id_of(tensor), layout.arrange(spread))
+        return emission.tracked(spread, value, layout)
 
     def mean(tensor: Tracked, offset: float) -> Tracked:
         means = mean_of_images(emission, emission.id_of(tensor, layout), pooled, layout)
@@ -279,7 +251,7 @@ def _standardized_by_channels(
 
     first = emission.part(tracked, (0, 0, 0, 0), (0, 0, 1, 1), layout)
     first = emission.tracked(rows, emission.reshaped(first.ids[layout], rows))
-    first = emission.part(first, (0, 0, 0), (0, 0, 1))
+    first = emission.part(first, (0, 0, 0, 0), (0, 0, 0, 1))
     shifted = emission.binary(XnnOperator.SUBTRACT, tracked, of_rows(first))
     return _standardized(emission, shifted, mean, eps)
 
@@ -310,18 +282,16 @@ def _statistics_refusal(call: Call) -> str | None:
     return None
 
 
-def _rank_refusal(call: Call) -> str | None:
-    return None if call.rank() > 1 else "it needs at least 2 dimensions"
+def _single_refusal(call: Call) -> str | None:
+    """Refuse batches: a decomposed instance norm has its images as channels of one."""
+    single = call.rank() > 1 and is_one(call.shape()[0])
+    return None if single else "it normalises over a batch"
 
 
 _REASON = "it normalises over a symbolic size"
 _FIXED = fixed(lambda call: call.shape()[1:], _REASON)
 _AFFINE = constants("weight", "bias")
 _LAYER = first_of(fixed(_folded, _REASON), _folded_refusal)
-batch_statistics_refusal = first_of(
-    _statistics_refusal, _rank_refusal, fixed(Call.shape, _REASON), _AFFINE
-)
-"""Returns why a batch norm by the statistics of its input is refused, or None."""
 NORMALIZATION: Table = table(
     {
         "layer_norm native_layer_norm": function(_layer_norm, _LAYER, wide=True),
@@ -329,7 +299,7 @@ NORMALIZATION: Table = table(
         "group_norm native_group_norm": function(_group_norm, _group_refusal, _AFFINE, wide=True),
         "instance_norm": function(_instance_norm, _statistics_refusal, _FIXED, _AFFINE, wide=True),
         "_native_batch_norm_legit.no_stats": function(
-            batch_statistics_norm, batch_statistics_refusal, wide=True
+            _instance_norm, _single_refusal, _FIXED, _AFFINE, wide=True
         ),
     }
 )

@@ -90,12 +90,9 @@ def _images_refusal(call: Call) -> str | None:
 def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     args, shape = call.args, call.result
     rows, columns = _windows(call)
-    area = rows.kernel * columns.kernel
-    divisor = args.get("divisor_override") or area
     image = image_of(e, x)
     # Neither torch nor the runtime counts elements beyond the padding.
-    counted = args["count_include_pad"] or args.get("divisor_override")
-    if counted and (rows.before or columns.before):
+    if args["count_include_pad"] and (rows.before or columns.before):
         # The runtime divides by the number of elements without padding: pad explicitly.
         amounts = (0, 0, rows.before, columns.before)
         image = e.padded(image, amounts, amounts)
@@ -104,16 +101,12 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
             for window in (rows, columns)
         )
     image = pool(e, _AVERAGE, image, image_sizes(shape), rows, columns)
-    if divisor != area:
-        image = e.binary(XnnOperator.MULTIPLY, image, area / divisor)
     return from_image(e, image, shape)
 
 
 def _divisor_refusal(call: Call) -> str | None:
-    wider = call.args["ceil_mode"] and call.args.get("divisor_override")
-    if wider and any(window.after > window.before for window in _windows(call)):
-        return "ceil_mode with a divisor, by which its last windows divide as well"
-    return None
+    overridden = call.args.get("divisor_override")
+    return "it divides by another number than that of its elements" if overridden else None
 
 
 def _adaptive_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -148,7 +141,6 @@ def _adaptive_int8_refusal(call: Call) -> str | None:
 
 
 def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
-    kind = _AVERAGE if call.node.target is _aten.avg_pool3d.default else _MAX
     depth, rows, columns = _windows(call)
     batch, channels, *sizes = x.shape
     targets = [int(size) for size in call.result[2:]]
@@ -159,7 +151,7 @@ def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
         shape = (batch * many, channels, *before)
         image = e.tracked(shape, e.reshaped(value, _LAST.arrange(shape)), _LAST)
         shape = (batch * many, channels, *after)
-        return pool(e, kind, image, shape, ways[0], ways[1], call.limits).ids[_LAST]
+        return pool(e, _MAX, image, shape, ways[0], ways[1], call.limits).ids[_LAST]
 
     if _is_window(rows, columns):
         value = pooled(sizes[1:], targets[1:], sizes[0], rows, columns)
@@ -180,15 +172,6 @@ def _volume_pool_refusal(call: Call) -> str | None:
     steps = [depth.stride > 1, any(window.stride > 1 for window in plane)]
     if all(alone) or any(single and step for single, step in zip(alone, steps, strict=True)):
         return "windows of one element, which XNNPACK does not pool"
-    if call.node.target is not _aten.avg_pool3d.default:
-        return None
-    if call.args["ceil_mode"]:
-        return "ceil_mode, whose last windows divide by another number"
-    counted = call.args["count_include_pad"] and (
-        depth.before or any(window.before for window in plane)
-    )
-    if counted or call.args["divisor_override"]:
-        return "it divides by another number than that of its true elements"
     return None
 
 
@@ -252,7 +235,6 @@ POOLING: Table = table(
         "max_pool3d max_pool3d_with_indices": function(
             _volume_pool, volume_refusal, _volume_pool_refusal, clamps=True
         ),
-        "avg_pool3d": function(_volume_pool, volume_refusal, _volume_pool_refusal),
         "adaptive_avg_pool3d _adaptive_avg_pool3d": function(
             lambda e, x, _: mean_over(e, x, (2, 3, 4), keep=True),
             volume_refusal,

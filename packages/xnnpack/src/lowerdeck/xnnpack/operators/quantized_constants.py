@@ -10,9 +10,10 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of, describe_node
-from lowerdeck.xnnpack.emit import Quantized
+from lowerdeck.xnnpack.emit import Quantized, named
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.quantization import DEQUANTIZE, WEIGHTS, name_of
+from lowerdeck.xnnpack.operators.shapes import order_of
 
 _aten = torch.ops.aten
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
@@ -158,19 +159,15 @@ def _check(node: Node, quantized: Quantized) -> None:
             )
 
 
+_PERMUTATIONS = frozenset(
+    named("permute permute_copy t t_copy transpose.int transpose_copy.int numpy_T mT")
+)
+
+
 def permuted_constant(node: Node, source: Quantized) -> Quantized | None:
     """Return constant integers as permuted by a node, or None if it is not a permutation."""
-    args = arguments_of(node)
-    rank = source.data.dim()
-    if node.target in (_aten.permute.default, _aten.permute_copy.default):
-        return source.permuted([axis % rank for axis in args["dims"]])
-    if node.target in (_aten.t.default, _aten.t_copy.default):
-        return source.permuted(list(range(rank))[::-1])
-    if node.target in (_aten.transpose.int, _aten.transpose_copy.int):
-        order = list(range(rank))
-        first, second = args["dim0"], args["dim1"]
-        order[first], order[second] = order[second], order[first]
-        return source.permuted(order)
+    if node.target in _PERMUTATIONS:
+        return source.permuted(order_of(node))
     if node.target in (_aten.detach.default, _aten.alias.default, _aten.clone.default):
         return source
     return None

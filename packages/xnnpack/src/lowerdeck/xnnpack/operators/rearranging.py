@@ -13,7 +13,6 @@ from lowerdeck.xnnpack.payload import Layout
 
 _LAST = Layout.CHANNELS_LAST
 _INTO_PIXELS = (0, 1, 4, 2, 5, 3)
-_INTO_CHANNELS = (0, 1, 3, 5, 2, 4)
 
 
 def _permuted_apart(
@@ -39,17 +38,6 @@ def _pixel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
         _LAST: (number, height, width, channels, factor, factor),
     }
     return _permuted_apart(e, x, call, apart[x.preferred], _INTO_PIXELS)
-
-
-def _pixel_unshuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
-    number, channels, _, _ = x.shape
-    *_, height, width = call.result
-    factor = int(call.args["downscale_factor"])
-    apart = {
-        Layout.PLAIN: (number, channels, height, factor, width, factor),
-        _LAST: (number, height, factor, width, factor, channels),
-    }
-    return _permuted_apart(e, x, call, apart[x.preferred], _INTO_CHANNELS)
 
 
 def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -104,7 +92,6 @@ def _nearest_refusal(call: Call) -> str | None:
 REARRANGING: Table = table(
     {
         "pixel_shuffle": move(_pixel_shuffle, _IMAGES),
-        "pixel_unshuffle": move(_pixel_unshuffle, _IMAGES),
         "channel_shuffle": move(_channel_shuffle, _IMAGES),
         "upsample_nearest2d upsample_nearest2d.vec": move(_nearest, _IMAGES, _nearest_refusal),
     }

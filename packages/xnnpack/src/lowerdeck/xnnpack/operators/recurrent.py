@@ -1,10 +1,9 @@
-"""LSTM, GRU and plain recurrent layers, unrolled (XNNPACK has no loop), and their cells."""
+"""LSTM and GRU layers, unrolled: XNNPACK has no loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -107,15 +106,6 @@ def _gru(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
     return (e.binary(XnnOperator.ADD, e.binary(XnnOperator.MULTIPLY, moved, update), new),)
 
 
-def _plain(kind: XnnOperator) -> _Step:
-    limits = (0.0, float("inf")) if kind is XnnOperator.CLAMP else None
-
-    def step(cell: _Cell, share: Tracked, states: _States) -> tuple[Tracked, ...]:
-        return (cell.emission.unary(kind, cell.plus(share, cell.product(states[0])), limits),)
-
-    return step
-
-
 def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
     """Return the emitter of a recurrent layer.
 
@@ -176,14 +166,9 @@ def _hidden(call: Call) -> list[Node]:
 
 def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
     """Return the first state of one cell, None for 0."""
-    if _is_zero(states, number):
+    if states.tensor is not None and not bool(states.tensor[number].any()):
         return None
     return emission.view(emission.stretch(states, 0, number, 1), states.shape[1:])
-
-
-def _is_zero(state: Tracked, number: int | None = None) -> bool:
-    tensor = state.tensor
-    return tensor is not None and not bool((tensor if number is None else tensor[number]).any())
 
 
 def _run(
@@ -231,54 +216,7 @@ def _refusal(call: Call) -> str | None:
     return None
 
 
-def _cell_emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
-    """Return the emitter of a single cell; the arguments are those of ``_emitter``."""
-
-    def emit(emission: Emission, call: Call) -> None:
-        weights = _merged([emission.optional(call.args[name]) for name in _NAMES], merges=merges)
-        source = emission.plain(emission.of(call.args["input"]))
-        width = int(weights[1].shape[1])
-        cell = _Cell(emission, source.shape[0], width, weights[1], weights[3])
-        share = _layer(emission, source, weights[0], weights[2])
-        states = [emission.of(state) for state in _hidden(call)]
-        new = step(
-            cell,
-            share,
-            tuple(None if _is_zero(state) else emission.plain(state) for state in states),
-        )
-        if len(states) == 1:
-            emission.define(call.node, new[0])
-            return
-        for user in call.node.users:
-            emission.define(user, new[int(user.args[1])])  # type: ignore[arg-type]
-
-    return emit
-
-
-_NAMES = ("w_ih", "w_hh", "b_ih", "b_hh")
-
-
-def _cell_refusal(call: Call) -> str | None:
-    if call.rank("input") != 2:
-        return "its input needs 2 dimensions"
-    weights = [call.args[name] for name in _NAMES]
-    if not all(weight is None or weight.name in call.constants for weight in weights):
-        return "its weights are not constant"
-    return None
-
-
-def _layer_and_cell(layer: Any, cell: Any, step: _Step, *, merges: bool = True) -> Table:
-    return {
-        layer: Operator(_emitter(step, merges=merges), _refusal),
-        cell: Operator(_cell_emitter(step, merges=merges), _cell_refusal),
-    }
-
-
 RECURRENT: Table = {
-    **_layer_and_cell(_aten.lstm.input, _aten.lstm_cell.default, _lstm),
-    **_layer_and_cell(_aten.gru.input, _aten.gru_cell.default, _gru, merges=False),
-    **_layer_and_cell(_aten.rnn_tanh.input, _aten.rnn_tanh_cell.default, _plain(XnnOperator.TANH)),
-    **_layer_and_cell(
-        _aten.rnn_relu.input, _aten.rnn_relu_cell.default, _plain(XnnOperator.CLAMP)
-    ),
+    _aten.lstm.input: Operator(_emitter(_lstm, merges=True), _refusal),
+    _aten.gru.input: Operator(_emitter(_gru, merges=False), _refusal),
 }

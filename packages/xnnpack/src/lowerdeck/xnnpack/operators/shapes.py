@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnOperator
+from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
@@ -17,9 +19,10 @@ from lowerdeck.xnnpack.emit import (
     is_one,
     reshape_refusal,
     resized,
+    shape_of,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Operator, Table, move, table
+from lowerdeck.xnnpack.operators.contract import Integers, Table, move, table
 from lowerdeck.xnnpack.payload import HALF, Layout
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -103,42 +106,28 @@ def _as_strided_refusal(call: Call) -> str | None:
     return None
 
 
-def _permute(order: Callable[[Call], Sequence[int]]) -> Operator:
-    """Return an operator that permutes dimensions."""
-
-    def build(e: Emission, x: Tracked, call: Call) -> Tracked:
-        rank, layout = len(x.shape), x.preferred
-        axes = [axis % rank for axis in order(call)] if rank else []
-        memory = [layout.position(axis, rank) for axis in axes]
-        shape = [x.shape[axis] for axis in axes]
-        return e.tracked(call.result, e.permuted(e.id_of(x, layout), memory, shape))
-
-    return move(build)
+def _permute(e: Emission, x: Tracked, call: Call) -> Tracked:
+    rank, layout = len(x.shape), x.preferred
+    axes = order_of(call.node)
+    memory = [layout.position(axis, rank) for axis in axes]
+    shape = [x.shape[axis] for axis in axes]
+    return e.tracked(call.result, e.permuted(e.id_of(x, layout), memory, shape))
 
 
-def _swapped(call: Call, *names: str) -> list[int]:
-    order = list(range(call.rank("self")))
-    if order:
-        first, second = (int(call.args[name]) for name in names)
+def order_of(node: Node) -> list[int]:
+    """Return the source dimension of each dimension of a permuted tensor."""
+    args = arguments_of(node)
+    rank = len(shape_of(args["self"]))
+    if "dims" in args:
+        return [int(dim) % rank for dim in args["dims"]]
+    order = list(range(rank))
+    if node.target is torch.ops.aten.numpy_T.default:
+        return order[::-1]
+    if rank > 1:
+        # `t` and `mT` have no dimensions; the last two are all that `t` has.
+        first, second = (int(args.get(name, last)) for name, last in (("dim0", -2), ("dim1", -1)))
         order[first], order[second] = order[second], order[first]
     return order
-
-
-def _turned_matrices(call: Call) -> list[int]:
-    order = list(range(call.rank("self")))
-    return [*order[:-2], order[-1], order[-2]]
-
-
-def _moved(call: Call) -> list[int]:
-    """Return the order of ``movedim``: sources go to their destinations, the rest follows."""
-    rank = call.rank("self")
-    sources, targets = (
-        [axis % rank for axis in ([axes] if isinstance(axes, int) else axes)]
-        for axes in (call.args["source"], call.args["destination"])
-    )
-    others = iter([axis for axis in range(rank) if axis not in sources])
-    places = dict(zip(targets, sources, strict=True))
-    return [places[axis] if axis in places else next(others) for axis in range(rank)]
 
 
 def _expand(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -187,14 +176,8 @@ SHAPES: Table = table(
             _reshape, _reshape_refusal, int8_refusal=reshape_int8_refusal
         ),
         "as_strided as_strided_copy": move(_reshape, _as_strided_refusal, integers=Integers.NEVER),
-        "permute permute_copy": _permute(lambda call: call.args["dims"]),
-        "transpose.int transpose_copy.int swapdims": _permute(
-            lambda call: _swapped(call, "dim0", "dim1")
-        ),
-        "swapaxes": _permute(lambda call: _swapped(call, "axis0", "axis1")),
-        "t t_copy numpy_T": _permute(lambda call: range(call.rank("self"))[::-1]),
-        "mT mH adjoint": _permute(_turned_matrices),
-        "movedim.int movedim.intlist": _permute(_moved),
+        "permute permute_copy transpose.int transpose_copy.int swapdims t t_copy numpy_T mT mH "
+        "adjoint": move(_permute),
         "expand expand_copy expand_as": move(
             _expand, _expand_refusal, int8_refusal=_expand_int8_refusal
         ),

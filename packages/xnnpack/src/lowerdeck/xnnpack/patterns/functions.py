@@ -51,34 +51,11 @@ _POSITIVE = Piece("gt.Scalar", X, 0)
 _PRELU = Piece("where.self", _POSITIVE, X, Piece(MUL, W, X, commutes=True))
 
 
-def _celu(match: Match) -> Arguments | None:
-    alpha = match.bindings["alpha"]
-    return (match.bindings["x"], alpha) if alpha > 0 else None
-
-
-_CELU = Piece(
-    "where.self",
-    _POSITIVE,
-    X,
-    Piece(MUL, Piece("expm1", Piece(DIV, X, Amount("alpha"))), Amount("alpha")),
-)
-_SOFTPLUS = Piece(
-    "where.self",
-    Piece("gt.Scalar", X, 20),
-    X,
-    Piece("log1p", Piece("exp", X)),
-)
-_TANH = Piece("tanh", (_SOFTPLUS, Piece("softplus", X)))
-_SIGMOID = Piece("sigmoid", X)
 FUNCTIONS = (
-    Whole(_aten.silu.default, Piece("mul.Tensor", X, _SIGMOID, commutes=True), _of_x),
     Whole(_aten.hardswish.default, Piece(DIV, Piece(MUL, X, _SHIFTED, commutes=True), 6), _of_x),
     Whole(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
     Whole(_aten.hardsigmoid.default, _SIXTH, _of_x),
     Whole(_aten._prelu_kernel.default, _PRELU, _prelu),
-    Whole(_aten.celu.default, _CELU, _celu),
-    Whole(_aten.mish.default, Piece("mul.Tensor", X, _TANH, commutes=True), _of_x),
-    Whole(_aten.softplus.default, _SOFTPLUS, _of_x),
 )
 
 

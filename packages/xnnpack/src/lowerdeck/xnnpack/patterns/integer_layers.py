@@ -13,9 +13,10 @@ from torch.fx import Node
 from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import fake, shape_of
 from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
+from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import Laid, Leaf, Match, Pattern, Piece
 from lowerdeck.xnnpack.patterns.matching import same_sizes as same
-from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, Prepared, Whole, order_of, turned
+from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, Prepared, Whole, turned
 
 _ROUNDED = "torchao.quantize_affine.default"
 _INT8 = (-128, 127)

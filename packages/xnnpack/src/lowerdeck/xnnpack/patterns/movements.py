@@ -11,13 +11,13 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, shape_of
+from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty, same_sizes
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,
     Whole,
     X,
-    order_of,
     turned,
     view,
 )

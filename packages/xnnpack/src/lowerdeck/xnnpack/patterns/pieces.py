@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, arguments_of
-from lowerdeck.xnnpack.emit import shape_of
+from lowerdeck.torch_base import OpOverload
+from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import (
     Laid,
     Leaf,
@@ -74,20 +74,6 @@ def turned(pattern: Pattern, name: str) -> Pattern:
         Piece("transpose.int", pattern, ANY, ANY, name=name),
         Piece("t mT", pattern, name=name),
     )
-
-
-def order_of(node: Node) -> list[int]:
-    """Return the source dimension of each dimension of a permuted tensor."""
-    args = arguments_of(node)
-    rank = len(shape_of(args["self"]))
-    if "dims" in args:
-        return [int(dim) % rank for dim in args["dims"]]
-    order = list(range(rank))
-    if rank > 1:
-        # `t` and `mT` have no dimensions; the last two are all that `t` has.
-        first, second = int(args.get("dim0", -2)), int(args.get("dim1", -1))
-        order[first], order[second] = order[second], order[first]
-    return order
 
 
 def swaps_last_two(node: Node) -> bool:
