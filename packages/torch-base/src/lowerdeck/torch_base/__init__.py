@@ -17,6 +17,7 @@ from lowerdeck.torch_base._torch_private import (
     OpOverloadPacket,
     add_node,
     composite_parts,
+    copy_graph,
     copy_node,
     core_decompositions,
     data_address,
@@ -124,6 +125,7 @@ __all__ = [
     "schema_of",
     # Fast ways to add, copy and erase nodes; users that torch lost
     "add_node",
+    "copy_graph",
     "copy_node",
     "erase_nodes_now",
     "mark_impure",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
@@ -399,10 +400,26 @@ def copy_node(
     args: Any = map_arg(node._args, lookup) if node._args else ()
     kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
     new_name = node.name if name is None else name
-    copy = add_node(graph, node.op, node.target, args, new_name, kwargs, node.type)
+    copied = add_node(graph, node.op, node.target, args, new_name, kwargs, node.type)
     # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
-    copy.meta.update(node.meta if meta is None else meta)
-    return copy
+    copied.meta.update(node.meta if meta is None else meta)
+    return copied
+
+
+def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """Return a copy of ``graph`` without an owner, and the copies of its nodes.
+
+    Nodes keep their names: fx would rename the copy of a node called "input", which signatures
+    refer to.
+    """
+    copied = Graph(tracer_cls=graph._tracer_cls)
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        copies[node] = copy_node(copied, node, copies)
+        if copies[node].name != node.name:
+            copies[node].name = node.name
+    copied.set_codegen(copy.deepcopy(graph._codegen))
+    return copied, copies
 
 
 def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.torch_base import OpOverload, schema_of
+from lowerdeck.torch_base import OpOverload, copy_graph, schema_of
 from lowerdeck.xnnpack.operators.contract import ASSERTION
 from lowerdeck.xnnpack.patterns.attention import ATTENTION, GROUPS
 from lowerdeck.xnnpack.patterns.functions import FUNCTIONS, NORMS
@@ -118,12 +118,8 @@ def _ends_something(node: Node, stages: Sequence[_ByLast], decided: Numbers | No
 
 
 def _copy_graph(module: GraphModule) -> MatchedGraph:
-    graph = Graph(owning_module=module)
-    copies: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        # The namespace of a new graph avoids names that export uses, such as "input".
-        copies[node].name = node.name
+    graph, copies = copy_graph(module.graph)
+    graph.owning_module = module
     return MatchedGraph(graph, {copy: (node,) for node, copy in copies.items()})
 
 
